@@ -1,0 +1,43 @@
+# Needs python3 (3.11 or newer) and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: search test lint format gpu benchmark clean
+
+search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
+	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
+
+test: $(VENV)/installed-dev  ## the whole suite, with its ten slowest tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev  ## ruff (check and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu: $(VENV)/installed-dev  ## on a machine with a GPU: its tests, and its benchmarks into benchmarks/results/
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m benchmarks.overhead --device cuda
+
+benchmark: $(VENV)/installed-dev  ## what tracking and a fresh process cost, into benchmarks/results/
+	$(BIN)/python -m benchmarks.overhead
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"amp_track needs Python 3.11 or newer, this is {sys.version}")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,61 @@
+"""What can go wrong, as a user meets it. Each error carries the exit code of the command that raised it.
+
+AmpTrackError            exit code 1
+├── BadInput             2   what was given cannot be run; nothing was written
+├── WorkloadFailed       1   the workload's own code raised, or its process died
+├── NothingFits          3   out of memory even at the smallest batch
+└── Interrupted        130   Ctrl-C or SIGTERM
+"""
+
+from __future__ import annotations
+
+
+class AmpTrackError(Exception):
+    """Base class of everything amp_track raises on purpose."""
+
+    exit_code = 1
+
+
+class BadInput(AmpTrackError, ValueError):
+    """Input that cannot be run: says in one line what was got, what is expected, what to do.
+
+    Args:
+        message: the one line.
+        detail: more that helps, such as the traceback of a workload that cannot be imported.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)  # both, so that it survives pickling between processes
+        self.message = message
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class WorkloadFailed(AmpTrackError):
+    """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.message = message
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NothingFits(AmpTrackError):
+    """Out of memory: the batch asked for, or every batch, is larger than the budget."""
+
+    exit_code = 3
+
+
+class Interrupted(AmpTrackError):
+    """The user or the system asked the command to stop."""
+
+    exit_code = 130
