@@ -1,0 +1,377 @@
+"""The frozen data everything else passes along: Job (what determines a run), Outcome (what came of it), and the events
+a running job streams. No torch, no MLflow, no Optuna: importing this costs milliseconds.
+
+A Job's fields are the single source of the command line's flags (`amp_track.flags` reads the metadata), of the names
+`mlflow run -P` takes, and of the params that MLflow shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from amp_track import values
+
+DEFAULT_WORKLOAD = "experiments/digits.py"
+PROBE_EPOCHS = 2
+"""A probe is the beginning of the training with the middle of each epoch left out. It trains, evaluates, and trains
+again: what an evaluation leaves behind (oneDNN keeps its compiled kernels) can make the second epoch need a fifth more
+memory than the first. A third and later ones were never seen to need more."""
+PROBE_STEPS = 2
+"""Full steps in each epoch of a probe: the second is the first with optimizer state."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    parse: Callable[[str], Any],
+    *,
+    expected: str,
+    flag: str | None = None,
+    metavar: str = "TEXT",
+    repeatable: bool = False,
+    shown_default: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    Args:
+        default: the value when the flag is not given.
+        help: one sentence for `--help`.
+        parse: from the text given to the value; raises ValueError when it cannot be.
+        expected: what a good value is, for the error message.
+        flag: the flag's name; by default the field's, with dashes.
+        metavar: how `--help` shows the value.
+        repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
+        shown_default: what `--help` shows as the default when the value itself would say little.
+    """
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "parse": parse,
+            "expected": expected,
+            "flag": flag,
+            "metavar": metavar,
+            "repeatable": repeatable,
+            "shown_default": shown_default,
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that determines one run.
+
+    `None` stands for "as the workload says" until `resolve` has filled it in; a resolved job holds only what was run.
+    """
+
+    workload: str = DEFAULT_WORKLOAD
+    precision: str = setting(
+        "amp",
+        "fp32 (strict IEEE), tf32, amp (float16 with GradScaler) or bf16.",
+        values.precision,
+        expected=f"one of {', '.join(values.PRECISIONS)}",
+        metavar="NAME",
+    )
+    batch_size: int | None = setting(
+        None,
+        "Samples per step; auto trains at the largest batch that fits.",
+        values.positive_integer,
+        expected="a whole number of 1 or more, or auto",
+        metavar="N|auto",
+        shown_default="the workload's",
+    )
+    epochs: int | None = setting(
+        None,
+        "Passes over the training data.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="the workload's",
+    )
+    steps: int | None = setting(
+        None,
+        "Optimizer steps, instead of --epochs.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="none",
+    )
+    learning_rate: float | None = setting(
+        None,
+        "Learning rate.",
+        values.positive_number,
+        expected="a number above 0",
+        flag="lr",
+        metavar="LR",
+        shown_default="the workload's",
+    )
+    lr_scaling: str = setting(
+        "none",
+        "How the learning rate follows the batch size, from the workload's own batch size: none, linear (SGD) or "
+        "sqrt (Adam).",
+        values.one_of("none", "linear", "sqrt"),
+        expected="one of none, linear, sqrt",
+        metavar="RULE",
+    )
+    seed: int = setting(
+        0, "Seed of initial weights and of the order of samples.", values.natural_number,
+        expected="a whole number of 0 or more", metavar="N",
+    )  # fmt: skip
+    device: str = setting(
+        "auto",
+        "auto, cpu, cuda, cuda:1, mps, …; auto takes the first accelerator there is.",
+        values.device,
+        expected="auto, cpu, or an accelerator such as cuda, cuda:1, mps",
+        metavar="NAME",
+    )
+    memory_budget_bytes: int | None = setting(
+        None,
+        "Memory the job may use, enforced: 6GiB, 512MiB.",
+        values.byte_size,
+        expected="a size above 0 with its unit, such as 6GiB or 512MiB",
+        flag="memory-budget",
+        metavar="SIZE",
+        shown_default="what the device has free",
+    )
+    accumulate: int = setting(
+        1,
+        "Batches whose gradients are added up before each optimizer step.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    clip_norm: float | None = setting(
+        None,
+        "Clip the gradients' norm, after unscaling.",
+        values.positive_number,
+        expected="a number above 0",
+        metavar="NORM",
+        shown_default="no clipping",
+    )
+    channels_last: bool = setting(
+        False, "Keep image tensors in channels-last memory order.", values.boolean, expected="true or false"
+    )
+    compile: bool = setting(False, "torch.compile the model.", values.boolean, expected="true or false")
+    synthetic: bool = setting(
+        False,
+        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
+        values.boolean,
+        expected="true or false",
+    )
+    timeout_seconds: float | None = setting(
+        None,
+        "Give up on a job after this long.",
+        values.positive_number,
+        expected="a number of seconds above 0",
+        flag="timeout",
+        metavar="SECONDS",
+        shown_default="no limit",
+    )
+    options: tuple[tuple[str, str], ...] = setting(
+        (),
+        "An option of the workload, such as width=32; may be given several times.",
+        values.option,
+        expected="option=value",
+        flag="set",
+        metavar="OPTION=VALUE",
+        repeatable=True,
+        shown_default="the workload's",
+    )
+    probe: bool = False
+    """A few steps and an evaluation batch, to learn whether this batch size fits and what it costs."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(
+                f"--epochs: got {self.epochs} together with --steps {self.steps}, expected one of the two; "
+                "leave out the one you do not mean"
+            )
+
+    def params(self) -> dict[str, str]:
+        """The job as MLflow shows it: every field by name, as text; unset ones say so."""
+        texts = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name == "options":
+                value = ",".join(f"{name}={text}" for name, text in value) or None
+            texts[item.name] = str(value)
+        return texts
+
+    @property
+    def workload_name(self) -> str:
+        """`experiments/digits.py` and `package.digits:Digits` are both called `digits`."""
+        return Path(self.workload.partition(":")[0].replace(".py", "").replace(".", "/")).name
+
+
+class Verdict(StrEnum):
+    """What a job came to. Out of memory is a result; a bug is never mistaken for it."""
+
+    FITS = "fits"
+    OOM = "oom"
+    KERNEL_LIMIT = "kernel_limit"
+    OVER_DATASET = "over_dataset"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleReport:
+    """What the GradScaler did. `history` holds (optimizer step, scale after it): the first, every change, the last."""
+
+    initial: float
+    final: float
+    history: tuple[tuple[int, float], ...]
+
+    @property
+    def backoffs(self) -> int:
+        """How often the scale fell: each is an overflow whose update was skipped."""
+        return sum(after < before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
+
+    @property
+    def growths(self) -> int:
+        """How often the scale rose, after a run of steps without an overflow."""
+        return sum(after > before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict and its measurements. What was not reached is None. Times in seconds, memory in bytes.
+
+    `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
+    accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
+    the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
+    """
+
+    verdict: Verdict
+    phase: str = ""
+    """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
+    message: str = ""
+    traceback: str = ""
+    requested_bytes: int | None = None
+    """What the allocation that failed asked for."""
+    wall_seconds: float = 0.0
+    train_seconds: float | None = None
+    samples_per_second: float | None = None
+    eval_samples_per_second: float | None = None
+    max_allocated_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    eval_max_allocated_bytes: int | None = None
+    max_resident_bytes: int | None = None
+    """Main memory of the whole process, libraries and all: what `top` shows, not what a budget limits."""
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    quality: float | None = None
+    steps: int = 0
+    """Optimizer steps attempted; `steps - skipped_steps` updates were made."""
+    skipped_steps: int = 0
+    non_finite_losses: int = 0
+    scale: ScaleReport | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict is Verdict.FITS
+
+    @property
+    def updates(self) -> int:
+        return self.steps - self.skipped_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded:
+    """One epoch is over: its losses, its quality, and the changes of the scale within it."""
+
+    epoch: int
+    """Counted from 1."""
+    step: int
+    train_loss: float
+    eval_loss: float | None = None
+    quality: float | None = None
+    scale_changes: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDone:
+    """Progress within a job: sent a few times a second at most, never once per step."""
+
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The job is about to train: what it runs on and how float32 is computed, read back from torch."""
+
+    settings: tuple[tuple[str, str], ...]
+
+
+Event = EpochEnded | StepsDone | Started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Whether something can be done on this device, and the reason, for the user to read."""
+
+    supported: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a fresh process found out about a job's device and workload before anything is run or written."""
+
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    device_kind: str
+    device_name: str
+    capacity_bytes: int
+    free_bytes: int
+    precisions: tuple[tuple[str, Support], ...]
+    budget: Support
+    workload_name: str
+    workload_digest: str
+    """Of the workload's source: an edge proven for other code is not an edge."""
+    batch_size: int
+    """The workload's own: what its learning rate was chosen for."""
+    epochs: int
+    learning_rate: float
+    options: tuple[tuple[str, str], ...]
+    """Every option of the workload with the value it has in this job."""
+    quality_name: str
+    higher_is_better: bool
+    training_samples: int
+    """0 when the data was not loaded because the job is synthetic."""
+    evaluation_samples: int
+    dataset_digest: str
+    versions: tuple[tuple[str, str], ...]
+
+    def support(self, precision: str) -> Support:
+        return dict(self.precisions)[precision]
+
+
+def resolve(job: Job, found: Inspection) -> Job:
+    """The job with the workload's own values in place of those the user left open, and the real device's name."""
+    learning_rate = job.learning_rate if job.learning_rate is not None else found.learning_rate
+    epochs = job.epochs if job.epochs is not None or job.steps is not None else found.epochs
+    return dataclasses.replace(
+        job,
+        device=found.device,
+        batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        options=found.options,
+    )
+
+
+def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
+    """The learning rate after `lr_scaling`: linear for SGD (Goyal et al., 1706.02677), square root for Adam
+    (Malladi et al., 2205.10287), from the batch size that the workload's learning rate was chosen for."""
+    assert job.learning_rate is not None and job.batch_size is not None
+    ratio = job.batch_size * job.accumulate / reference_batch_size
+    exponent = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[job.lr_scaling]
+    return float(job.learning_rate * ratio**exponent)

@@ -1,0 +1,99 @@
+"""From the text of a flag to its value. Each function raises ValueError on text it cannot read; the caller knows the
+flag's name and what is expected, and says both. No torch: arguments are judged before it is imported."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+PRECISIONS = ("fp32", "tf32", "amp", "bf16")
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+precision = one_of(*PRECISIONS)
+
+
+def precisions(text: str) -> tuple[str, ...]:
+    """`fp32,bf16`: each one once, in the order given."""
+    return tuple(dict.fromkeys(precision(name.strip()) for name in text.split(",")))
+
+
+def natural_number(text: str) -> int:
+    if not re.fullmatch(r"\d+", text.strip()):
+        raise ValueError(text)
+    return int(text)
+
+
+def positive_integer(text: str) -> int:
+    number = natural_number(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def positive_number(text: str) -> float:
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(text)
+    return number
+
+
+def interval(text: str) -> tuple[float, float]:
+    """`1e-4,1e-2`: two positive numbers, the lower first."""
+    low, high = (positive_number(part) for part in text.split(","))
+    if not low < high:
+        raise ValueError(text)
+    return low, high
+
+
+def byte_size(text: str) -> int:
+    """`6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes."""
+    from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
+
+    size = int(TypeAdapter(ByteSize).validate_python(text.strip()))  # its ValidationError is a ValueError
+    if size < 1:
+        raise ValueError(text)
+    return size
+
+
+def boolean(text: str) -> bool:
+    return {"true": True, "false": False}[one_of("true", "false")(text.lower())]
+
+
+def device(text: str) -> str:
+    if not re.fullmatch(r"[a-z]+(:\d+)?", text):
+        raise ValueError(text)
+    return text
+
+
+def study_name(text: str) -> str:
+    """The studies are called NAME/fit and NAME/train."""
+    if not text or "/" in text:
+        raise ValueError(text)
+    return text
+
+
+def option(text: str) -> tuple[str, str]:
+    """`width=32` -> ("width", "32")."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(text)
+    return name, value
+
+
+def format_bytes(size: float) -> str:
+    """5.9 MiB, 1.53 GiB: three significant digits, binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
