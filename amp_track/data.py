@@ -1,0 +1,163 @@
+"""Batches of a workload's data: loaded, moved, counted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
+
+from amp_track.job import PROBE_EPOCHS, PROBE_STEPS, Job
+from amp_track.workload import Workload
+
+SYNTHETIC_BATCHES = 16
+"""Batches of one epoch of made-up data."""
+
+
+class Batches:
+    """What a job trains and evaluates on: its data by epochs, a probe's few steps, or made-up batches.
+
+    The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
+    """
+
+    def __init__(self, job: Job, workload: Workload) -> None:
+        assert job.batch_size is not None
+        self._job = job
+        self._batch_size = job.batch_size
+        self._generator = torch.Generator().manual_seed(job.seed)
+        self._example = workload.example(self._batch_size) if job.synthetic else None
+        self._train_data = None if job.synthetic else workload.train_data()
+        self._eval_data = None if job.synthetic else workload.eval_data()
+        self.training_samples = (
+            length(self._train_data) if self._train_data is not None else self._batch_size * SYNTHETIC_BATCHES
+        )
+        # Two batches show all that accumulation does to memory: gradients are held while the next batch runs.
+        self._accumulate = min(job.accumulate, 2) if job.probe else job.accumulate
+        self._sizes = self._batch_sizes()
+        self._steps_per_epoch = -(-len(self._sizes) // self._accumulate)
+
+    def _batch_sizes(self) -> list[int]:
+        """Of one epoch's batches. A probe's few include the last, smaller one: it may need a larger workspace."""
+        full, rest = divmod(self.training_samples, self._batch_size)
+        if self._job.probe:
+            full = min(full, PROBE_STEPS * self._accumulate)
+        return [self._batch_size] * full + ([rest] if rest else [])
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole job."""
+        epochs = self._job.epochs or PROBE_EPOCHS
+        if self._job.probe:
+            return min(epochs, PROBE_EPOCHS) * self._steps_per_epoch
+        return self._job.steps if self._job.steps is not None else epochs * self._steps_per_epoch
+
+    def epochs(self) -> Iterator[Iterator[tuple[Any, float, bool]]]:
+        """Epoch by epoch: (batch, its share of its optimizer step's samples, whether it completes that step)."""
+        left = self.total_steps
+        while left > 0:
+            yield self._steps_of_one_epoch(min(left, self._steps_per_epoch))
+            left -= self._steps_per_epoch
+
+    def _steps_of_one_epoch(self, steps: int) -> Iterator[tuple[Any, float, bool]]:
+        batches = self._training_batches()
+        for start in range(0, steps * self._accumulate, self._accumulate):
+            group = self._sizes[start : start + self._accumulate]
+            for index, size in enumerate(group, start=1):
+                yield next(batches), size / sum(group), index == len(group)
+
+    def _training_batches(self) -> Iterator[Any]:
+        if self._train_data is None:
+            return (_first(self._example, size) for size in self._sizes)
+        order = RandomSampler(range(self.training_samples), generator=self._generator)
+        batches = BatchSampler(order, self._batch_size, drop_last=False)
+        full = sum(size == self._batch_size for size in self._sizes)
+        return iter(_loader(self._train_data, _LeavingOutTheMiddle(batches, full) if self._job.probe else batches))
+
+    def evaluation(self) -> Iterator[Any]:
+        """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
+        if self._eval_data is None:
+            return iter([self._example])
+        batches = BatchSampler(range(length(self._eval_data)), self._batch_size, drop_last=False)
+        return iter(_loader(self._eval_data, _LeavingOutTheMiddle(batches, 1) if self._job.probe else batches))
+
+
+class _LeavingOutTheMiddle(Sampler[list[int]]):
+    """The first `full` batches and, if it is smaller, the last one: smaller batches have needed larger workspaces."""
+
+    def __init__(self, batches: BatchSampler, full: int) -> None:
+        self._batches = batches
+        self._full = full
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index, batch in enumerate(self._batches):
+            if index < self._full or len(batch) < self._batches.batch_size:
+                yield batch
+
+
+def _loader(dataset: Dataset[Any], indices: Iterable[list[int]]) -> DataLoader[Any]:
+    """One batch for each list of indices. Data that already lies in tensors is indexed a batch at a time, which costs
+    microseconds where collating sample by sample costs milliseconds."""
+    if isinstance(dataset, TensorDataset):
+        return DataLoader(dataset, sampler=indices, batch_size=None)
+    return DataLoader(dataset, batch_sampler=indices)
+
+
+def _first(batch: Any, size: int) -> Any:
+    """The first `size` samples of a batch."""
+    if isinstance(batch, Tensor):
+        return batch[:size]
+    if isinstance(batch, dict):
+        return {name: _first(value, size) for name, value in batch.items()}
+    return type(batch)(_first(value, size) for value in batch)
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """Samples of a map-style dataset."""
+    return len(cast("Sized", dataset))
+
+
+def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """The same structure of tuples, lists and dicts with its tensors on `device`; copies from pinned memory do not
+    block. `channels_last` changes the memory order of four-dimensional tensors."""
+    if isinstance(batch, Tensor):
+        if channels_last and batch.dim() == 4:
+            return batch.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: move(value, device, channels_last=channels_last) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(value, device, channels_last=channels_last) for value in batch)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Every tensor in a structure of tuples, lists and dicts."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors(value)
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor."""
+    return len(next(tensors(batch)))
+
+
+def digest(dataset: Dataset[Any]) -> str:
+    """Eight hexadecimal digits of the number of samples and of up to 32 of them, evenly spread."""
+    count = length(dataset)
+    content = hashlib.sha256(str(count).encode())
+    for index in range(0, count, max(1, count // 32)):
+        sample = dataset[index]
+        for tensor in tensors(sample):
+            content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if not any(True for _ in tensors(sample)):
+            content.update(repr(sample).encode())
+    return content.hexdigest()[:8]

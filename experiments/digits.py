@@ -1,0 +1,57 @@
+"""Handwritten digits: real data without a download, and a model small enough for float16 on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from amp_track import Workload
+
+
+@dataclass(frozen=True)
+class Digits(Workload):
+    """A small CNN on the 1,797 handwritten digits that ship with scikit-learn: 1,437 to train on, 360 to evaluate."""
+
+    width: int = 16
+    """Channels of the first convolution; the others have twice as many."""
+
+    learning_rate: float = 3e-3
+    batch_size: int = 64
+    epochs: int = 6
+
+    def model(self) -> nn.Module:
+        def block(channels_in: int, channels_out: int) -> list[nn.Module]:
+            return [
+                nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
+                nn.BatchNorm2d(channels_out),
+                nn.SiLU(),
+            ]
+
+        return nn.Sequential(
+            *block(1, self.width),  # 16×16
+            nn.AvgPool2d(2),
+            *block(self.width, 2 * self.width),  # 8×8
+            nn.AvgPool2d(2),
+            *block(2 * self.width, 2 * self.width),  # 4×4
+            nn.Conv2d(2 * self.width, 10, 4),
+            nn.Flatten(),
+        )
+
+    def train_data(self) -> TensorDataset:
+        return self._split()[0]
+
+    def eval_data(self) -> TensorDataset:
+        return self._split()[1]
+
+    def _split(self) -> tuple[TensorDataset, TensorDataset]:
+        pixels, digits = load_digits(return_X_y=True)
+        images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+        images = nn.functional.interpolate(images, scale_factor=2.0, mode="bilinear")
+        targets = torch.tensor(digits)
+        train, evaluation = train_test_split(range(len(targets)), test_size=360, random_state=0, stratify=digits)
+        return TensorDataset(images[train], targets[train]), TensorDataset(images[evaluation], targets[evaluation])
