@@ -1,0 +1,188 @@
+"""Run a Job in a fresh process under its budget and stream its events back -> Outcome, whatever happens to it.
+
+Memory is clean, peaks are this job's own, and a child that dies is an Outcome, not the end of a search. This side
+imports no torch: the children are forked from a server that has.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any, assert_never
+
+from amp_track import preload
+from amp_track.errors import BadInput, WorkloadFailed
+from amp_track.job import Event, Inspection, Job, Outcome, Verdict
+from amp_track.values import format_bytes
+
+_EXIT_SECONDS = 10
+"""How long a child that has reported may take to exit."""
+
+
+def _ignore(event: Event) -> None:
+    pass
+
+
+class Sandbox:
+    """Fresh processes for the jobs of one workload.
+
+    Args:
+        workload: its file or module; the installed packages it imports are imported once for all its jobs.
+    """
+
+    def __init__(self, workload: str) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["amp_track.preload"])
+        # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
+        # allocates the same blocks in every command, not only within one.
+        os.environ.setdefault("PYTHONHASHSEED", "0")
+        os.environ[preload.MODULES_VARIABLE] = ",".join(_imported_modules(workload))
+
+    def inspect(self, job: Job) -> Inspection:
+        """What the device can do and what the workload says of itself.
+
+        Raises:
+            BadInput: the device is not here or the workload cannot be loaded.
+            WorkloadFailed: loading its data failed.
+        """
+        found = self._in_fresh_process("inspect", job, _ignore)
+        if isinstance(found, Inspection):
+            return found
+        assert isinstance(found, Outcome)
+        raise WorkloadFailed(f"{job.workload}: {found.message}", detail=found.traceback)
+
+    def run(self, job: Job, on_event: Callable[[Event], None] = _ignore) -> Outcome:
+        """Run a resolved job. Calls `on_event` in this process as events arrive.
+
+        Raises:
+            KeyboardInterrupt: passed on once the job's process is dead.
+            BadInput: the workload cannot be loaded (it was changed since it was inspected).
+        """
+        outcome = self._in_fresh_process("run", job, on_event)
+        assert isinstance(outcome, Outcome)
+        if outcome.verdict is Verdict.CRASHED and job.memory_budget_bytes is not None:
+            return self._second_opinion(job, outcome, job.memory_budget_bytes)
+        return outcome
+
+    def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
+        """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
+        jobs over a CPU budget ended in SIGSEGV). A crash is the budget's doing if, and only if, the same batch runs
+        whole without a budget and needs more than it."""
+        probe = dataclasses.replace(job, probe=True, memory_budget_bytes=None)
+        second = self._in_fresh_process("run", probe, _ignore)
+        assert isinstance(second, Outcome)
+        needed = second.max_memory_bytes
+        if second.fits and needed is not None and needed > budget_bytes:
+            reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
+            return dataclasses.replace(crash, verdict=Verdict.OOM, message=reason, max_memory_bytes=needed)
+        return crash
+
+    def _in_fresh_process(self, task: str, job: Job, on_event: Callable[[Event], None]) -> Outcome | Inspection:
+        started = time.monotonic()
+        oom_kills = _kernel_oom_kills()
+        connection, childs_end = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_child, args=(task, job, childs_end), daemon=True)
+        process.start()
+        childs_end.close()  # so that the child's death closes the pipe
+        try:
+            result = _receive(connection, process.sentinel, on_event, _deadline(started, job.timeout_seconds))
+            if result is not None:
+                process.join(_EXIT_SECONDS)
+                return result
+            if process.is_alive():  # the pipe is still open: it was the deadline
+                return Outcome(
+                    verdict=Verdict.TIMED_OUT,
+                    message=f"gave up after {job.timeout_seconds:g} s (--timeout)",
+                    wall_seconds=time.monotonic() - started,
+                )
+            process.join()
+            return _outcome_of_death(process.exitcode, _kernel_oom_kills() - oom_kills, time.monotonic() - started)
+        finally:
+            if process.is_alive():
+                process.kill()
+                process.join()
+            connection.close()
+            process.close()
+
+
+def _deadline(started: float, timeout_seconds: float | None) -> float | None:
+    return None if timeout_seconds is None else started + timeout_seconds
+
+
+def _receive(
+    connection: Connection[Any, Any], sentinel: int, on_event: Callable[[Event], None], deadline: float | None
+) -> Outcome | Inspection | None:
+    """Pass events on until the result comes; None when the child died or the deadline passed without one."""
+    while True:
+        left = None if deadline is None else deadline - time.monotonic()
+        if (left is not None and left <= 0) or not wait([connection], left):
+            return None
+        try:
+            message = connection.recv()
+        except (EOFError, ConnectionResetError):
+            wait([sentinel])  # the pipe closes a moment before the process is gone
+            return None
+        match message:
+            case Outcome() | Inspection():
+                return message
+            case BadInput():
+                raise message
+            case _:
+                on_event(message)
+
+
+def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
+    """A process that ended without a word."""
+    assert exit_code is not None
+    if exit_code == -signal.SIGKILL and oom_kills > 0:
+        return Outcome(verdict=Verdict.OOM, message="killed by the kernel for memory", wall_seconds=wall_seconds)
+    how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with code {exit_code}"
+    return Outcome(verdict=Verdict.CRASHED, message=f"the job's process {how}", wall_seconds=wall_seconds)
+
+
+def _kernel_oom_kills() -> int:
+    """How many processes the Linux kernel has killed for memory since it started; 0 where it does not count them. Tells
+    its SIGKILL from anyone else's."""
+    try:
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match.group(1)) if match else 0
+
+
+def _imported_modules(workload: str) -> list[str]:
+    """The modules a workload's file imports at its top level, read without running it."""
+    try:
+        tree = ast.parse(Path(workload).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    modules = []
+    for node in tree.body:
+        match node:
+            case ast.Import(names=names):
+                modules += [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), level=0):
+                modules.append(module)
+    return modules
+
+
+def _child(task: str, job: Job, connection: Connection[Any, Any]) -> None:
+    """Runs in the fresh process, where torch is already imported."""
+    from amp_track import worker
+
+    match task:
+        case "run":
+            worker.run(job, connection)
+        case "inspect":
+            worker.inspect(job, connection)
+        case _:
+            assert_never(task)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""The sandbox's other side: what a job's fresh process does. Imports neither mlflow nor optuna."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_track import device as devices
+from amp_track import precision
+from amp_track.data import digest, length
+from amp_track.errors import BadInput
+from amp_track.job import Inspection, Job, Outcome, Verdict
+from amp_track.trainer import Trainer
+from amp_track.values import PRECISIONS
+from amp_track.workload import load_workload, option_values, source_digest, users_traceback
+
+
+def run(job: Job, connection: Connection[Any, Any]) -> None:
+    """Train, and send events and then the outcome, whatever exception comes."""
+    _settle_in()
+    try:
+        device = devices.open_device(job.device)
+        workload = load_workload(job.workload, job.options)
+    except BadInput as error:
+        connection.send(error)
+        return
+    trainer = Trainer(job, workload, device, connection.send)
+    try:
+        outcome = trainer.run()
+    except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
+        device.lift_budget()
+        outcome = _outcome_of_exception(error, trainer.phase, device)
+    connection.send(outcome)
+
+
+def inspect(job: Job, connection: Connection[Any, Any]) -> None:
+    """Send an Inspection; BadInput when the arguments do not hold; a crashed Outcome when the data cannot be loaded."""
+    _settle_in()
+    try:
+        connection.send(_inspection(job))
+    except BadInput as error:
+        connection.send(error)
+    except BaseException as error:
+        connection.send(_outcome_of_exception(error, "data", None))
+
+
+def _inspection(job: Job) -> Inspection:
+    device = devices.open_device(job.device)
+    devices.check_budget(device, job.memory_budget_bytes)
+    workload = load_workload(job.workload, job.options)
+    training_samples = evaluation_samples = 0
+    dataset_digest = "synthetic"
+    if not job.synthetic:
+        train_data, eval_data = workload.train_data(), workload.eval_data()
+        training_samples, evaluation_samples = length(train_data), length(eval_data)
+        dataset_digest = digest(train_data)
+    return Inspection(
+        device=str(device.torch_device),
+        device_kind=device.torch_device.type,
+        device_name=device.name,
+        capacity_bytes=device.capacity_bytes(),
+        free_bytes=device.free_bytes(),
+        precisions=tuple((name, precision.support(name, device.torch_device)) for name in PRECISIONS),
+        budget=device.budget_support(),
+        workload_name=type(workload).__name__,
+        workload_digest=source_digest(workload),
+        batch_size=workload.batch_size,
+        epochs=workload.epochs,
+        learning_rate=workload.learning_rate,
+        options=option_values(workload),
+        quality_name=workload.quality.name,
+        higher_is_better=workload.quality.higher_is_better,
+        training_samples=training_samples,
+        evaluation_samples=evaluation_samples,
+        dataset_digest=dataset_digest,
+        versions=(("python", platform.python_version()), ("torch", str(torch.__version__)), ("platform", _system())),
+    )
+
+
+def _system() -> str:
+    driver = f", CUDA {torch.version.cuda}" if torch.cuda.is_available() else ""
+    return f"{platform.system()} {platform.release()}, {os.cpu_count()} cores{driver}"
+
+
+def _outcome_of_exception(error: BaseException, phase: str, device: devices.Device | None) -> Outcome:
+    if devices.is_out_of_memory(error):
+        verdict = Verdict.OOM
+    elif devices.is_kernel_limit(error):
+        verdict = Verdict.KERNEL_LIMIT
+    else:
+        verdict = Verdict.CRASHED
+    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+    return Outcome(
+        verdict=verdict,
+        phase=phase,
+        message=f"{summary} (in {phase})",
+        traceback=users_traceback(error),
+        requested_bytes=devices.requested_bytes(error),
+        max_memory_bytes=device.peak().reserved_bytes if device is not None else None,
+    )
+
+
+def _settle_in() -> None:
+    """A job's process prints to stderr, leaves Ctrl-C to its parent, dies with it, and is the kernel's first choice."""
+    sys.stdout.flush()
+    os.dup2(2, 1)  # stdout is for the command's result
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _be_first_to_go()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """The parent's end of a pipe closes however it dies, SIGKILL included."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _be_first_to_go() -> None:
+    """If the kernel must kill a process for memory, let it be this job and not the search that started it."""
+    if sys.platform == "linux":
+        try:
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        except OSError:
+            pass
