@@ -1,0 +1,91 @@
+"""What a command was asked for besides the job itself. Fields are flags, as in `amp_track.job`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_track import values
+from amp_track.job import Job, setting
+from amp_track.stores import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stores:
+    """Where results go, and under which name they are gone on with."""
+
+    study: str | None = setting(
+        None,
+        "Name of the study; the same name goes on where it stopped and repeats nothing.",
+        values.study_name,
+        expected="a name without a slash",
+        metavar="NAME",
+        shown_default="from workload, device and budget",
+    )
+    storage: str = setting(
+        DEFAULT_STORAGE, "Optuna's database.", str, expected="a database address", metavar="URL"
+    )  # fmt: skip
+    tracking_uri: str | None = setting(
+        None,
+        "MLflow's database or server.",
+        str,
+        expected="a database address or http://…",
+        metavar="URI",
+        shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """What `fit` looks for."""
+
+    precisions: tuple[str, ...] | None = setting(
+        None,
+        "Precisions to compare, comma-separated: fp32, tf32, amp, bf16.",
+        values.precisions,
+        expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
+        flag="precision",
+        metavar="NAMES",
+        shown_default="every one the device supports",
+    )
+    max_batch_size: int | None = setting(
+        None,
+        "Never try a larger batch than this.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="the training samples",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """How `search` trains inside the edges."""
+
+    trials: int = setting(
+        12,
+        "Trainings in all; a study that already has some is filled up to this number.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    learning_rates: tuple[float, float] | None = setting(
+        None,
+        "Search the learning rate in this interval too.",
+        values.interval,
+        expected="two numbers above 0, the lower first, such as 1e-4,1e-2",
+        flag="search-lr",
+        metavar="LOW,HIGH",
+        shown_default="not searched",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything one command was asked for."""
+
+    job: Job
+    find_batch_size: bool = False
+    """`train --batch-size auto`."""
+    stores: Stores = Stores()
+    edges: Edges = Edges()
+    trainings: Trainings = Trainings()

@@ -1,0 +1,1 @@
+"""Optuna: storage, samplers, the fit study and the train study. The only package that imports optuna."""

@@ -1,0 +1,157 @@
+"""Opening a study: made by one process at a time, with the settings it was made with, and nothing left RUNNING by a
+process that is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import socket
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import optuna
+import psutil
+from optuna.trial import FrozenTrial, TrialState
+
+from amp_track import stores
+from amp_track.errors import BadInput
+from amp_track.job import Outcome, ScaleReport, Verdict
+
+_SETTINGS, _WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
+PARENT_RUN_ID = "mlflow_parent_run_id"
+_SECONDS_TO_SAY_WHO = 30
+"""A worker names itself within milliseconds of making a trial; one that has not by then died in between."""
+
+# Both are needed and stable enough: constraints and heartbeats have no other interface in Optuna 5.
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to report
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def open_storage(url: str) -> optuna.storages.RDBStorage:
+    """The storage at `url`, already checked by `stores.check`, with its tables made."""
+    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    with stores.first_use(url):
+        return optuna.storages.RDBStorage(url, engine_kwargs=arguments, heartbeat_interval=10, grace_period=40)
+
+
+def open_study(
+    name: str,
+    storage: optuna.storages.RDBStorage,
+    url: str,
+    *,
+    directions: Sequence[Literal["minimize", "maximize"]],
+    settings: dict[str, str],
+    sampler: optuna.samplers.BaseSampler,
+) -> optuna.Study:
+    """The study, new or gone on with. Trials of dead processes are ended as FAIL.
+
+    Raises:
+        BadInput: it exists and was made with other settings: what it knows would not hold for this command.
+    """
+    check_settings(name, storage, settings)
+    with stores.first_use(url):
+        study = optuna.create_study(
+            study_name=name, storage=storage, directions=directions, sampler=sampler, load_if_exists=True
+        )
+        if _SETTINGS not in study.user_attrs:
+            study.set_user_attr(_SETTINGS, json.dumps(settings))
+    fail_dead_trials(study)
+    return study
+
+
+def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dict[str, str]) -> None:
+    """Raises BadInput when a study of this name was made with other settings. Writes nothing."""
+    try:
+        study_id = storage.get_study_id_from_name(name)
+    except KeyError:
+        return
+    stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
+    known = json.loads(stored) if stored is not None else settings
+    for setting in sorted(known.keys() | settings.keys()):
+        if known.get(setting) != settings.get(setting):
+            raise BadInput(
+                f"--study: got {setting} {settings.get(setting)}, expected the {known.get(setting)} that study {name} "
+                "was made with; go on with that or name another --study"
+            )
+
+
+def name_worker(trial: optuna.Trial) -> None:
+    """Record which process runs a trial, so that the next one can tell whether it is still alive."""
+    process = psutil.Process()
+    worker = {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    trial.set_user_attr(_WORKER, worker)
+
+
+def fail_dead_trials(study: optuna.Study) -> int:
+    """End as FAIL every RUNNING trial whose process is gone: at once on this host, after the grace period of Optuna's
+    heartbeat on others. Returns how many there were."""
+    optuna.storages.fail_stale_trials(study)
+    failed = 0
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if _is_dead(trial):
+            study.tell(trial.number, state=TrialState.FAIL)
+            failed += 1
+    return failed
+
+
+def _is_dead(trial: FrozenTrial) -> bool:
+    worker = trial.user_attrs.get(_WORKER)
+    if worker is None:
+        assert trial.datetime_start is not None
+        return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_SAY_WHO
+    if worker["host"] != socket.gethostname():
+        return False
+    try:
+        return bool(psutil.Process(worker["pid"]).create_time() != worker["started"])
+    except psutil.NoSuchProcess:
+        return True
+
+
+def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
+    """Keep with the trial what came of it: the study alone is enough to go on and to report."""
+    trial.set_user_attr(OUTCOME, json.dumps(dataclasses.asdict(outcome)))
+    trial.set_user_attr(RUN_ID, run_id)
+
+
+def outcome_of(trial: FrozenTrial) -> Outcome | None:
+    """What `remember` kept; None for a trial that died first."""
+    text = trial.user_attrs.get(OUTCOME)
+    if text is None:
+        return None
+    values: dict[str, Any] = json.loads(text)
+    scale = values.pop("scale")
+    if scale is not None:
+        scale["history"] = tuple((step, value) for step, value in scale["history"])
+        values["scale"] = ScaleReport(**scale)
+    values["verdict"] = Verdict(values["verdict"])
+    return Outcome(**values)
+
+
+def run_id_of(trial: FrozenTrial) -> str:
+    return str(trial.user_attrs.get(RUN_ID, ""))
+
+
+def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
+    """A constraint: at most 0 is feasible. Written twice, because optuna-dashboard 0.21 reads only the older list.
+
+    The one place that touches `_trial_id` and the system attribute; without them the dashboard shows an out-of-memory
+    trial as feasible.
+    """
+    trial.set_constraint(name, violation)
+    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
+
+
+def finished_trials(study: optuna.Study, *others: str) -> dict[str, set[int]]:
+    """By study name, the numbers of the trials that are over: of this study, and of those named that exist."""
+    summaries = {name for name in optuna.get_all_study_names(study._storage) if name in others}
+    studies = [study, *(optuna.load_study(study_name=name, storage=study._storage) for name in sorted(summaries))]
+    for other in studies:
+        fail_dead_trials(other)
+    return {
+        each.study_name: {trial.number for trial in each.get_trials(deepcopy=False) if trial.state.is_finished()}
+        for each in studies
+    }
