@@ -1,0 +1,6 @@
+"""`python -m amp_track`: the same as `amp-track`."""
+
+if __name__ == "__main__":
+    from amp_track.cli import main
+
+    main()

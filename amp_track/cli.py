@@ -1,0 +1,190 @@
+"""The commands: parse, call, print. No logic, and no import of torch or mlflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from amp_track import flags, stores
+from amp_track.errors import AmpTrackError, BadInput, Interrupted
+from amp_track.job import DEFAULT_WORKLOAD, Job
+from amp_track.request import Edges, Request, Stores, Trainings
+
+app = typer.Typer(
+    name="amp-track",
+    help="Which precision and which batch size to train with: found out on your model and your device.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+
+Workload = Annotated[
+    str,
+    typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+
+# A search chooses precision and batch size itself, and one timeout or seed holds for all of its jobs.
+_JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size"))
+_TRAIN_FLAGS = flags.flags_of(Job) + flags.flags_of(Edges, without=("precisions",)) + flags.flags_of(Stores)
+_FIT_FLAGS = flags.flags_of(Edges) + _JOB_FLAGS + flags.flags_of(Stores)
+_SEARCH_FLAGS = flags.flags_of(Edges) + flags.flags_of(Trainings) + _JOB_FLAGS + flags.flags_of(Stores)
+_SWITCHES = ["--json", *(flag.name for flag in _TRAIN_FLAGS if flag.is_switch)]
+
+
+@app.command("train")
+@flags.with_flags(_TRAIN_FLAGS)
+def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Train one job and track it in MLflow.
+
+    amp-track train experiments/digits.py --precision bf16 --batch-size 64
+    """
+    batch_size = flags.flag_named(_TRAIN_FLAGS, "--batch-size")
+    find_batch_size = given[batch_size.parameter] == "auto"
+    if find_batch_size:
+        given[batch_size.parameter] = None
+    request = Request(
+        job=flags.build(Job, _TRAIN_FLAGS, given, workload=workload),
+        find_batch_size=find_batch_size,
+        stores=flags.build(Stores, _TRAIN_FLAGS, given),
+        edges=flags.build(Edges, _TRAIN_FLAGS, given),
+    )
+    from amp_track import commands, progress, results
+
+    run_id, job, outcome, found = commands.train(request)
+    if as_json:
+        _print_json(results.train_json(run_id, job, outcome, found))
+        return
+    print(progress.outcome_line(job, outcome, quality_name=found.quality_name))
+    if outcome.scale is not None:
+        scale = outcome.scale
+        print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
+    print(f"MLflow run {run_id}; see it with: {_mlflow_ui(request)}")
+
+
+@app.command("fit")
+@flags.with_flags(_FIT_FLAGS)
+def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Find the largest batch that fits, at every precision.
+
+    amp-track fit experiments/digits.py --memory-budget 64MiB
+    """
+    request = Request(
+        job=flags.build(Job, _FIT_FLAGS, given, workload=workload),
+        stores=flags.build(Stores, _FIT_FLAGS, given),
+        edges=flags.build(Edges, _FIT_FLAGS, given),
+    )
+    from amp_track import commands, report
+
+    result = commands.fit(request)
+    if as_json:
+        _print_json(result.as_json())
+        return
+    _print_table(report.fit_table(result))
+    _print_how_to_look(request, result.study)
+
+
+@app.command("search")
+@flags.with_flags(_SEARCH_FLAGS)
+def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Find the largest batches, then train inside them, and compare speed and quality.
+
+    amp-track search experiments/digits.py --memory-budget 64MiB --trials 12
+    """
+    request = Request(
+        job=flags.build(Job, _SEARCH_FLAGS, given, workload=workload),
+        stores=flags.build(Stores, _SEARCH_FLAGS, given),
+        edges=flags.build(Edges, _SEARCH_FLAGS, given),
+        trainings=flags.build(Trainings, _SEARCH_FLAGS, given),
+    )
+    from amp_track import commands, report
+
+    result = commands.search(request)
+    if as_json:
+        _print_json(result.as_json())
+        return
+    _print_table(report.search_table(result))
+    for line in report.notes(result):
+        print(f"· {line}")
+    _print_how_to_look(request, result.fit.study)
+
+
+def main() -> NoReturn:
+    """The console script. Ends with the exit codes that `errors` lists."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app(args=flags.normalized(sys.argv[1:], _SWITCHES), prog_name="amp-track", standalone_mode=False)
+    except AmpTrackError as error:
+        _leave(error.exit_code, str(error), getattr(error, "detail", ""))
+    except KeyboardInterrupt:
+        _leave(Interrupted.exit_code, "interrupted; the same command goes on where it stopped")
+    except _usage_error() as error:
+        _leave(BadInput.exit_code, _usage_message(error))
+    sys.exit(0)
+
+
+def _usage_error() -> type[Exception]:
+    """typer's base class of errors in the arguments, which it does not export: the parent of BadParameter. Should that
+    change, such an error shows as a traceback instead of one line."""
+    return typer.BadParameter.__mro__[1]
+
+
+def _usage_message(error: Exception) -> str:
+    message = str(getattr(error, "message", error)).strip()
+    command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")
+    return f"{message.rstrip('.')}; see {command} --help"
+
+
+def _interrupt(signal_number: int, frame: object) -> NoReturn:
+    """SIGTERM ends runs as Ctrl-C does; the default would leave them RUNNING for ever."""
+    raise KeyboardInterrupt
+
+
+def _leave(exit_code: int, message: str, detail: str = "") -> NoReturn:
+    if detail:
+        print(detail.rstrip(), file=sys.stderr)
+    print(f"amp-track: {message}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    print(json.dumps(result))
+
+
+def _print_table(table: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=150)
+    console.print(table)
+
+
+def _print_how_to_look(request: Request, study: str) -> None:
+    print(f"study {study}; look at it with:")
+    print(f"  {_mlflow_ui(request)}")
+    dashboard = _program("optuna-dashboard")
+    print(f"  {dashboard} {shlex.quote(stores.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+
+
+def _mlflow_ui(request: Request) -> str:
+    uri = stores.tracking_uri(request.stores.tracking_uri)
+    if uri.startswith("http"):
+        return uri
+    return f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(stores.masked(uri))} --host 127.0.0.1 --port 5000"
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment from here."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) == str(beside):
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)

@@ -1,0 +1,192 @@
+"""The result of a search as a table for the terminal, and as text and picture for MLflow."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from amp_track.job import Outcome
+from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
+from amp_track.values import format_bytes
+
+if TYPE_CHECKING:
+    from amp_track.tracking import Run
+
+_FEW_UPDATES = 4
+"""A training that made this many times fewer updates than the best one at its precision says little about its batch."""
+_BOUNDS = {
+    "memory": "one more runs out of memory",
+    "dataset": "the whole training set",
+    "max_batch_size": "as far as --max-batch-size lets it look",
+    "kernel": "a kernel of the device takes no more",
+}
+
+
+def fit_table(result: FitResult) -> Table:
+    """One row for each precision: the largest batch and what it costs."""
+    table = Table(title=_title(result), title_justify="left")
+    for heading in ("precision", "largest batch", "why no more", "peak memory there", "samples/s there", "probes"):
+        table.add_column(heading, justify="left" if heading in ("precision", "why no more") else "right")
+    for name, fitted in result.precisions.items():
+        table.add_row(name, *_edge_cells(fitted), str(fitted.probes))
+    for name, reason in result.skipped.items():
+        table.add_row(name, "–", reason)
+    return table
+
+
+def search_table(result: SearchResult) -> Table:
+    """One row for each precision: the edge, the fastest batch, the best quality and where, the scaler in numbers."""
+    table = Table(title=_title(result.fit), title_justify="left")
+    quality = result.quality_name
+    headings = ("", "largest\nbatch", "peak memory\nthere", "samples/s\nthere", f"{quality}\nthere")
+    for heading in (*headings, "fastest\nbatch", f"best\n{quality}", "GradScaler\nat the best"):
+        table.add_column(heading, justify="left" if not heading or "Scaler" in heading else "right")
+    for name, fitted in result.fit.precisions.items():
+        trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
+        best = _best(trials, higher_is_better=result.higher_is_better)
+        fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
+        at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
+        largest, _, memory, speed = _edge_cells(fitted)
+        if at_edge is not None:
+            memory, speed = _memory(at_edge.outcome), _speed(at_edge.outcome)
+        table.add_row(
+            name,
+            largest,
+            memory,
+            speed,
+            _quality(at_edge, best),
+            f"{fastest.batch_size}\n{_speed(fastest.outcome)}/s" if fastest else "–",
+            f"{_quality(best, best)}\nat batch {best.batch_size}" if best else "–",
+            _scale(best.outcome) if best else "–",
+        )
+    for name, reason in result.fit.skipped.items():
+        table.add_row(name, "–", *["–"] * 5, reason)
+    return table
+
+
+def notes(result: SearchResult) -> list[str]:
+    """What must be said beside the table for it not to mislead."""
+    lines = []
+    if result.fit.job.memory_budget_bytes is not None and result.fit.device_kind == "cpu":
+        lines.append(
+            "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without "
+            "a budget the same training is faster."
+        )
+    for name in result.fit.precisions:
+        trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
+        best = _best(trials, higher_is_better=result.higher_is_better)
+        poor = [trial for trial in trials if best and _made_few_updates(trial, best)]
+        if best and poor:
+            listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor)
+            lines.append(
+                f"{name}: few updates at batch {listed}, against {best.outcome.updates} at batch {best.batch_size}: "
+                "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
+                "--lr-scaling."
+            )
+    lines.append("One seed for each training: differences of quality within a few samples are noise.")
+    return lines
+
+
+def log(result: SearchResult, parent: Run) -> str:
+    """Keep table, notes and picture with the study's MLflow run. Returns the report's path within its artifacts."""
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(search_table(result))
+    for line in notes(result):
+        console.print("·", line)
+    parent.text("report.txt", console.export_text())
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "search.png"
+        draw(result, picture)
+        parent.artifact(picture)
+    parent.table("trials.json", _columns(result.trials))
+    return f"runs:/{parent.run_id}/report.txt"
+
+
+def draw(result: SearchResult, file: Path) -> None:
+    """Speed and quality over the batch size, one line for each precision, its edge as a dashed line."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    speed, quality = figure.subplots(1, 2)
+    for index, (name, fitted) in enumerate(result.fit.precisions.items()):
+        trials = sorted(
+            (trial for trial in result.trials if trial.precision == name and trial.outcome.fits),
+            key=lambda trial: trial.batch_size,
+        )
+        batches = [trial.batch_size for trial in trials]
+        style = {"marker": "o", "color": f"C{index}", "label": f"{name} (≤ {fitted.edge.largest_batch})"}
+        speed.plot(batches, [trial.outcome.samples_per_second for trial in trials], **style)
+        quality.plot(batches, [trial.outcome.quality for trial in trials], **style)
+        for axes in (speed, quality):
+            axes.axvline(fitted.edge.largest_batch, color=f"C{index}", linestyle="--", linewidth=0.8)
+    for axes, label in ((speed, "samples per second"), (quality, f"{result.quality_name}, same epochs for all")):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("batch size (dashed: the largest that fits)")
+        axes.set_ylabel(label)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    speed.set_ylim(bottom=0)
+    figure.savefig(file, dpi=110)
+
+
+def _title(result: FitResult) -> str:
+    budget = result.job.memory_budget_bytes
+    within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"
+    return f"{result.job.workload} on {result.device_name}, {within}"
+
+
+def _edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
+    if fitted.at_edge is None:
+        needed = f"one sample needs {format_bytes(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
+        return "0", needed, "–", "–"
+    return (
+        str(fitted.edge.largest_batch),
+        _BOUNDS[fitted.edge.bound],
+        _memory(fitted.at_edge),
+        _speed(fitted.at_edge),
+    )
+
+
+def _memory(outcome: Outcome) -> str:
+    return format_bytes(outcome.max_memory_bytes) if outcome.max_memory_bytes is not None else "–"
+
+
+def _speed(outcome: Outcome) -> str:
+    return f"{outcome.samples_per_second:,.0f}" if outcome.samples_per_second is not None else "–"
+
+
+def _best(trials: list[TrialResult], *, higher_is_better: bool) -> TrialResult | None:
+    sign = 1 if higher_is_better else -1
+    rated = [trial for trial in trials if trial.outcome.quality is not None]
+    return max(rated, key=lambda trial: sign * (trial.outcome.quality or 0.0), default=None)
+
+
+def _made_few_updates(trial: TrialResult, best: TrialResult) -> bool:
+    return trial.outcome.updates * _FEW_UPDATES <= best.outcome.updates
+
+
+def _quality(trial: TrialResult | None, best: TrialResult | None) -> str:
+    if trial is None or trial.outcome.quality is None:
+        return "not trained"
+    few = " (few!)" if best is not None and _made_few_updates(trial, best) else ""
+    return f"{trial.outcome.quality:.4f}\n{trial.outcome.updates} updates{few}"
+
+
+def _scale(outcome: Outcome) -> str:
+    if outcome.scale is None:
+        return "not used"
+    scale = outcome.scale
+    return (
+        f"{scale.initial:,.0f} → {scale.final:,.0f}\n"
+        f"{outcome.skipped_steps} of {outcome.steps} steps skipped, {scale.growths} growths"
+    )
+
+
+def _columns(trials: tuple[TrialResult, ...]) -> dict[str, list[object]]:
+    rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in trials]
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
