@@ -122,14 +122,16 @@ def main() -> NoReturn:
     """The console script. Ends with the exit codes that `errors` lists."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(args=flags.normalized(sys.argv[1:], _SWITCHES), prog_name="amp-track", standalone_mode=False)
+        arguments = flags.normalized(sys.argv[1:], _SWITCHES)
+        if app(args=arguments, prog_name="amp-track", standalone_mode=False) == Interrupted.exit_code:
+            raise KeyboardInterrupt  # typer has turned it into a return value
     except AmpTrackError as error:
         _leave(error.exit_code, str(error), getattr(error, "detail", ""))
     except KeyboardInterrupt:
         _leave(Interrupted.exit_code, "interrupted; the same command goes on where it stopped")
     except _usage_error() as error:
         _leave(BadInput.exit_code, _usage_message(error))
-    sys.exit(0)
+    sys.exit()
 
 
 def _usage_error() -> type[Exception]:

@@ -12,8 +12,7 @@ import importlib
 import importlib.util
 import os
 
-MODULES_VARIABLE = "AMP_TRACK_PRELOAD"
-"""Environment variable with the modules that the workload imports, comma-separated."""
+from amp_track.sandbox import PRELOAD_VARIABLE
 
 
 def _is_installed(name: str) -> bool:
@@ -28,7 +27,7 @@ def _is_installed(name: str) -> bool:
 def _preload() -> None:
     # torch._dynamo is what the first optimizer step of every process would otherwise import, for 0.9 s.
     modules = ["torch", "torch._dynamo", "amp_track.worker", "amp_track.cli", "pydantic.type_adapter"]
-    modules += [name for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name and _is_installed(name)]
+    modules += [name for name in os.environ.get(PRELOAD_VARIABLE, "").split(",") if name and _is_installed(name)]
     for name in modules:
         try:
             importlib.import_module(name)
@@ -40,5 +39,4 @@ def _preload() -> None:
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it
 
 
-if os.environ.get(MODULES_VARIABLE) is not None:
-    _preload()
+_preload()

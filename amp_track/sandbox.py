@@ -19,11 +19,12 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, assert_never
 
-from amp_track import preload
 from amp_track.errors import BadInput, WorkloadFailed
 from amp_track.job import Event, Inspection, Job, Outcome, Verdict
 from amp_track.values import format_bytes
 
+PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
+"""Environment variable that tells the fork server which modules the workload imports, comma-separated."""
 _EXIT_SECONDS = 10
 """How long a child that has reported may take to exit."""
 
@@ -45,7 +46,7 @@ class Sandbox:
         # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
         # allocates the same blocks in every command, not only within one.
         os.environ.setdefault("PYTHONHASHSEED", "0")
-        os.environ[preload.MODULES_VARIABLE] = ",".join(_imported_modules(workload))
+        os.environ[PRELOAD_VARIABLE] = ",".join(_imported_modules(workload))
 
     def inspect(self, job: Job) -> Inspection:
         """What the device can do and what the workload says of itself.

@@ -59,6 +59,8 @@ def byte_size(text: str) -> int:
     """`6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes."""
     from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
 
+    if not re.fullmatch(r"\s*[\d.]+\s*\w*\s*", text):  # pydantic reads "5%" as 5
+        raise ValueError(text)
     size = int(TypeAdapter(ByteSize).validate_python(text.strip()))  # its ValidationError is a ValueError
     if size < 1:
         raise ValueError(text)

@@ -1,0 +1,90 @@
+"""Searches that are killed or stopped, and gone on with."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlflow
+import optuna
+import pytest
+from conftest import DIGITS
+from optuna.trial import TrialState
+
+URL = "sqlite:///optuna.db"
+COMMAND = [
+    sys.executable, "-m", "amp_track", "search", DIGITS, "--precision", "fp32,bf16", "--memory-budget", "64MiB",
+    "--epochs", "1", "--trials", "5", "--study", "stopped",
+]  # fmt: skip
+
+
+def trials(study: str) -> list[optuna.trial.FrozenTrial]:
+    if not Path("optuna.db").exists():
+        return []
+    storage = optuna.storages.RDBStorage(URL, skip_table_creation=True)
+    try:
+        return optuna.load_study(study_name=study, storage=storage).trials
+    except Exception:  # not made yet
+        return []
+    finally:
+        storage.engine.dispose()
+
+
+def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.Popen[bytes]:
+    """Start the search and end it while the trial after `finished` others is running."""
+    process = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the search ended before it could be stopped"
+        now = trials(study)
+        running = [trial for trial in now if trial.state is TrialState.RUNNING and "mlflow_run_id" in trial.user_attrs]
+        if running and sum(trial.state is TrialState.COMPLETE for trial in now) >= finished:
+            os.kill(process.pid, ending)
+            process.wait(timeout=30)
+            return process
+        time.sleep(0.01)
+    raise AssertionError(f"{study} did not get to {finished} trials")
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_where_it_stopped() -> None:
+    stop_after("stopped/fit", 4, signal.SIGKILL)
+    known = [trial.params for trial in trials("stopped/fit") if trial.state is TrialState.COMPLETE]
+    assert [trial.state for trial in trials("stopped/fit")].count(TrialState.RUNNING) == 1
+    stop_after("stopped/train", 1, signal.SIGKILL)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "going on with study stopped" in done.stderr
+
+    fit, train = trials("stopped/fit"), trials("stopped/train")
+    assert [trial.state for trial in fit].count(TrialState.FAIL) == 1
+    assert [trial.state for trial in train].count(TrialState.FAIL) == 1
+    assert {trial.state for trial in fit + train} <= {TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING}
+    assert [trial.state for trial in train].count(TrialState.COMPLETE) == 5
+    proven = [(t.params["precision"], t.params["batch_size"]) for t in fit if t.state is TrialState.COMPLETE]
+    assert len(proven) == len(set(proven)), "a probe was repeated"
+    assert [trial.params for trial in fit[: len(known)]] == known
+
+    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments, max_results=1000)
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert [run.info.status for run in parents] == ["FINISHED"]
+    statuses = [run.info.status for run in runs]
+    assert statuses.count("KILLED") == 2
+    assert set(statuses) == {"FINISHED", "KILLED"}
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
+    process = stop_after("stopped/fit", 1, ending)
+    assert process.returncode == 130
+    states = [trial.state for trial in trials("stopped/fit")]
+    assert states.count(TrialState.FAIL) == 1
+    assert TrialState.RUNNING not in states
+    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert sorted({run.info.status for run in runs}) == ["FINISHED", "KILLED"]
+    assert [run.info.status for run in runs].count("KILLED") == 2  # the probe and the study's run

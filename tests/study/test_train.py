@@ -1,0 +1,61 @@
+import mlflow
+import optuna
+import pytest
+from conftest import DIGITS, FAULTS, MEBIBYTE, request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_track import commands
+from amp_track.job import Job, Outcome, Verdict
+from amp_track.study.fit import memory_violation
+from amp_track.study.train import Space
+
+
+@given(reference=st.integers(1, 4096), edge=st.integers(1, 10**5), seed=st.integers(0, 9))
+def test_every_suggestion_is_inside_the_edge(reference: int, edge: int, seed: int) -> None:
+    space = Space(edges={"fp32": edge}, reference_batch_size=reference)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    job = space.suggest(study.ask(), Job(learning_rate=0.1))
+    assert job.batch_size is not None
+    assert 1 <= job.batch_size <= edge
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**40))
+def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: int, budget: int) -> None:
+    fits = Outcome(verdict=Verdict.FITS, max_memory_bytes=peak)
+    fails = Outcome(verdict=Verdict.OOM, max_memory_bytes=peak, requested_bytes=asked)
+    assert memory_violation(fits, budget) <= 0 < memory_violation(fails, budget)
+
+
+@pytest.mark.slow
+def test_search_trains_inside_the_edges_under_one_run() -> None:
+    job = Job(workload=DIGITS, memory_budget_bytes=64 * MEBIBYTE, epochs=2)
+    result = commands.search(request(job, precisions=("fp32", "bf16"), trials=6, learning_rates=(1e-3, 1e-2)))
+    edges = {name: fitted.edge.largest_batch for name, fitted in result.fit.precisions.items()}
+    assert edges["bf16"] >= 1.5 * edges["fp32"]
+    assert len(result.trials) == 6
+    assert {(t.precision, t.batch_size) for t in result.trials} >= {
+        ("fp32", 64), ("bf16", 64), ("fp32", edges["fp32"]), ("bf16", edges["bf16"]),
+    }  # fmt: skip
+    for trial in result.trials:
+        assert trial.outcome.fits
+        assert trial.batch_size <= edges[trial.precision]
+        assert 1e-3 <= trial.learning_rate <= 1e-2
+    assert result.pareto
+    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    assert client.get_run(result.fit.run_id).info.status == "FINISHED"
+    artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
+    assert artifacts == {"report.txt", "search.png", "trials.json"}
+    for trial in result.trials:
+        run = client.get_run(trial.run_id)
+        assert run.data.tags["mlflow.parentRunId"] == result.fit.run_id
+        assert run.data.params["batch_size"] == str(trial.batch_size)
+        assert run.data.params["learning_rate"] == str(trial.learning_rate)
+
+
+def test_a_quality_that_is_not_finite_cannot_win() -> None:
+    job = Job(workload=FAULTS, options=(("fault", "nan"), ("above", "20")), learning_rate=1e30)
+    result = commands.search(request(job, precisions=("fp32",), trials=2, study="diverges"))
+    study = optuna.load_study(study_name="diverges/train", storage="sqlite:///optuna.db")
+    assert [trial.values for trial in study.trials[:2]] == [[float("inf"), 0.0]] * 2
+    assert result.pareto == ()

@@ -1,0 +1,115 @@
+"""The CPU's budget and meter, in processes of their own."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import DIGITS, MEBIBYTE
+
+from amp_track.device import is_kernel_limit, is_out_of_memory, open_device, requested_bytes
+from amp_track.errors import BadInput
+from amp_track.job import Job, Verdict, resolve
+from amp_track.sandbox import Sandbox
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
+        RuntimeError("HIP out of memory. Tried to allocate 2 MiB"),
+        RuntimeError("std::bad_alloc"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_out_of_memory_in_every_spelling(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("CUDA out of memory"),  # the user's own
+        RuntimeError("CUDA error: device-side assert triggered"),
+        KeyError("memory"),
+    ],
+)
+def test_bugs_are_not_out_of_memory(error: BaseException) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_kernel_limits_are_told_apart() -> None:
+    error = RuntimeError("CUDA error: invalid configuration argument")
+    assert is_kernel_limit(error)
+    assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes.", 2**36),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has", 3 * 2**29),
+        ("something else", None),
+    ],
+)
+def test_requested_bytes(message: str, size: int | None) -> None:
+    assert requested_bytes(RuntimeError(message)) == size
+
+
+def test_an_unknown_device_lists_those_there_are() -> None:
+    with pytest.raises(BadInput, match=r"--device: got xpu:3, expected one that is here: auto, cpu"):
+        open_device("xpu:3")
+
+
+@pytest.fixture(scope="module")
+def digits(sandbox: Sandbox) -> Job:
+    found = sandbox.inspect(Job(workload=DIGITS))
+    return resolve(Job(workload=DIGITS, precision="fp32", memory_budget_bytes=64 * MEBIBYTE), found)
+
+
+def test_the_peak_of_a_job_is_the_same_to_the_page(sandbox: Sandbox, digits: Job) -> None:
+    job = dataclasses.replace(digits, batch_size=300, probe=True)
+    assert len({sandbox.run(job).max_memory_bytes for _ in range(5)}) == 1
+
+
+def test_a_probe_takes_what_the_training_takes(sandbox: Sandbox, digits: Job) -> None:
+    training = dataclasses.replace(digits, batch_size=300, epochs=4)
+    probe = dataclasses.replace(training, probe=True)
+    assert sandbox.run(probe).max_memory_bytes == sandbox.run(training).max_memory_bytes
+
+
+def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:
+    peaks = [
+        sandbox.run(dataclasses.replace(digits, batch_size=size, probe=True)).max_memory_bytes or 0
+        for size in (320, 400, 480)
+    ]
+    first, second = peaks[1] - peaks[0], peaks[2] - peaks[1]
+    assert first > 0
+    assert second == pytest.approx(first, rel=0.1)
+
+
+def test_a_budget_just_below_the_peak_is_out_of_memory(sandbox: Sandbox, digits: Job) -> None:
+    job = dataclasses.replace(digits, batch_size=300, probe=True)
+    peak = sandbox.run(job).max_memory_bytes
+    assert peak is not None
+    assert sandbox.run(dataclasses.replace(job, memory_budget_bytes=peak + MEBIBYTE // 4)).fits
+    tight = sandbox.run(dataclasses.replace(job, memory_budget_bytes=peak - MEBIBYTE))
+    assert tight.verdict is Verdict.OOM
+
+
+@pytest.mark.gpu
+def test_a_gpu_budget_is_enforced(sandbox: Sandbox, cuda: torch.device) -> None:
+    found = sandbox.inspect(Job(workload=DIGITS, device="cuda"))
+    job = resolve(Job(workload=DIGITS, device="cuda", batch_size=1024, probe=True), found)
+    roomy = sandbox.run(dataclasses.replace(job, memory_budget_bytes=2**30))
+    assert roomy.fits
+    assert roomy.max_memory_bytes is not None
+    assert 0 < roomy.max_memory_bytes <= 2**30
+    tight = sandbox.run(dataclasses.replace(job, memory_budget_bytes=8 * MEBIBYTE))
+    assert tight.verdict is Verdict.OOM

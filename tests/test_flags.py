@@ -1,0 +1,50 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from amp_track import cli, flags
+from amp_track.errors import BadInput
+from amp_track.job import Job
+
+
+def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
+    named = {flag.field.name for flag in cli._TRAIN_FLAGS if flag.owner is Job}
+    assert named == {field.name for field in dataclasses.fields(Job)} - {"workload", "probe"}
+
+
+def test_a_flag_means_the_same_on_every_command() -> None:
+    by_name = {flag.name: flag for flag in cli._TRAIN_FLAGS}
+    for other in (*cli._FIT_FLAGS, *cli._SEARCH_FLAGS):
+        if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
+            assert other == by_name[other.name]
+
+
+def test_mlflow_projects_parameters_are_flags() -> None:
+    project = yaml.safe_load((ROOT / "MLproject").read_text())
+    known = {flag.name.removeprefix("--").replace("-", "_") for flag in (*cli._TRAIN_FLAGS, *cli._SEARCH_FLAGS)}
+    for entry_point in project["entry_points"].values():
+        assert set(entry_point["parameters"]) <= known | {"workload"}
+    assert yaml.safe_load((ROOT / "python_env.yaml").read_text()) == {"dependencies": ["."]}
+    assert Path(ROOT, project["python_env"]).is_file()
+
+
+def test_arguments_of_mlflow_run_become_ours() -> None:
+    given = ["train", "--batch_size", "64", "--channels_last", "true", "--compile", "False", "--lr=1e-3", "a_b"]
+    assert flags.normalized(given, ["--channels-last", "--compile"]) == [
+        "train", "--batch-size", "64", "--channels-last", "--lr=1e-3", "a_b",
+    ]  # fmt: skip
+
+
+def test_empty_text_is_not_given() -> None:
+    flag = flags.flag_named(cli._TRAIN_FLAGS, "--memory-budget")
+    assert flag.value("") is None
+    assert flag.value("1MiB") == 2**20
+
+
+def test_bad_text_names_flag_and_expectation() -> None:
+    flag = flags.flag_named(cli._TRAIN_FLAGS, "--lr")
+    with pytest.raises(BadInput, match="--lr: got 'fast', expected a number above 0"):
+        flag.value("fast")

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from amp_track.precision import Precision, float32_precision, support
+from amp_track.values import PRECISIONS
+
+
+def test_only_amp_scales() -> None:
+    assert [name for name in PRECISIONS if Precision.named(name).grad_scaler] == ["amp"]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("amp", torch.float16), ("bf16", torch.bfloat16)])
+def test_autocast_gives_matrix_products_their_dtype(name: str, dtype: torch.dtype) -> None:
+    matrix = torch.ones(4, 4)
+    with Precision.named(name).autocast("cpu"):
+        assert (matrix @ matrix).dtype is dtype
+
+
+def test_an_unknown_name_lists_the_four() -> None:
+    with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
+        Precision.named("fp8")
+
+
+def test_a_cpu_says_why_it_has_no_tf32() -> None:
+    found = support("tf32", torch.device("cpu"))
+    assert not found.supported
+    assert found.reason == "needs an NVIDIA GPU of compute capability 8.0 or newer, this is a CPU"
+    assert all(support(name, torch.device("cpu")).supported for name in ("fp32", "amp", "bf16"))
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_float32_kernels_are_set_read_back_and_restored(name: str) -> None:
+    before = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    with float32_precision(Precision.named(name)) as settings:
+        expected = "tf32" if name == "tf32" else "ieee"
+        assert {settings[key] for key in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")} == {expected}
+        assert settings["mkldnn.matmul"] == "ieee"
+    assert torch.backends.cudnn.conv.fp32_precision == before  # type: ignore[attr-defined]

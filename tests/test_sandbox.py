@@ -1,0 +1,169 @@
+"""Fresh processes that run out of memory, raise, exit, hang and are killed: each comes back as what it is."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from conftest import DIGITS, FAULTS, MEBIBYTE, ROOT, WORKLOADS
+
+from amp_track.errors import BadInput, WorkloadFailed
+from amp_track.job import EpochEnded, Event, Job, Started, Verdict, resolve
+from amp_track.sandbox import Sandbox
+
+FaultJob = Callable[..., Job]
+
+
+def test_a_job_that_fits_streams_its_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    events: list[Event] = []
+    outcome = sandbox.run(fault_job("none", epochs=3), events.append)
+    assert outcome.verdict is Verdict.FITS
+    assert outcome.steps == outcome.updates == 3 * 16
+    assert isinstance(events[0], Started)
+    assert [event.epoch for event in events if isinstance(event, EpochEnded)] == [1, 2, 3]
+    assert dict(events[0].settings)["fp32_precision.cudnn.conv"] == "ieee"
+
+
+@pytest.mark.parametrize("phase", ["model", "forward", "backward", "optimizer", "evaluation"])
+def test_out_of_memory_is_told_and_placed(sandbox: Sandbox, fault_job: FaultJob, phase: str) -> None:
+    outcome = sandbox.run(fault_job(phase, memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.OOM
+    assert outcome.phase == phase
+    assert outcome.requested_bytes == 2**36
+
+
+def test_a_workloads_exception_is_a_crash_with_its_traceback(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("raise", memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message == "ValueError: the labels are off by one (in forward)"
+    assert 'raise ValueError("the labels are off by one")' in outcome.traceback
+    assert "amp_track/step.py" not in outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("sys.exit", "SystemExit: 5"),
+        ("os._exit", "the job's process exited with code 7"),
+        ("sigkill", "the job's process was killed by SIGKILL"),
+        ("segfault", "the job's process was killed by SIGSEGV"),
+    ],
+)
+def test_a_process_that_dies_is_a_crash(sandbox: Sandbox, fault_job: FaultJob, fault: str, message: str) -> None:
+    outcome = sandbox.run(fault_job(fault, memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message.startswith(message)
+
+
+def test_a_crash_that_only_the_budget_causes_is_out_of_memory(sandbox: Sandbox) -> None:
+    workload = str(WORKLOADS / "segfaults_when_tight.py")
+    found = sandbox.inspect(Job(workload=workload))
+    job = resolve(
+        Job(workload=workload, precision="fp32", batch_size=32, memory_budget_bytes=24 * MEBIBYTE, probe=True), found
+    )
+    outcome = sandbox.run(job)
+    assert outcome.verdict is Verdict.OOM
+    assert outcome.max_memory_bytes is not None
+    assert outcome.max_memory_bytes > 32 * MEBIBYTE
+    assert "SIGSEGV within the budget" in outcome.message
+    assert sandbox.run(dataclasses.replace(job, batch_size=4)).fits
+
+
+def test_a_hanging_job_is_given_up(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    started = time.monotonic()
+    outcome = sandbox.run(fault_job("hang", timeout_seconds=1.0))
+    assert outcome.verdict is Verdict.TIMED_OUT
+    assert 1.0 <= time.monotonic() - started < 10
+
+
+def test_a_batch_above_the_data_is_no_question_of_memory(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    assert sandbox.run(fault_job("none", batch_size=65)).verdict is Verdict.OVER_DATASET
+
+
+def test_data_that_cannot_be_loaded_is_the_workloads_failure(sandbox: Sandbox) -> None:
+    with pytest.raises(WorkloadFailed, match="no such folder: images"):
+        sandbox.inspect(Job(workload=FAULTS, options=(("fault", "data"),)))
+
+
+def test_bad_input_found_in_the_child_is_raised_here(sandbox: Sandbox) -> None:
+    with pytest.raises(BadInput, match="expected one that is here"):
+        sandbox.inspect(Job(workload=DIGITS, device="cuda:99"))
+
+
+def test_non_finite_losses_are_counted(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("nan", epochs=1))
+    assert outcome.fits
+    assert outcome.non_finite_losses == outcome.steps == 16
+
+
+def test_the_jobs_of_one_seed_are_equal(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    job = fault_job("none", epochs=2)
+    first, second, other = (sandbox.run(dataclasses.replace(job, seed=seed)) for seed in (1, 1, 2))
+    assert first.train_loss == second.train_loss != other.train_loss
+
+
+def test_accumulation_takes_fewer_steps_over_the_same_samples(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("none", epochs=1, batch_size=10, accumulate=2))
+    assert outcome.steps == 4  # 64 samples: 10+10, 10+10, 10+10, 4
+
+
+def test_steps_instead_of_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    assert sandbox.run(fault_job("none", steps=21)).steps == 21
+
+
+def test_synthetic_batches_report_no_quality(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("none", synthetic=True, epochs=1))
+    assert outcome.fits
+    assert outcome.quality is None
+    assert outcome.samples_per_second is not None
+
+
+_INTERRUPTED = f"""
+import os, sys
+from amp_track.job import Job, resolve
+from amp_track.sandbox import Sandbox
+if __name__ == "__main__":
+    box = Sandbox({FAULTS!r})
+    job = Job(workload={FAULTS!r}, options=(("fault", "hang"),), precision="fp32")
+    job = resolve(job, box.inspect(job))
+    print("hanging", flush=True)
+    try:
+        box.run(job)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def _hanging_search(tmp_path: Any) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A process whose sandbox runs a hanging job, and all its children."""
+    script = tmp_path / "hanging.py"
+    script.write_text(_INTERRUPTED)
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "hanging\n"
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        children = psutil.Process(parent.pid).children(recursive=True)
+        if len(children) >= 3:  # resource tracker, fork server, job
+            return parent, children
+        time.sleep(0.05)
+    raise AssertionError("the job's process did not start")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_a_job_dies_with_its_parent(tmp_path: Any, ending: signal.Signals) -> None:
+    parent, children = _hanging_search(tmp_path)
+    parent.send_signal(ending)
+    output, _ = parent.communicate(timeout=20)
+    assert output == ("" if ending is signal.SIGKILL else "interrupted\n")
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from amp_track import stores
+from amp_track.errors import BadInput
+
+
+def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:
+    stores.check("--storage", f"sqlite:///{tmp_path}/new.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:////no/such/folder/x.db", "expected a file in a folder that exists; make /no/such/folder"),
+        ("nonsense", "expected a database address such as"),
+        ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
+        ("http://user:hunter2@127.0.0.1:9", "expected an MLflow server that answers"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        stores.check("--storage", url)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("shopping list")
+    with pytest.raises(BadInput, match="expected an SQLite database"):
+        stores.check("--storage", f"sqlite:///{tmp_path}/notes.db")
+
+
+def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
+    assert stores.tracking_uri(None) == "sqlite:///elsewhere.db"
+    assert stores.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"

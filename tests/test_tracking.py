@@ -1,0 +1,78 @@
+import mlflow
+import pytest
+from conftest import DIGITS, request
+
+from amp_track import commands
+from amp_track.job import EpochEnded, Job, ScaleReport
+from amp_track.tracking import Run, Tracker
+
+URI = "sqlite:///mlflow.db"
+
+
+@pytest.fixture
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=URI)
+
+
+def status(client: mlflow.MlflowClient, run: Run) -> str:
+    return str(client.get_run(run.run_id).info.status)
+
+
+def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
+    tracker = Tracker(URI)
+    with tracker.run("good", tags={}) as good:
+        assert status(client, good) == "RUNNING"
+    with pytest.raises(ZeroDivisionError), tracker.run("bad", tags={}) as bad:
+        _ = 1 / 0
+    with pytest.raises(KeyboardInterrupt), tracker.run("stopped", tags={}) as stopped:
+        raise KeyboardInterrupt
+    assert [status(client, run) for run in (good, bad, stopped)] == ["FINISHED", "FAILED", "KILLED"]
+    assert client.get_run(stopped.run_id).data.tags["amp_track.verdict"] == "interrupted"
+
+
+def test_more_metrics_than_one_batch_takes_are_all_kept(client: mlflow.MlflowClient) -> None:
+    changes = tuple((step, float(step)) for step in range(1, 2501))
+    with Tracker(URI).run("many", tags={}) as run:
+        run.event(EpochEnded(epoch=1, step=2500, train_loss=1.0, scale_changes=changes), "accuracy")
+    assert [(m.step, m.value) for m in client.get_metric_history(run.run_id, "amp/scale")] == list(changes)
+
+
+def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.MlflowClient) -> None:
+    tracker = Tracker(URI)
+    made = client.create_run("0")
+    client.log_param(made.info.run_id, "batch_size", "auto")
+    client.log_param(made.info.run_id, "precision", "bf16")
+    with tracker.run("again", tags={}, run_id=made.info.run_id) as run:
+        run.params({"batch_size": "525", "precision": "bf16", "seed": "0"})
+    assert client.get_run(run.run_id).data.params == {
+        "batch_size": "auto", "batch_size.resolved": "525", "precision": "bf16", "seed": "0",
+    }  # fmt: skip
+
+
+def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
+    run_id, job, outcome, found = commands.train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == job.params()
+    assert run.data.params["batch_size"] == "64"
+    metrics = run.data.metrics
+    for name in (
+        "train/loss", "eval/loss", "eval/accuracy", "time/wall_s", "time/train_s", "throughput/samples_per_s",
+        "throughput/eval_samples_per_s", "memory/max_allocated_mib", "memory/max_reserved_mib",
+        "memory/eval_max_allocated_mib", "memory/max_resident_mib", "amp/skipped_steps", "amp/final_scale",
+    ):  # fmt: skip
+        assert name in metrics, name
+    assert [m.step for m in client.get_metric_history(run_id, "eval/accuracy")] == [1, 2]
+    assert [(m.step, m.value) for m in client.get_metric_history(run_id, "amp/scale")] == [(0, 65536), (46, 65536)]
+    assert outcome.scale == ScaleReport(initial=65536, final=65536, history=((0, 65536), (46, 65536)))
+    assert metrics["amp/skipped_steps"] == outcome.skipped_steps == 0
+    tags = run.data.tags
+    assert tags["amp_track.verdict"] == "fits"
+    assert tags["amp_track.kind"] == "train"
+    assert tags["amp_track.device"] == found.device_name
+    assert tags["amp_track.version.torch"] == dict(found.versions)["torch"]
+    assert tags["amp_track.fp32_precision.cudnn.conv"] == "ieee"
+    assert len(tags["mlflow.source.git.commit"]) == 40
+    inputs = {item.dataset.name: item.dataset for item in run.inputs.dataset_inputs}
+    assert set(inputs) == {"Digits-train", "Digits-eval"}
+    assert inputs["Digits-train"].profile == '{"num_rows": 1437}'

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from conftest import DIGITS, FAULTS, WORKLOADS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_track.errors import BadInput
+from amp_track.workload import load_workload, option_values
+
+
+def test_options_have_their_fields_types() -> None:
+    workload = load_workload(DIGITS, [("width", "32")])
+    assert workload.width == 32  # type: ignore[attr-defined]
+    assert option_values(workload) == (("width", "32"),)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("empty.py", r"got 0 Workload subclasses \(none\), expected one"),
+        ("two.py", r"got 2 Workload subclasses \(One, Two\), expected one"),
+        ("broken.py", "got ModuleNotFoundError: No module named 'no_such_package_anywhere' on import"),
+        ("missing.py", "got no such file"),
+    ],
+)
+def test_files_without_a_workload_are_refused(file: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_workload(str(WORKLOADS / file))
+
+
+def test_a_broken_file_shows_its_own_traceback_only() -> None:
+    with pytest.raises(BadInput) as raised:
+        load_workload(str(WORKLOADS / "broken.py"))
+    assert "import no_such_package_anywhere" in raised.value.detail
+    assert "amp_track/workload.py" not in raised.value.detail
+    assert "importlib" not in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("depth", "3"), r"--set: got depth=3, expected an option of .*digits.py \(width\)"),
+        (("width", "wide"), "--set width: got 'wide', expected int"),
+        (("learning_rate", "1"), "use --lr"),
+    ],
+)
+def test_bad_options_are_named(option: tuple[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_workload(DIGITS, [option])
+
+
+def test_a_class_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(WORKLOADS)
+    assert type(load_workload("faults:Faults")).__name__ == "Faults"
+    with pytest.raises(BadInput, match="got no Workload named Nothing"):
+        load_workload("faults:Nothing")
+
+
+@given(st.integers(1, 200))
+def test_the_default_example_has_the_shapes_of_a_batch(size: int) -> None:
+    inputs, targets = load_workload(FAULTS).example(size)
+    assert inputs.shape == (size, 8)
+    assert targets.shape == (size, 1)
+
+
+def test_digits_are_real_and_split_by_class() -> None:
+    workload = load_workload(DIGITS)
+    train, evaluation = workload.train_data(), workload.eval_data()
+    assert (len(train), len(evaluation)) == (1437, 360)  # type: ignore[arg-type]
+    digits = torch.stack([target for _, target in evaluation])  # type: ignore[attr-defined]
+    assert digits.bincount().min() >= 34
+    assert train[0][0].shape == (1, 16, 16)
+
+
+def test_scores_default_to_the_top_class() -> None:
+    workload = load_workload(DIGITS)
+    output = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
+    assert workload.score(output, torch.tensor([1, 1])).tolist() == [1.0, 0.0]

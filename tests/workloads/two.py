@@ -1,0 +1,9 @@
+from faults import Faults
+
+
+class One(Faults):
+    pass
+
+
+class Two(Faults):
+    pass
