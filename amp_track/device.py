@@ -141,6 +141,8 @@ class CpuDevice(Device):
 
         if budget_bytes is not None:
             heap.make_exact()  # at a price in speed that only a job with a budget pays
+        else:
+            heap.leave_no_free_blocks()
         self._start_bytes = self._held_bytes()
         self.reset_peak()
         limit = _proc_status("VmData") + (budget_bytes if budget_bytes is not None else self.free_bytes())
@@ -186,6 +188,10 @@ class AcceleratorDevice(Device):
     """CUDA, ROCm, XPU, MPS: torch.accelerator's caching allocator. The budget is the allocator's own limit
     (`set_per_process_memory_fraction`), which counts reserved memory, not the context nor other processes."""
 
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        self._reserved_before_reset_bytes = 0
+
     @property
     def name(self) -> str:
         if self.torch_device.type == "cuda":
@@ -220,12 +226,15 @@ class AcceleratorDevice(Device):
         pass  # reporting takes no device memory
 
     def reset_peak(self) -> None:
+        # torch resets both peaks at once; the reserved one is to go on.
+        self._reserved_before_reset_bytes = self.peak().reserved_bytes
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
 
     def peak(self) -> MemoryPeak:
+        reserved = torch.accelerator.max_memory_reserved(self.torch_device)
         return MemoryPeak(
             allocated_bytes=torch.accelerator.max_memory_allocated(self.torch_device),
-            reserved_bytes=torch.accelerator.max_memory_reserved(self.torch_device),
+            reserved_bytes=max(reserved, self._reserved_before_reset_bytes),
         )
 
     def synchronize(self) -> None:

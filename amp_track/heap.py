@@ -17,6 +17,22 @@ _RESERVE_BYTES = 4 * 2**20
 _kept: list[bytes] = []
 
 
+def leave_no_free_blocks() -> None:
+    """Use up the large free blocks of this process's heap, so that what is allocated next shows as growth.
+
+    malloc looks for free space in its heap before it asks the system; a forked process inherits megabytes of it, more or
+    less from run to run. Does nothing without glibc (musl).
+    """
+    libc = _glibc()
+    heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    if libc is None or heap is None:
+        return
+    start, end = int(heap.group(1), 16), libc.sbrk(0)
+    while start <= (block := libc.malloc(_LARGE_BLOCK_BYTES)) < end:
+        pass
+    libc.free(block)
+
+
 def make_exact() -> None:
     """From here on in this process every block of 64 KiB or more is taken from the system and handed back when freed.
 
@@ -24,36 +40,31 @@ def make_exact() -> None:
     budget begun afterwards does not count. Costs speed: a page fault for each page of each large block. Does nothing
     without glibc (musl).
     """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        mallopt = libc.mallopt
-    except (OSError, AttributeError):
+    libc = _glibc()
+    if libc is None:
         return
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    libc.malloc.argtypes = [ctypes.c_size_t]
-    libc.sbrk.argtypes = [ctypes.c_ssize_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-
     m_trim_threshold, m_top_pad, m_mmap_threshold, m_arena_max = -1, -2, -3, -8  # from glibc's malloc.h
-    mallopt(m_mmap_threshold, _LARGE_BLOCK_BYTES)
-    mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
-    mallopt(m_top_pad, 0)
-    mallopt(m_arena_max, 1)
-    _use_up_large_free_blocks(libc)
+    libc.mallopt(m_mmap_threshold, _LARGE_BLOCK_BYTES)
+    libc.mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
+    libc.mallopt(m_top_pad, 0)
+    libc.mallopt(m_arena_max, 1)
+    leave_no_free_blocks()
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()
 
 
-def _use_up_large_free_blocks(libc: ctypes.CDLL) -> None:
-    """malloc looks for free space in its heap before it asks the system, whatever the threshold; a forked process
-    inherits megabytes of it, more or less from run to run."""
-    heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    if heap is None:
-        return
-    start, end = int(heap.group(1), 16), libc.sbrk(0)
-    while start <= (block := libc.malloc(_LARGE_BLOCK_BYTES)) < end:
-        pass
-    libc.free(block)
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        if not hasattr(libc, "mallopt"):
+            return None
+    except OSError:
+        return None
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.sbrk.argtypes = [ctypes.c_ssize_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    return libc
 
 
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from rich.console import Console
@@ -22,6 +22,11 @@ class OnEvent(Protocol):
 def say(text: str) -> None:
     """One line that stays."""
     console.print(text, markup=False)
+
+
+def working(text: str) -> AbstractContextManager[object]:
+    """On a terminal, a line with a spinner for as long as something takes that has no events."""
+    return console.status(text) if console.is_terminal else nullcontext()
 
 
 @contextmanager

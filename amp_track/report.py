@@ -110,6 +110,7 @@ def log(result: SearchResult, parent: Run) -> str:
 def draw(result: SearchResult, file: Path) -> None:
     """Speed and quality over the batch size, one line for each precision, its edge as a dashed line."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     speed, quality = figure.subplots(1, 2)
@@ -124,8 +125,10 @@ def draw(result: SearchResult, file: Path) -> None:
         quality.plot(batches, [trial.outcome.quality for trial in trials], **style)
         for axes in (speed, quality):
             axes.axvline(fitted.edge.largest_batch, color=f"C{index}", linestyle="--", linewidth=0.8)
-    for axes, label in ((speed, "samples per second"), (quality, f"{result.quality_name}, same epochs for all")):
+    same = "epochs" if result.fit.job.steps is None else "steps"
+    for axes, label in ((speed, "samples per second"), (quality, f"{result.quality_name}, same {same} for all")):
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel("batch size (dashed: the largest that fits)")
         axes.set_ylabel(label)
         axes.legend()

@@ -53,7 +53,8 @@ class Session:
         stores.check("--tracking-uri", stores.tracking_uri(request.stores.tracking_uri))
         stores.check("--storage", request.stores.storage)
         sandbox = Sandbox(workload)
-        found = sandbox.inspect(request.job)
+        with progress.working("importing torch, looking at device and workload"):
+            found = sandbox.inspect(request.job)
         for precision in precisions or ():
             support = found.support(precision)
             if not support.supported:

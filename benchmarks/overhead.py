@@ -35,8 +35,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def bare_loop(connection: Any, device: str, epochs: int) -> None:
-    """The loop a careful user writes by hand, in a process of its own: it evaluates after each epoch, but has no events,
-    no history, no tracking. Sends its milliseconds per training step, the first epoch left out."""
+    """The loop a careful user writes by hand, in a process of its own: it evaluates after each epoch, but has no
+    events, no history, no tracking. Sends its milliseconds per training step, the first epoch left out."""
     import torch
     from torch.nn import functional
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler
