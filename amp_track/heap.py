@@ -20,8 +20,8 @@ _kept: list[bytes] = []
 def leave_no_free_blocks() -> None:
     """Use up the large free blocks of this process's heap, so that what is allocated next shows as growth.
 
-    malloc looks for free space in its heap before it asks the system; a forked process inherits megabytes of it, more or
-    less from run to run. Does nothing without glibc (musl).
+    malloc looks for free space in its heap before it asks the system; a forked process inherits megabytes of it, more
+    or less from run to run. Does nothing without glibc (musl).
     """
     libc = _glibc()
     heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)

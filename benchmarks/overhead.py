@@ -47,7 +47,7 @@ def bare_loop(connection: Any, device: str, epochs: int) -> None:
     workload = load_workload(DIGITS)
     model = workload.model().to(device)
     optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-    data, eval_inputs = workload.train_data(), workload.eval_data()[:][0]  # type: ignore[index]
+    data, eval_inputs = workload.train_data(), workload.eval_data()[:][0]
     batches = BatchSampler(RandomSampler(data), workload.batch_size, drop_last=False)  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(data, sampler=batches, batch_size=None)
     steps, seconds = 0, 0.0
