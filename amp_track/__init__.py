@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amp_track.errors import AmpTrackError, BadInput, Interrupted, NothingFits, WorkloadFailed
+    from amp_track.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
     from amp_track.job import Job, Outcome, ScaleReport, Verdict
     from amp_track.precision import Precision
     from amp_track.step import ScaleHistory, StepTotals, TrainStep
@@ -20,7 +20,6 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpTrackError",
     "BadInput",
-    "Interrupted",
     "Job",
     "NothingFits",
     "Outcome",
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "errors": ["AmpTrackError", "BadInput", "Interrupted", "NothingFits", "WorkloadFailed"],
+    "errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
     "job": ["Job", "Outcome", "ScaleReport", "Verdict"],
     "precision": ["Precision"],
     "step": ["ScaleHistory", "StepTotals", "TrainStep"],

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from amp_track import flags, stores
-from amp_track.errors import AmpTrackError, BadInput, Interrupted
+from amp_track.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.job import DEFAULT_WORKLOAD, Job
 from amp_track.request import Edges, Request, Stores, Trainings
 
@@ -58,17 +60,17 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
         stores=flags.build(Stores, _TRAIN_FLAGS, given),
         edges=flags.build(Edges, _TRAIN_FLAGS, given),
     )
-    from amp_track import commands, progress, results
+    from amp_track import commands, progress
 
-    run_id, job, outcome, found = commands.train(request)
-    if as_json:
-        _print_json(results.train_json(run_id, job, outcome, found))
+    result = _print_or_return(commands.train, request, as_json)
+    if result is None:
         return
-    print(progress.outcome_line(job, outcome, quality_name=found.quality_name))
+    outcome = result.outcome
+    print(progress.outcome_line(result.job, outcome, quality_name=result.found.quality_name))
     if outcome.scale is not None:
         scale = outcome.scale
         print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
-    print(f"MLflow run {run_id}; see it with: {_mlflow_ui(request)}")
+    print(f"MLflow run {result.run_id}; see it with: {_mlflow_ui(request)}")
 
 
 @app.command("fit")
@@ -85,9 +87,8 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     )
     from amp_track import commands, report
 
-    result = commands.fit(request)
-    if as_json:
-        _print_json(result.as_json())
+    result = _print_or_return(commands.fit, request, as_json)
+    if result is None:
         return
     _print_table(report.fit_table(result))
     _print_how_to_look(request, result.study)
@@ -108,9 +109,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     )
     from amp_track import commands, report
 
-    result = commands.search(request)
-    if as_json:
-        _print_json(result.as_json())
+    result = _print_or_return(commands.search, request, as_json)
+    if result is None:
         return
     _print_table(report.search_table(result))
     for line in report.notes(result):
@@ -123,12 +123,12 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
-        if app(args=arguments, prog_name="amp-track", standalone_mode=False) == Interrupted.exit_code:
+        if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
             raise KeyboardInterrupt  # typer has turned it into a return value
     except AmpTrackError as error:
         _leave(error.exit_code, str(error), getattr(error, "detail", ""))
     except KeyboardInterrupt:
-        _leave(Interrupted.exit_code, "interrupted; the same command goes on where it stopped")
+        _leave(INTERRUPTED_EXIT_CODE, "interrupted; the same command goes on where it stopped")
     except _usage_error() as error:
         _leave(BadInput.exit_code, _usage_message(error))
     sys.exit()
@@ -158,8 +158,27 @@ def _leave(exit_code: int, message: str, detail: str = "") -> NoReturn:
     sys.exit(exit_code)
 
 
-def _print_json(result: dict[str, Any]) -> None:
-    print(json.dumps(result))
+def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
+    """The command's result, to be shown; or None once `--json` has printed it, as it does when memory ran out too."""
+    try:
+        result = command(request)
+    except NothingFits as error:
+        if as_json and error.result is not None:
+            print(json.dumps(_finite(error.result), allow_nan=False))
+        raise
+    if not as_json:
+        return result
+    print(json.dumps(_finite(result.as_json()), allow_nan=False))
+    return None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_table(table: Any) -> None:
@@ -180,7 +199,7 @@ def _print_how_to_look(request: Request, study: str) -> None:
 def _mlflow_ui(request: Request) -> str:
     uri = stores.tracking_uri(request.stores.tracking_uri)
     if uri.startswith("http"):
-        return uri
+        return stores.masked(uri)
     return f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(stores.masked(uri))} --host 127.0.0.1 --port 5000"
 
 

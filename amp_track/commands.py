@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 from amp_track import progress
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
-from amp_track.job import Inspection, Job, Outcome, Verdict
+from amp_track.job import Job, Outcome, Verdict
 from amp_track.request import Request
-from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
+from amp_track.results import FitResult, PrecisionFit, SearchResult, TrainResult, TrialResult
 from amp_track.session import Session
 from amp_track.values import format_bytes
 
 if TYPE_CHECKING:
     import optuna
 
+    from amp_track.study.fit import EdgeSampler
     from amp_track.tracking import Run, Tracker
 
 
-def train(request: Request) -> tuple[str, Job, Outcome, Inspection]:
-    """One tracked job. Returns its run's id, the job as it was run, what came of it, and what it ran on.
+def train(request: Request) -> TrainResult:
+    """One tracked job.
 
     Raises:
         BadInput: before anything is written.
@@ -33,28 +34,32 @@ def train(request: Request) -> tuple[str, Job, Outcome, Inspection]:
     from amp_track import tracking
 
     tracker = session.open_tracker()
+    if request.find_batch_size:
+        fitted = _fit(session, tracker, given=None)
+        job = dataclasses.replace(job, batch_size=fitted.precisions[job.precision].edge.largest_batch)
     name = f"{session.found.workload_name} {job.precision}"
     with tracker.run(name, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
-        if request.find_batch_size:
-            fitted = _find_edges(session, tracker, run, (job.precision,))[job.precision]
-            if fitted.edge.largest_batch == 0:
-                raise _nothing_fits(session, {job.precision: fitted})
-            job = dataclasses.replace(job, batch_size=fitted.edge.largest_batch)
         outcome = session.run_tracked(job, run, kind="train", title=name, epoch_lines=True)
+        result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, found=session.found)
         _raise_on_crash(job, outcome)
         if not outcome.fits:
-            raise _does_not_fit(session, job, outcome)
-    return run.run_id, job, outcome, session.found
+            raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())
+    return result
 
 
 def fit(request: Request) -> FitResult:
     """The edge at every precision. Raises as `train` does."""
     session = Session.prepare(request, request.edges.precisions)
     session.check_study_settings(training=False)
-    tracker = session.open_tracker()
-    fit_study, _ = session.open_fit_study(session.precisions)
-    with session.study_run(tracker, fit_study) as parent:
-        return _fit(session, tracker, parent)
+    from amp_track import tracking
+
+    return _fit(session, session.open_tracker(), given=tracking.run_id_of_environment())
+
+
+def _fit(session: Session, tracker: Tracker, *, given: str | None) -> FitResult:
+    study, sampler = session.open_fit_study(session.precisions)
+    with session.study_run(tracker, study, given=given) as parent:
+        return _find_edges(session, tracker, parent, study, sampler)
 
 
 def search(request: Request) -> SearchResult:
@@ -63,12 +68,12 @@ def search(request: Request) -> SearchResult:
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
     session = Session.prepare(request, request.edges.precisions)
     session.check_study_settings(training=True)
-    from amp_track import report
+    from amp_track import report, tracking
 
     tracker = session.open_tracker()
-    fit_study, _ = session.open_fit_study(session.precisions)
-    with session.study_run(tracker, fit_study) as parent:
-        fitted = _fit(session, tracker, parent)
+    study, sampler = session.open_fit_study(session.precisions)
+    with session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+        fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)
         result = SearchResult(
             fit=fitted,
@@ -80,8 +85,24 @@ def search(request: Request) -> SearchResult:
         return dataclasses.replace(result, report=report.log(result, parent))
 
 
-def _fit(session: Session, tracker: Tracker, parent: Run) -> FitResult:
-    fits = _find_edges(session, tracker, parent, session.precisions)
+def _find_edges(
+    session: Session, tracker: Tracker, parent: Run, study: optuna.Study, sampler: EdgeSampler
+) -> FitResult:
+    from amp_track.study import fit
+
+    progress.say(f"finding the largest batch that fits {_limit(session.job)} at {', '.join(session.precisions)}")
+    for name, reason in session.unsupported.items():
+        progress.say(f"{name} skipped: {reason}")
+
+    def run_probe(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
+        return _run_trial(session, tracker, parent, study, trial, job, kind="probe")
+
+    fits = fit.find_edges(study, sampler, session.precisions, session.job, run_probe=run_probe)
+    for precision, fitted in fits.items():
+        parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)
+        if fitted.edge.largest_batch == 0:
+            one = dataclasses.replace(session.job, precision=precision, batch_size=1)
+            fits[precision] = dataclasses.replace(fitted, bytes_needed=session.bytes_needed(one))
     result = FitResult(
         study=session.study_name,
         run_id=parent.run_id,
@@ -91,46 +112,39 @@ def _fit(session: Session, tracker: Tracker, parent: Run) -> FitResult:
         precisions=fits,
         skipped=session.skipped,
     )
-    for precision, fitted in fits.items():
-        parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
-        raise _nothing_fits(session, fits)
+        raise NothingFits(_why_nothing_fits(session.job, fits), result.as_json())
     return result
 
 
-def _find_edges(
-    session: Session, tracker: Tracker, parent: Run, precisions: tuple[str, ...]
-) -> dict[str, PrecisionFit]:
-    from amp_track.study import fit, storage
+def _run_trial(
+    session: Session,
+    tracker: Tracker,
+    parent: Run,
+    study: optuna.Study,
+    trial: optuna.Trial,
+    job: Job,
+    *,
+    kind: str,
+) -> tuple[Outcome, str]:
+    """One job as an Optuna trial and an MLflow run under `parent`."""
+    from amp_track.study import storage
 
-    study, sampler = session.open_fit_study(precisions)
-    budget = session.job.memory_budget_bytes
-    within = f"within {format_bytes(budget)}" if budget is not None else "in the memory that is free"
-    progress.say(f"finding the largest batch that fits {within} at {', '.join(precisions)}")
-    for name, reason in session.skipped.items():
-        progress.say(f"{name} skipped: {reason}")
-
-    def run_probe(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        title = f"probe {job.precision} batch {job.batch_size}"
-        with tracker.run(title, parent=parent, tags=_trial_tags(study, trial)) as run:
-            trial.set_user_attr(storage.RUN_ID, run.run_id)
-            outcome = session.run_tracked(job, run, kind="probe", title=title)
+    title = f"{job.precision} batch {job.batch_size}" + (" probe" if kind == "probe" else "")
+    tags = {"optuna.study": study.study_name, "optuna.trial": str(trial.number)}
+    with tracker.run(title, parent=parent, tags=tags) as run:
+        trial.set_user_attr(storage.RUN_ID, run.run_id)
+        outcome = session.run_tracked(job, run, kind=kind, title=title)
+        if kind == "probe" or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             _raise_on_crash(job, outcome)
-        progress.say(progress.outcome_line(job, outcome))
-        return outcome, run.run_id
-
-    fits = fit.find_edges(study, sampler, precisions, session.job, run_probe)
-    for precision, fitted in fits.items():
-        if fitted.edge.largest_batch == 0:
-            one = dataclasses.replace(session.job, precision=precision, batch_size=1)
-            fits[precision] = dataclasses.replace(fitted, bytes_needed=session.bytes_needed(one))
-    return fits
+    progress.say(progress.outcome_line(job, outcome, quality_name=session.found.quality_name))
+    return outcome, run.run_id
 
 
 def _train_inside(
     session: Session, tracker: Tracker, parent: Run, fitted: FitResult
 ) -> tuple[list[TrialResult], list[int]]:
-    from amp_track.study import storage, train
+    from amp_track.study import train
 
     trainings = session.request.trainings
     edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
@@ -141,26 +155,16 @@ def _train_inside(
     progress.say(f"training inside the edges: {trainings.trials} trials in all")
 
     def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        title = f"{job.precision} batch {job.batch_size}"
-        with tracker.run(title, parent=parent, tags=_trial_tags(study, trial)) as run:
-            trial.set_user_attr(storage.RUN_ID, run.run_id)
-            outcome = session.run_tracked(job, run, kind="train", title=title)
-            _raise_on_crash(job, outcome)
-        progress.say(progress.outcome_line(job, outcome, quality_name=session.found.quality_name))
-        return outcome, run.run_id
+        return _run_trial(session, tracker, parent, study, trial, job, kind="train")
 
     return train.train_inside(
         study,
         space,
         session.job,
-        trainings.trials,
+        trials=trainings.trials,
         higher_is_better=session.found.higher_is_better,
         run_training=run_training,
     )
-
-
-def _trial_tags(study: optuna.Study, trial: optuna.Trial) -> dict[str, str]:
-    return {"optuna.study": study.study_name, "optuna.trial": str(trial.number)}
 
 
 def _raise_on_crash(job: Job, outcome: Outcome) -> None:
@@ -170,28 +174,24 @@ def _raise_on_crash(job: Job, outcome: Outcome) -> None:
         )
 
 
-def _does_not_fit(session: Session, job: Job, outcome: Outcome) -> NothingFits | BadInput:
-    match outcome.verdict:
-        case Verdict.OVER_DATASET:
-            return BadInput(
-                f"--batch-size: got {job.batch_size}, expected at most the training samples; {outcome.message}"
-            )
-        case Verdict.KERNEL_LIMIT:
-            return NothingFits(f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}")
+def _why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.KERNEL_LIMIT:
+        return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
     needed = session.bytes_needed(job)
-    budget = job.memory_budget_bytes
     where = f" in {outcome.phase}" if outcome.phase else ""
     more = f"it needs {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
-    limit = f"the budget of {format_bytes(budget)}" if budget is not None else "the memory that is free"
-    return NothingFits(f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit}; {more}")
+    return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {_limit(job)}; {more}"
 
 
-def _nothing_fits(session: Session, fits: dict[str, PrecisionFit]) -> NothingFits:
-    budget = session.job.memory_budget_bytes
-    limit = f"the budget of {format_bytes(budget)}" if budget is not None else "the memory that is free"
+def _why_nothing_fits(job: Job, fits: dict[str, PrecisionFit]) -> str:
     needs = ", ".join(
         f"{name} {fitted.bytes_needed:,} bytes ({format_bytes(fitted.bytes_needed)})"
         for name, fitted in fits.items()
         if fitted.bytes_needed is not None
     )
-    return NothingFits(f"not even one sample fits {limit}" + (f"; it needs: {needs}" if needs else ""))
+    return f"not even one sample fits {_limit(job)}" + (f"; it needs: {needs}" if needs else "")
+
+
+def _limit(job: Job) -> str:
+    budget = job.memory_budget_bytes
+    return f"the budget of {format_bytes(budget)}" if budget is not None else "the memory that is free"

@@ -57,9 +57,9 @@ class Device(ABC):
         """Whether a budget can be enforced here, and why not."""
 
     @abstractmethod
-    def begin(self, budget_bytes: int | None) -> None:
-        """From here on, this process may take `budget_bytes` more (None: what is free), and the meter counts from
-        here."""
+    def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
+        """From here on, this process may take `budget_bytes` more (None: what is free), and the meter counts from here.
+        With `enforce=False` it counts as under that budget, and nothing is limited."""
 
     @abstractmethod
     def lift_budget(self) -> None:
@@ -90,9 +90,11 @@ def _cgroup_bytes() -> tuple[int, int] | None:
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())
+        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return None if limit == "max" else (int(limit), used)
+    reclaimable = int(cached.group(1)) if cached else 0  # file cache, torch's own libraries among it
+    return None if limit == "max" else (int(limit), max(used - reclaimable, 0))
 
 
 class CpuDevice(Device):
@@ -124,14 +126,14 @@ class CpuDevice(Device):
     def free_bytes(self) -> int:
         available = psutil.virtual_memory().available
         cgroup = _cgroup_bytes()
-        return min(available, cgroup[0] - cgroup[1]) if cgroup else int(available)
+        return max(min(available, cgroup[0] - cgroup[1]), 0) if cgroup else int(available)
 
     def budget_support(self) -> Support:
         if sys.platform == "linux":
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
 
-    def begin(self, budget_bytes: int | None) -> None:
+    def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         # The thread pool's stacks belong to the process, not to the batch: start it before the count begins.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if sys.platform != "linux":
@@ -145,9 +147,11 @@ class CpuDevice(Device):
             heap.leave_no_free_blocks()
         self._start_bytes = self._held_bytes()
         self.reset_peak()
-        limit = _proc_status("VmData") + (budget_bytes if budget_bytes is not None else self.free_bytes())
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        if enforce:
+            limit = _proc_status("VmData") + (budget_bytes if budget_bytes is not None else self.free_bytes())
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def _held_bytes(self) -> int:
         return _proc_status("VmSize") - (len(self._padding) if self._padding is not None else 0)
@@ -213,9 +217,9 @@ class AcceleratorDevice(Device):
             supported=False, reason=f"torch cannot limit a process's memory on {self.torch_device.type} exactly"
         )
 
-    def begin(self, budget_bytes: int | None) -> None:
+    def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)
-        if budget_bytes is not None and self.budget_support().supported:
+        if enforce and budget_bytes is not None and self.budget_support().supported:
             fraction = min(budget_bytes / self.capacity_bytes(), 1.0)
             backend = torch.cuda if self.torch_device.type == "cuda" else torch.xpu
             backend.set_per_process_memory_fraction(fraction, self.torch_device)

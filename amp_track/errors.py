@@ -1,13 +1,18 @@
 """What can go wrong, as a user meets it. Each error carries the exit code of the command that raised it.
 
-AmpTrackError            exit code 1
-├── BadInput             2   what was given cannot be run; nothing was written
-├── WorkloadFailed       1   the workload's own code raised, or its process died
-├── NothingFits          3   out of memory even at the smallest batch
-└── Interrupted        130   Ctrl-C or SIGTERM
+    AmpTrackError            exit code 1
+    ├── BadInput             2   what was given cannot be run; nothing was written
+    ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    └── NothingFits          3   out of memory
+
+Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+INTERRUPTED_EXIT_CODE = 130
 
 
 class AmpTrackError(Exception):
@@ -50,12 +55,15 @@ class WorkloadFailed(AmpTrackError):
 
 
 class NothingFits(AmpTrackError):
-    """Out of memory: the batch asked for, or every batch, is larger than the budget."""
+    """Out of memory: the batch asked for, or every batch, is larger than the budget.
+
+    Args:
+        message: says what does not fit, and how many bytes it would take.
+        result: what `--json` prints all the same.
+    """
 
     exit_code = 3
 
-
-class Interrupted(AmpTrackError):
-    """The user or the system asked the command to stop."""
-
-    exit_code = 130
+    def __init__(self, message: str, result: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.result = result

@@ -27,7 +27,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        return self.field.default is False
+        return "parse" not in self.field.metadata
 
     @property
     def is_repeatable(self) -> bool:

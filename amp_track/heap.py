@@ -9,6 +9,7 @@ commands took the same 64.668 MiB, to the page.
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def leave_no_free_blocks() -> None:
     malloc looks for free space in its heap before it asks the system; a forked process inherits megabytes of it, more
     or less from run to run. Does nothing without glibc (musl).
     """
+    gc.collect()  # else what the garbage held is freed at some later moment, and makes such blocks
     libc = _glibc()
     heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     if libc is None or heap is None:

@@ -62,6 +62,11 @@ def setting(
     )
 
 
+def switch(help: str) -> Any:
+    """A dataclass field that is a flag without a value, off unless given."""
+    return field(default=False, metadata={"help": help, "flag": None, "repeatable": False})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything that determines one run.
@@ -153,15 +158,10 @@ class Job:
         metavar="NORM",
         shown_default="no clipping",
     )
-    channels_last: bool = setting(
-        False, "Keep image tensors in channels-last memory order.", values.boolean, expected="true or false"
-    )
-    compile: bool = setting(False, "torch.compile the model.", values.boolean, expected="true or false")
-    synthetic: bool = setting(
-        False,
-        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
-        values.boolean,
-        expected="true or false",
+    channels_last: bool = switch("Keep image tensors in channels-last memory order.")
+    compile: bool = switch("torch.compile the model.")
+    synthetic: bool = switch(
+        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported."
     )
     timeout_seconds: float | None = setting(
         None,
@@ -203,9 +203,10 @@ class Job:
         return texts
 
     @property
-    def workload_name(self) -> str:
-        """`experiments/digits.py` and `package.digits:Digits` are both called `digits`."""
-        return Path(self.workload.partition(":")[0].replace(".py", "").replace(".", "/")).name
+    def short_name(self) -> str:
+        """`experiments/digits.py` and `package.digits:Digits` are both `digits`."""
+        module, colon, _ = self.workload.partition(":")
+        return module.rpartition(".")[2] if colon else Path(module).stem
 
 
 class Verdict(StrEnum):
@@ -329,10 +330,8 @@ class Inspection:
     """As torch names it: `cpu`, `cuda:0`."""
     device_kind: str
     device_name: str
-    capacity_bytes: int
     free_bytes: int
     precisions: tuple[tuple[str, Support], ...]
-    budget: Support
     workload_name: str
     workload_digest: str
     """Of the workload's source: an edge proven for other code is not an edge."""

@@ -63,7 +63,7 @@ def support(name: str, device: torch.device) -> Support:
         if major < 8:
             return Support(supported=False, reason=f"{needs}, this one has {major}.{minor}")
         return Support(supported=True, reason=f"compute capability {major}.{minor} has TF32 tensor cores")
-    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if name == "bf16" and device.type == "cuda" and not _has_bfloat16_units(device):
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
         return Support(
             supported=False,
@@ -74,6 +74,11 @@ def support(name: str, device: torch.device) -> Support:
             supported=True, reason="float16 works on a CPU, but slower than float32 unless it has fp16 units"
         )
     return Support(supported=True, reason=f"{device.type} autocasts to {'float16' if name == 'amp' else 'bfloat16'}")
+
+
+def _has_bfloat16_units(device: torch.device) -> bool:
+    with torch.cuda.device(device):  # torch asks the current device
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _float32_switches() -> dict[str, Any]:

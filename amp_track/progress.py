@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,10 +12,6 @@ from amp_track.job import EpochEnded, Event, Job, Outcome, StepsDone
 from amp_track.values import format_bytes
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class OnEvent(Protocol):
-    def __call__(self, event: Event) -> None: ...
 
 
 def say(text: str) -> None:
@@ -30,7 +25,7 @@ def working(text: str) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> Iterator[OnEvent]:
+def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> Iterator[Callable[[Event], None]]:
     """Show one job as its events arrive.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +94,7 @@ def notes(result: SearchResult) -> list[str]:
 
 
 def log(result: SearchResult, parent: Run) -> str:
-    """Keep table, notes and picture with the study's MLflow run. Returns the report's path within its artifacts."""
+    """Keep table, notes and picture with the study's MLflow run. Returns the path of the report."""
     console = Console(record=True, width=160, file=io.StringIO())
     console.print(search_table(result))
     for line in notes(result):
@@ -104,7 +105,7 @@ def log(result: SearchResult, parent: Run) -> str:
         draw(result, picture)
         parent.artifact(picture)
     parent.table("trials.json", _columns(result.trials))
-    return f"runs:/{parent.run_id}/report.txt"
+    return parent.artifact_path("report.txt")
 
 
 def draw(result: SearchResult, file: Path) -> None:
@@ -165,8 +166,12 @@ def _speed(outcome: Outcome) -> str:
 
 def _best(trials: list[TrialResult], *, higher_is_better: bool) -> TrialResult | None:
     sign = 1 if higher_is_better else -1
-    rated = [trial for trial in trials if trial.outcome.quality is not None]
-    return max(rated, key=lambda trial: sign * (trial.outcome.quality or 0.0), default=None)
+    rated = [trial for trial in trials if math.isfinite(_quality_or_nan(trial))]
+    return max(rated, key=lambda trial: sign * _quality_or_nan(trial), default=None)
+
+
+def _quality_or_nan(trial: TrialResult) -> float:
+    return math.nan if trial.outcome.quality is None else trial.outcome.quality
 
 
 def _made_few_updates(trial: TrialResult, best: TrialResult) -> bool:

@@ -102,23 +102,31 @@ class SearchResult:
         }
 
 
-def train_json(run_id: str, job: Job, outcome: Outcome, found: Inspection) -> dict[str, Any]:
-    """`train --json`."""
-    scale = outcome.scale
-    return {
-        "run_id": run_id,
-        "workload": job.workload,
-        "precision": job.precision,
-        "batch_size": job.batch_size,
-        "verdict": str(outcome.verdict),
-        "quality": {"name": found.quality_name, "value": outcome.quality},
-        "wall_seconds": outcome.wall_seconds,
-        "samples_per_second": outcome.samples_per_second,
-        "max_memory_bytes": outcome.max_memory_bytes,
-        "steps": outcome.steps,
-        "skipped_steps": outcome.skipped_steps,
-        "scale": scale
-        and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
-        "device": {"kind": found.device_kind, "name": found.device_name},
-        "memory_budget_bytes": job.memory_budget_bytes,
-    }
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """One job, as it was run, and what came of it."""
+
+    run_id: str
+    job: Job
+    outcome: Outcome
+    found: Inspection
+
+    def as_json(self) -> dict[str, Any]:
+        scale = self.outcome.scale
+        return {
+            "run_id": self.run_id,
+            "workload": self.job.workload,
+            "precision": self.job.precision,
+            "batch_size": self.job.batch_size,
+            "verdict": str(self.outcome.verdict),
+            "quality": {"name": self.found.quality_name, "value": self.outcome.quality},
+            "wall_seconds": self.outcome.wall_seconds,
+            "samples_per_second": self.outcome.samples_per_second,
+            "max_memory_bytes": self.outcome.max_memory_bytes,
+            "steps": self.outcome.steps,
+            "skipped_steps": self.outcome.skipped_steps,
+            "scale": scale
+            and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
+            "device": {"kind": self.found.device_kind, "name": self.found.device_name},
+            "memory_budget_bytes": self.job.memory_budget_bytes,
+        }

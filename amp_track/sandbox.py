@@ -70,17 +70,21 @@ class Sandbox:
         """
         outcome = self._in_fresh_process("run", job, on_event)
         assert isinstance(outcome, Outcome)
-        if outcome.verdict is Verdict.CRASHED and job.memory_budget_bytes is not None:
+        if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
+        return outcome
+
+    def measure(self, job: Job) -> Outcome:
+        """Probe a job's batch, counting as under its budget but limiting nothing: what it would take."""
+        outcome = self._in_fresh_process("measure", dataclasses.replace(job, probe=True), _ignore)
+        assert isinstance(outcome, Outcome)
         return outcome
 
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
         """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
-        jobs over a CPU budget ended in SIGSEGV). A crash is the budget's doing if, and only if, the same batch runs
-        whole without a budget and needs more than it."""
-        probe = dataclasses.replace(job, probe=True, memory_budget_bytes=None)
-        second = self._in_fresh_process("run", probe, _ignore)
-        assert isinstance(second, Outcome)
+        jobs over a CPU budget ended in SIGSEGV). Such a death is the budget's doing if, and only if, the same batch
+        runs whole without a limit and takes more than the budget."""
+        second = self.measure(job)
         needed = second.max_memory_bytes
         if second.fits and needed is not None and needed > budget_bytes:
             reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
@@ -91,7 +95,7 @@ class Sandbox:
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
         connection, childs_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(task, job, childs_end), daemon=True)
+        process = self._context.Process(target=_child, args=(task, job, childs_end))
         process.start()
         childs_end.close()  # so that the child's death closes the pipe
         try:
@@ -125,7 +129,10 @@ def _receive(
     """Pass events on until the result comes; None when the child died or the deadline passed without one."""
     while True:
         left = None if deadline is None else deadline - time.monotonic()
-        if (left is not None and left <= 0) or not wait([connection], left):
+        if left is not None and left <= 0:
+            return None
+        ready = wait([connection, sentinel], left)
+        if connection not in ready and not connection.poll():  # dead, or out of time, with nothing left to read
             return None
         try:
             message = connection.recv()
@@ -139,6 +146,15 @@ def _receive(
                 raise message
             case _:
                 on_event(message)
+
+
+def _may_be_the_budget(crash: Outcome) -> bool:
+    """Deaths and errors that a failed allocation is known to cause without naming it. A workload's own exception, exit
+    or SIGKILL is none of them."""
+    signals = ("SIGSEGV", "SIGBUS", "SIGABRT")
+    # oneDNN: it reports every failure so, a failed allocation among them.
+    errors = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
+    return crash.message.endswith(signals) or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
@@ -182,7 +198,9 @@ def _child(task: str, job: Job, connection: Connection[Any, Any]) -> None:
 
     match task:
         case "run":
-            worker.run(job, connection)
+            worker.run(job, connection, enforce_budget=True)
+        case "measure":
+            worker.run(job, connection, enforce_budget=False)
         case "inspect":
             worker.inspect(job, connection)
         case _:

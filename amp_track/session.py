@@ -3,7 +3,6 @@ workload, then the stores, then jobs one after another."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -50,11 +49,19 @@ class Session:
                 f"{workload}: got no such file, expected a Python file with one Workload or package.module:Class; "
                 "see experiments/digits.py for one to copy"
             )
-        stores.check("--tracking-uri", stores.tracking_uri(request.stores.tracking_uri))
+        tracking_uri = stores.tracking_uri(request.stores.tracking_uri)
+        stores.check_tracking("--tracking-uri", tracking_uri)
         stores.check("--storage", request.stores.storage)
+        stores.check_apart(tracking_uri, request.stores.storage)
         sandbox = Sandbox(workload)
         with progress.working("importing torch, looking at device and workload"):
             found = sandbox.inspect(request.job)
+        batch_size = request.job.batch_size
+        if batch_size is not None and not request.job.synthetic and batch_size > found.training_samples:
+            raise BadInput(
+                f"--batch-size: got {batch_size}, expected at most the {found.training_samples} training samples that "
+                f"{workload} has"
+            )
         for precision in precisions or ():
             support = found.support(precision)
             if not support.supported:
@@ -68,11 +75,15 @@ class Session:
 
     @property
     def skipped(self) -> dict[str, str]:
-        return {
-            name: found.reason if not (found := self.found.support(name)).supported else "not asked for"
-            for name in PRECISIONS
-            if name not in self.precisions
+        """The precisions that are left out, with the reason."""
+        return self.unsupported | {
+            name: "not asked for" for name in PRECISIONS if name not in self.precisions and name not in self.unsupported
         }
+
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """The precisions this device lacks, with the reason."""
+        return {name: support.reason for name, support in self.found.precisions if not support.supported}
 
     @property
     def limit(self) -> Limit:
@@ -121,7 +132,7 @@ class Session:
         """The same for the same question, so that asking again goes on; another for another question."""
         digest = hashlib.sha256(json.dumps(self.edge_settings(), sort_keys=True).encode()).hexdigest()[:6]
         budget = self.job.memory_budget_bytes
-        parts = [self.job.workload_name, self.found.device.replace(":", "")]
+        parts = [self.job.short_name, self.found.device.replace(":", "")]
         parts += [format_bytes(budget).replace(" ", "")] if budget else []
         return "-".join([*parts, digest])
 
@@ -175,17 +186,22 @@ class Session:
             self.request.stores.storage,
             directions=["maximize" if self.found.higher_is_better else "minimize", "maximize"],
             settings=self.training_settings(),
-            sampler=optuna.samplers.TPESampler(seed=self.job.seed),
+            sampler=optuna.samplers.TPESampler(),
         )
 
     @contextmanager
-    def study_run(self, tracker: Tracker, fit_study: optuna.Study) -> Iterator[Run]:
-        """The MLflow run that stands for the study: one, however often the study is gone on with."""
+    def study_run(self, tracker: Tracker, fit_study: optuna.Study, *, given: str | None) -> Iterator[Run]:
+        """The MLflow run that stands for the study: one, however often the study is gone on with.
+
+        Args:
+            tracker: where it is.
+            fit_study: remembers its id.
+            given: the id of a run that is there already, to be this one if the study has none yet.
+        """
         from amp_track import tracking
         from amp_track.study import storage
 
         known = fit_study.user_attrs.get(storage.PARENT_RUN_ID)
-        given = tracking.run_id_of_environment()
         if known is not None and not tracker.exists(known):
             known = None  # another tracking store, or deleted there
         if known is not None and given is not None and known != given:
@@ -196,13 +212,25 @@ class Session:
             if known is None:
                 fit_study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
                 tracking.describe(parent, self.job, self.found, kind="study", with_params=False)
+                parent.tags({f"amp_track.skipped.{name}": reason for name, reason in self.unsupported.items()})
                 parent.flush()
+                fit_study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
             else:
                 progress.say(f"going on with study {self.study_name}")
+                self._warn_of_other_free_memory(fit_study.user_attrs.get(storage.FREE_BYTES))
                 killed = tracker.kill_orphans(known, storage.finished_trials(fit_study, f"{self.study_name}/train"))
                 if killed:
                     progress.say(f"ended {killed} runs whose process had died")
             yield parent
+
+    def _warn_of_other_free_memory(self, then_bytes: int | None) -> None:
+        """Without a budget an edge is that of the memory that was free."""
+        now_bytes = self.found.free_bytes
+        if self.job.memory_budget_bytes is None and then_bytes and abs(now_bytes / then_bytes - 1) > 0.05:
+            progress.say(
+                f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
+                "are: give a --memory-budget, or another --study to find them anew"
+            )
 
     def run_tracked(self, job: Job, run: Run, *, kind: str, title: str, epoch_lines: bool = False) -> Outcome:
         """Run a job and log it to `run`, whatever comes of it."""
@@ -222,9 +250,8 @@ class Session:
         return outcome
 
     def bytes_needed(self, job: Job) -> int | None:
-        """What a job takes without a budget; None when there was none, or it does not run without one either."""
+        """The smallest budget a job would fit; None when it has no budget, or does not run without one either."""
         if job.memory_budget_bytes is None:
             return None
-        probe = dataclasses.replace(job, probe=True, memory_budget_bytes=None)
-        outcome = self.sandbox.run(probe)
+        outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None

@@ -29,16 +29,31 @@ def masked(url: str) -> str:
     from sqlalchemy.exc import ArgumentError
 
     try:
-        return make_url(url).render_as_string(hide_password=True)
+        address = make_url(url)
+        secrets = {name: "***" for name in address.query if "pass" in name.lower()}
+        return address.update_query_dict(secrets).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
         return url.rpartition("@")[2]  # not an address we can take apart: leave out all that might be a secret
 
 
-def check(flag: str, url: str) -> None:
-    """Raises BadInput, before anything is written, when the database at `url` cannot be opened."""
+def check_tracking(flag: str, url: str) -> None:
+    """As `check`; MLflow's store may be a server too."""
     if url.startswith(("http://", "https://")):
         _check_server(flag, url)
-        return
+    else:
+        check(flag, url)
+
+
+def check_apart(tracking_uri: str, storage: str) -> None:
+    """Raises BadInput when both stores are one database: the two keep their schema's version under the same name."""
+    if _identity(tracking_uri) == _identity(storage):
+        raise BadInput(
+            f"--storage: got {masked(storage)}, which is MLflow's database too, expected one of its own; name another"
+        )
+
+
+def check(flag: str, url: str) -> None:
+    """Raises BadInput, before anything is written, when the database at `url` cannot be opened."""
     from sqlalchemy import create_engine
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError

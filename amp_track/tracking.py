@@ -6,6 +6,8 @@ a tracking URI) belongs to the user's program.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import json
 import logging
 import os
@@ -14,8 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
@@ -23,6 +24,7 @@ import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunStatus, RunTag
 
 from amp_track import stores
+from amp_track.errors import BadInput
 from amp_track.job import EpochEnded, Event, Inspection, Job, Outcome, Started, Verdict
 
 EXPERIMENT = "amp_track"
@@ -99,7 +101,8 @@ class Run:
             self.metric("amp/final_scale", outcome.scale.final)
             self.metric("amp/scale", outcome.scale.initial, 0)
             last_step, last_scale = outcome.scale.history[-1]
-            self.metric("amp/scale", last_scale, last_step)
+            if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
+                self.metric("amp/scale", last_scale, last_step)
 
     def dataset(self, found: Inspection) -> None:
         """What the run was trained and evaluated on."""
@@ -123,6 +126,11 @@ class Run:
 
     def artifact(self, file: Path) -> None:
         self._client.log_artifact(self.run_id, str(file))
+
+    def artifact_path(self, file: str) -> str:
+        """Where an artifact is: a path where the store keeps files on this machine, else an address."""
+        uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
+        return uri.removeprefix("file://")
 
     def flush(self) -> None:
         metrics, self._metrics = self._metrics, []
@@ -159,24 +167,22 @@ class Tracker:
     """An MLflow tracking store, made ready.
 
     Args:
-        uri: its address, already checked by `stores.check`.
-        experiment: where new top-level runs go, unless the environment names another (MLFLOW_EXPERIMENT_NAME, _ID).
+        uri: its address, already checked by `stores.check`. New top-level runs go to the experiment that the
+            environment names (MLFLOW_EXPERIMENT_ID or _NAME), else to `amp_track`.
     """
 
-    def __init__(self, uri: str, *, experiment: str = EXPERIMENT) -> None:
+    def __init__(self, uri: str) -> None:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self.uri = uri
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        self._experiment = experiment
         with stores.first_use(uri):
             self._experiment_id = self._find_experiment()
 
     def _find_experiment(self) -> str:
         if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            self._client.get_experiment(experiment_id)
             return experiment_id
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", self._experiment)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         found = self._client.get_experiment_by_name(name)
         return found.experiment_id if found is not None else str(self._client.create_experiment(name))
 
@@ -193,12 +199,27 @@ class Tracker:
             parent: the run to show this one under.
         """
         run = self._open(name, tags, run_id, parent)
-        ending = _Ending(self._client, run)
-        with ending:
+        status = "FAILED"
+        try:
             yield run
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            run.tags({"amp_track.verdict": str(Verdict.INTERRUPTED)})
+            raise
+        finally:
+            try:
+                run.flush()
+            finally:
+                self._client.set_terminated(run.run_id, status)
 
     def _open(self, name: str, tags: dict[str, str], run_id: str | None, parent: Run | None) -> Run:
         if run_id is not None:
+            if not self.exists(run_id):
+                raise BadInput(
+                    f"MLFLOW_RUN_ID: got {run_id}, expected a run in {stores.masked(self.uri)}; unset it, or name the "
+                    "store it is in"
+                )
             self._client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             existing = self._client.get_run(run_id)
             run = Run(self._client, run_id, existing.info.experiment_id)
@@ -213,12 +234,15 @@ class Tracker:
         return Run(self._client, made.info.run_id, experiment_id)
 
     def exists(self, run_id: str) -> bool:
+        """Whether the store has this run, not deleted. An error of the store is not an answer: it is raised."""
         try:
             return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
-        except mlflow.exceptions.MlflowException:
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
             return False
 
-    def kill_orphans(self, parent_run_id: str, finished_trials: dict[str, set[int]]) -> int:
+    def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, set[int]]) -> int:
         """End as KILLED the children still RUNNING whose Optuna trial is over: their process died without a word.
 
         Args:
@@ -242,30 +266,6 @@ class Tracker:
         return killed
 
 
-class _Ending:
-    """Ends a run with the status that fits how its block ended."""
-
-    def __init__(self, client: mlflow.MlflowClient, run: Run) -> None:
-        self._client = client
-        self._run = run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            status = "FINISHED"
-        elif issubclass(kind, KeyboardInterrupt):
-            status = "KILLED"
-            self._run.tags({"amp_track.verdict": str(Verdict.INTERRUPTED)})
-        else:
-            status = "FAILED"
-        self._run.flush()
-        self._client.set_terminated(self._run.run_id, status)
-
-
 def run_id_of_environment() -> str | None:
     """The run that `mlflow run` has made for this process."""
     return os.environ.get("MLFLOW_RUN_ID") or None
@@ -276,20 +276,21 @@ def describe(run: Run, job: Job, found: Inspection, *, kind: str, with_params: b
     study's run has no one precision or batch size: `with_params=False`."""
     if with_params:
         run.params(job.params())
+        run.tags({"amp_track.precision_reason": found.support(job.precision).reason})
     run.tags(
         {
             "amp_track.kind": kind,
             "amp_track.device": found.device_name,
             "amp_track.device_kind": found.device_kind,
-            "amp_track.precision_reason": found.support(job.precision).reason,
             "amp_track.workload_digest": found.workload_digest,
-            **{f"amp_track.version.{name}": value for name, value in found.versions},
+            **{f"amp_track.version.{name}": value for name, value in (*found.versions, *_versions())},
             **_commit_of(job.workload),
         }
     )
     run.dataset(found)
 
 
+@functools.cache
 def _common_tags() -> dict[str, str]:
     """User and source as MLflow's own `start_run` records them.
 
@@ -297,25 +298,25 @@ def _common_tags() -> dict[str, str]:
     """
     from mlflow.tracking.context import registry
 
-    if not hasattr(_common_tags, "cached"):
-        _common_tags.cached = dict(registry.resolve_tags())  # type: ignore[attr-defined]
-    return dict(_common_tags.cached)  # type: ignore[attr-defined]
+    return dict(registry.resolve_tags())
 
 
-_commits: dict[str, dict[str, str]] = {}
+@functools.cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    packages = ("mlflow", "optuna", "torchvision")
+    return tuple((name, importlib.metadata.version(name)) for name in packages)
 
 
+@functools.cache
 def _commit_of(workload: str) -> dict[str, str]:
     """The git commit of the workload's folder, and whether it has changes that are not in it."""
-    if workload not in _commits:
-        folder = Path(workload.partition(":")[0])
-        folder = folder.resolve().parent if folder.exists() else Path.cwd()
-        commit = _git(folder, "rev-parse", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-        _commits[workload] = (
-            {} if commit is None else {"mlflow.source.git.commit": commit, "amp_track.git_changed": str(bool(changed))}
-        )
-    return _commits[workload]
+    folder = Path(workload.partition(":")[0])
+    folder = folder.resolve().parent if folder.exists() else Path.cwd()
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"mlflow.source.git.commit": commit, "amp_track.git_changed": str(bool(changed))}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

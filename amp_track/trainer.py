@@ -40,13 +40,22 @@ class _Evaluation:
 class Trainer:
     """One resolved job on one device. `phase` says what it was doing when an exception came through."""
 
-    def __init__(self, job: Job, workload: Workload, device: Device, send: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workload: Workload,
+        device: Device,
+        send: Callable[[Event], None],
+        *,
+        enforce_budget: bool = True,
+    ) -> None:
         assert job.batch_size is not None and job.learning_rate is not None, "resolve the job first"
         self._job = job
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
         self._send = send
+        self._enforce_budget = enforce_budget
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
@@ -70,7 +79,7 @@ class Trainer:
                 message=f"batch size {self._batch_size} is above the {batches.training_samples} training samples",
             )
         self._phase = "model"
-        self._device.begin(self._job.memory_budget_bytes)
+        self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
         with float32_precision(self._precision) as float32_settings:
             step = self._build_step()
             learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)

@@ -67,10 +67,6 @@ def byte_size(text: str) -> int:
     return size
 
 
-def boolean(text: str) -> bool:
-    return {"true": True, "false": False}[one_of("true", "false")(text.lower())]
-
-
 def device(text: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", text):
         raise ValueError(text)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import amp_track
 from amp_track import device as devices
 from amp_track import precision
 from amp_track.data import digest, length
@@ -25,7 +26,7 @@ from amp_track.values import PRECISIONS
 from amp_track.workload import load_workload, option_values, source_digest, users_traceback
 
 
-def run(job: Job, connection: Connection[Any, Any]) -> None:
+def run(job: Job, connection: Connection[Any, Any], *, enforce_budget: bool) -> None:
     """Train, and send events and then the outcome, whatever exception comes."""
     _settle_in()
     try:
@@ -34,7 +35,7 @@ def run(job: Job, connection: Connection[Any, Any]) -> None:
     except BadInput as error:
         connection.send(error)
         return
-    trainer = Trainer(job, workload, device, connection.send)
+    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget)
     try:
         outcome = trainer.run()
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
@@ -63,15 +64,15 @@ def _inspection(job: Job) -> Inspection:
     if not job.synthetic:
         train_data, eval_data = workload.train_data(), workload.eval_data()
         training_samples, evaluation_samples = length(train_data), length(eval_data)
+        if not training_samples:
+            raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
         dataset_digest = digest(train_data)
     return Inspection(
         device=str(device.torch_device),
         device_kind=device.torch_device.type,
         device_name=device.name,
-        capacity_bytes=device.capacity_bytes(),
         free_bytes=device.free_bytes(),
         precisions=tuple((name, precision.support(name, device.torch_device)) for name in PRECISIONS),
-        budget=device.budget_support(),
         workload_name=type(workload).__name__,
         workload_digest=source_digest(workload),
         batch_size=workload.batch_size,
@@ -83,13 +84,15 @@ def _inspection(job: Job) -> Inspection:
         training_samples=training_samples,
         evaluation_samples=evaluation_samples,
         dataset_digest=dataset_digest,
-        versions=(("python", platform.python_version()), ("torch", str(torch.__version__)), ("platform", _system())),
+        versions=(
+            ("amp_track", amp_track.__version__),
+            ("python", platform.python_version()),
+            ("torch", str(torch.__version__)),
+            ("cuda", str(torch.version.cuda)),
+            ("cudnn", str(torch.backends.cudnn.version())),  # type: ignore[no-untyped-call]
+            ("platform", f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"),
+        ),
     )
-
-
-def _system() -> str:
-    driver = f", CUDA {torch.version.cuda}" if torch.cuda.is_available() else ""
-    return f"{platform.system()} {platform.release()}, {os.cpu_count()} cores{driver}"
 
 
 def _outcome_of_exception(error: BaseException, phase: str, device: devices.Device | None) -> Outcome:

@@ -18,10 +18,15 @@ def test_params_hold_every_field() -> None:
 
 @pytest.mark.parametrize(
     ("workload", "name"),
-    [("experiments/digits.py", "digits"), ("package.vision.digits:Digits", "digits"), ("/a/b/my.net.py", "net")],
+    [
+        ("experiments/digits.py", "digits"),
+        ("package.vision.digits:Digits", "digits"),
+        ("/a/b/my.net.py", "my.net"),
+        ("pkg.pyramid:Net", "pyramid"),
+    ],
 )
-def test_workload_name(workload: str, name: str) -> None:
-    assert Job(workload=workload).workload_name == name
+def test_short_name(workload: str, name: str) -> None:
+    assert Job(workload=workload).short_name == name
 
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

@@ -17,7 +17,8 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
         ("sqlite:////no/such/folder/x.db", "expected a file in a folder that exists; make /no/such/folder"),
         ("nonsense", "expected a database address such as"),
         ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
-        ("http://user:hunter2@127.0.0.1:9", "expected an MLflow server that answers"),
+        ("foo://host/x?user=me&password=hunter2", "got foo://host/x"),
+        ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:
@@ -36,3 +37,14 @@ def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
     assert stores.tracking_uri(None) == "sqlite:///elsewhere.db"
     assert stores.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
+
+
+def test_a_tracking_server_that_does_not_answer_is_refused() -> None:
+    with pytest.raises(BadInput, match="expected an MLflow server that answers") as raised:
+        stores.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_one_database_for_both_is_refused() -> None:
+    with pytest.raises(BadInput, match="expected one of its own"):
+        stores.check_apart("sqlite:///x.db", "sqlite:///./x.db")

@@ -11,12 +11,16 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.frontier import Edge, Limit, Probe, explore
-from amp_track.job import Job, Outcome, Verdict
+from amp_track.job import Job, Outcome
 from amp_track.results import PrecisionFit
 from amp_track.study import storage
 from amp_track.values import PRECISIONS
 
 _CLAIM = "amp_track:claim"
+
+
+class NothingLeft(Exception):
+    """A trial was asked for and there is nothing left to probe."""
 
 
 class EdgeSampler(optuna.samplers.BaseSampler):
@@ -71,7 +75,8 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         pick = self.next([other for other in study.get_trials(deepcopy=False) if other.number != trial.number])
-        assert pick is not None, "a trial was asked for after the last edge was proven"
+        if pick is None:
+            return {}
         claim: dict[str, Any] = {"precision": pick[0], "batch_size": pick[1]}
         # Private: without `_storage` two workers may probe the same batch; the answer stays right.
         study._storage.set_trial_system_attr(trial._trial_id, _CLAIM, claim)
@@ -80,7 +85,8 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        raise AssertionError(f"{param_name} is always sampled relative to the others")
+        # Nothing was picked: another worker has proven the last edge since this trial was asked for.
+        raise NothingLeft
 
 
 def find_edges(
@@ -88,6 +94,7 @@ def find_edges(
     sampler: EdgeSampler,
     precisions: Sequence[str],
     job: Job,
+    *,
     run_probe: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
 ) -> dict[str, PrecisionFit]:
     """Probe until every edge is proven.
@@ -111,7 +118,7 @@ def find_edges(
 
     # One trial at a time, so that nothing is asked for once the last edge is proven; `optimize` keeps the heartbeat.
     while sampler.next(study.get_trials(deepcopy=False)) is not None:
-        study.optimize(objective, n_trials=1)
+        study.optimize(objective, n_trials=1, catch=NothingLeft)
     trials = study.get_trials(deepcopy=False)
     return {precision: _fit_of(trials, precision, sampler) for precision in precisions}
 
@@ -136,8 +143,3 @@ def _fit_of(trials: Sequence[FrozenTrial], precision: str, sampler: EdgeSampler)
         at_edge=storage.outcome_of(at_edge) if at_edge is not None else None,
         run_id=storage.run_id_of(at_edge) if at_edge is not None else None,
     )
-
-
-def verdict_ends_search(outcome: Outcome) -> bool:
-    """Whether a probe says nothing about memory: the workload failed, or took too long."""
-    return outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT, Verdict.INTERRUPTED)

@@ -21,7 +21,9 @@ from amp_track.errors import BadInput
 from amp_track.job import Outcome, ScaleReport, Verdict
 
 _SETTINGS, _WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
-PARENT_RUN_ID = "mlflow_parent_run_id"
+PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
+_CLOCK_SECONDS = 5
+"""A process's start is reckoned from the boot time, which moves when the clock is set."""
 _SECONDS_TO_SAY_WHO = 30
 """A worker names itself within milliseconds of making a trial; one that has not by then died in between."""
 
@@ -106,9 +108,10 @@ def _is_dead(trial: FrozenTrial) -> bool:
     if worker["host"] != socket.gethostname():
         return False
     try:
-        return bool(psutil.Process(worker["pid"]).create_time() != worker["started"])
+        started = psutil.Process(worker["pid"]).create_time()
     except psutil.NoSuchProcess:
         return True
+    return bool(abs(started - worker["started"]) > _CLOCK_SECONDS)
 
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
@@ -138,8 +141,7 @@ def run_id_of(trial: FrozenTrial) -> str:
 def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     """A constraint: at most 0 is feasible. Written twice, because optuna-dashboard 0.21 reads only the older list.
 
-    The one place that touches `_trial_id` and the system attribute; without them the dashboard shows an out-of-memory
-    trial as feasible.
+    Touches the private `_trial_id`; without it the dashboard shows an out-of-memory trial as feasible.
     """
     trial.set_constraint(name, violation)
     trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
@@ -147,8 +149,8 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, set[int]]:
     """By study name, the numbers of the trials that are over: of this study, and of those named that exist."""
-    summaries = {name for name in optuna.get_all_study_names(study._storage) if name in others}
-    studies = [study, *(optuna.load_study(study_name=name, storage=study._storage) for name in sorted(summaries))]
+    known = [name for name in optuna.get_all_study_names(study._storage) if name in others]
+    studies = [study, *(optuna.load_study(study_name=name, storage=study._storage) for name in known)]
     for other in studies:
         fail_dead_trials(other)
     return {

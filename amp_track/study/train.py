@@ -46,19 +46,27 @@ class Space:
 
     def enqueue_landmarks(self, study: optuna.Study) -> None:
         """What everyone wants to compare comes first: the workload's own batch and the largest one, at each precision.
-        A study that is gone on with has them already."""
+        A study that is gone on with keeps those it has; one whose process died is queued again."""
+        queued = [
+            trial.system_attrs.get("fixed_params", trial.params)
+            for trial in study.get_trials(deepcopy=False)
+            if trial.state is not TrialState.FAIL
+        ]
         for at_edge in (False, True):
             for precision, edge in self.edges.items():
                 batch_size = edge if at_edge else min(self.reference_batch_size, edge)
-                study.enqueue_trial({"precision": precision, "batch_size": batch_size}, skip_if_exists=True)
+                landmark = {"precision": precision, "batch_size": batch_size}
+                if landmark not in queued:
+                    queued.append(landmark)
+                    study.enqueue_trial(landmark)
 
 
 def train_inside(
     study: optuna.Study,
     space: Space,
     job: Job,
-    trials: int,
     *,
+    trials: int,
     higher_is_better: bool,
     run_training: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
 ) -> tuple[list[TrialResult], list[int]]:
@@ -78,7 +86,11 @@ def train_inside(
         storage.name_worker(trial)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        outcome, run_id = run_training(trial, chosen)
+        known = next((other for other in _finished(study) if other.params == trial.params), None)
+        if known is not None and (kept := storage.outcome_of(known)) is not None:
+            outcome, run_id = kept, storage.run_id_of(known)  # the same job would come to the same
+        else:
+            outcome, run_id = run_training(trial, chosen)
         storage.remember(trial, outcome, run_id)
         violation = memory_violation(outcome, job.memory_budget_bytes)
         quality = outcome.quality
@@ -89,6 +101,8 @@ def train_inside(
         return (quality, outcome.samples_per_second or 0.0) if quality is not None else (worst, 0.0)
 
     space.enqueue_landmarks(study)
+    # Seeded anew each time a study is gone on with, or it would draw what it drew before.
+    study.sampler = optuna.samplers.TPESampler(seed=job.seed + 1000 * len(study.get_trials(deepcopy=False)))
     while len(_finished(study)) < trials:
         study.optimize(objective, n_trials=1)
     results = [_result_of(trial) for trial in _finished(study)]

@@ -38,6 +38,10 @@ def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
         (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
         (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
+        (
+            ["train", DIGITS, "--batch-size", "1438"],
+            "--batch-size: got 1438, expected at most the 1437 training samples",
+        ),
         (["train", DIGITS, "--set", "depth=3"], "--set: got depth=3, expected an option of"),
         (["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses"),
         (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
@@ -72,8 +76,9 @@ def test_a_workload_whose_loss_raises_is_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_exit_code_3() -> None:
-    done = amp_track("train", DIGITS, "--precision", "fp32", "--memory-budget", "1MiB", "--batch-size", "1")
+    done = amp_track("train", DIGITS, "--precision", "fp32", "--memory-budget", "1MiB", "--batch-size", "1", "--json")
     assert done.returncode == 3
+    assert json.loads(done.stdout)["verdict"] == "oom"
     assert "does not fit the budget of 1 MiB; it needs" in done.stderr
     assert "bytes" in done.stderr.splitlines()[-1]
 

@@ -23,10 +23,13 @@ COMMAND = [
 def trials(study: str) -> list[optuna.trial.FrozenTrial]:
     if not Path("optuna.db").exists():
         return []
-    storage = optuna.storages.RDBStorage(URL, skip_table_creation=True)
+    try:
+        storage = optuna.storages.RDBStorage(URL, skip_table_creation=True)
+    except Exception:  # its tables are being made
+        return []
     try:
         return optuna.load_study(study_name=study, storage=storage).trials
-    except Exception:  # not made yet
+    except Exception:  # the study is not made yet
         return []
     finally:
         storage.engine.dispose()
@@ -63,6 +66,8 @@ def test_a_killed_search_goes_on_where_it_stopped() -> None:
     assert [trial.state for trial in train].count(TrialState.FAIL) == 1
     assert {trial.state for trial in fit + train} <= {TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING}
     assert [trial.state for trial in train].count(TrialState.COMPLETE) == 5
+    done_landmarks = [t.system_attrs["fixed_params"] for t in train if t.state is TrialState.COMPLETE][:4]
+    assert len({str(landmark) for landmark in done_landmarks}) == 4, "a killed landmark is trained after all"
     proven = [(t.params["precision"], t.params["batch_size"]) for t in fit if t.state is TrialState.COMPLETE]
     assert len(proven) == len(set(proven)), "a probe was repeated"
     assert [trial.params for trial in fit[: len(known)]] == known

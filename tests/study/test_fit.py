@@ -1,5 +1,7 @@
 """Real studies in real SQLite, with real probes."""
 
+import dataclasses
+
 import mlflow
 import optuna
 import pytest
@@ -17,22 +19,16 @@ def digits(**settings: object) -> Job:
     return Job(**{"workload": DIGITS, "memory_budget_bytes": 64 * MEBIBYTE} | settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("amp", marks=pytest.mark.slow)])
 def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
     edge = commands.fit(request(digits(), precisions=(precision,))).precisions[precision].edge
     assert edge.first_failing_batch == edge.largest_batch + 1
     assert edge.bound == "memory"
     job = digits(precision=precision, epochs=2)
-    _, _, outcome, _ = commands.train(request(dataclass_replace(job, batch_size=edge.largest_batch)))
+    outcome = commands.train(request(dataclasses.replace(job, batch_size=edge.largest_batch))).outcome
     assert outcome.fits
     with pytest.raises(NothingFits, match=rf"out of memory in \w+: {precision} at batch {edge.first_failing_batch}"):
-        commands.train(request(dataclass_replace(job, batch_size=edge.first_failing_batch)))
-
-
-def dataclass_replace(job: Job, **changes: object) -> Job:
-    import dataclasses
-
-    return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
+        commands.train(request(dataclasses.replace(job, batch_size=edge.first_failing_batch)))
 
 
 def test_every_probe_is_a_trial_and_a_run() -> None:
