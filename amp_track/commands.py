@@ -95,7 +95,7 @@ def _find_edges(
         progress.say(f"{name} skipped: {reason}")
 
     def run_probe(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        return _run_trial(session, tracker, parent, study, trial, job, kind="probe")
+        return run_trial(session, tracker, parent, study, trial, job, kind="probe")
 
     fits = fit.find_edges(study, sampler, session.precisions, session.job, run_probe=run_probe)
     for precision, fitted in fits.items():
@@ -117,7 +117,7 @@ def _find_edges(
     return result
 
 
-def _run_trial(
+def run_trial(
     session: Session,
     tracker: Tracker,
     parent: Run,
@@ -155,7 +155,7 @@ def _train_inside(
     progress.say(f"training inside the edges: {trainings.trials} trials in all")
 
     def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        return _run_trial(session, tracker, parent, study, trial, job, kind="train")
+        return run_trial(session, tracker, parent, study, trial, job, kind="train")
 
     return train.train_inside(
         study,

@@ -24,11 +24,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.job import Inspection, Job, Outcome, resolve
+from amp_track import commands
+from amp_track.job import Event, Job, Outcome
+from amp_track.request import Request, Stores
 from amp_track.sandbox import Sandbox
+from amp_track.session import Session
 
 if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
-    from amp_track.tracking import Tracker
+    import optuna
+
+    from amp_track.tracking import Run
 
 DIGITS = str(Path(__file__).parent.parent / "experiments" / "digits.py")
 RESULTS = Path(__file__).parent / "results"
@@ -89,73 +94,83 @@ def in_fresh_process(target: Callable[..., None], *arguments: Any) -> tuple[Any,
     return result, time.perf_counter() - started
 
 
-def tracked(
-    sandbox: Sandbox, tracker: Tracker, parent: Any, job: Job, found: Inspection, storage: Any
-) -> tuple[Outcome, float, float]:
-    """One trial as `search` runs it: its outcome, the seconds of the whole trial, and those of its job's process."""
-    import optuna
+class TimedSandbox(Sandbox):
+    """Notes how long each job took, its process included."""
 
-    from amp_track.study import storage as study_storage
-    from amp_track.tracking import describe
+    seconds = 0.0
 
-    study = optuna.load_study(study_name="overhead", storage=storage)
-    started = time.perf_counter()
-    job_seconds = 0.0
-    outcomes = []
+    def run(self, job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Outcome:
+        started = time.perf_counter()
+        try:
+            return super().run(job, on_event)
+        finally:
+            self.seconds = time.perf_counter() - started
 
-    def objective(trial: optuna.Trial) -> float:
-        nonlocal job_seconds
-        study_storage.name_worker(trial)
-        with tracker.run("trial", parent=parent, tags={"optuna.trial": str(trial.number)}) as run:
-            trial.set_user_attr(study_storage.RUN_ID, run.run_id)
-            describe(run, job, found, kind="train")
-            run.flush()
-            job_started = time.perf_counter()
-            outcome = sandbox.run(job, lambda event: run.event(event, found.quality_name))
-            job_seconds = time.perf_counter() - job_started
-            run.outcome(outcome)
-        study_storage.remember(trial, outcome, run.run_id)
-        study_storage.constrain(trial, "memory", 0.0)
-        outcomes.append(outcome)
-        return outcome.samples_per_second or 0.0
 
-    study.optimize(objective, n_trials=1)
-    return outcomes[0], time.perf_counter() - started, job_seconds
+class Trials:
+    """Trials as `search` runs them, on stores of their own in the current folder."""
+
+    def __init__(self, device: str) -> None:
+        import optuna
+
+        request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="overhead"))
+        self.session = Session.prepare(request, ("fp32",))
+        self.session.sandbox = self.sandbox = TimedSandbox(DIGITS)
+        self.tracker = self.session.open_tracker()
+        self.study, _ = self.session.open_fit_study(("fp32",))
+        self.study.sampler = optuna.samplers.RandomSampler()
+
+    def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:
+        """The outcome of one trial, and the seconds of the whole trial."""
+        from amp_track.study import storage
+
+        outcomes = []
+
+        def objective(trial: optuna.Trial) -> float:
+            storage.name_worker(trial)
+            outcome, run_id = commands.run_trial(
+                self.session, self.tracker, parent, self.study, trial, job, kind="train"
+            )
+            storage.remember(trial, outcome, run_id)
+            storage.constrain(trial, "memory", 0.0)
+            outcomes.append(outcome)
+            return outcome.samples_per_second or 0.0
+
+        started = time.perf_counter()
+        self.study.optimize(objective, n_trials=1)
+        return outcomes[0], time.perf_counter() - started
 
 
 def measure(repeats: int, device: str, epochs: int = 40) -> dict[str, Any]:
-    import optuna
-
-    from amp_track.study import storage as study_storage
-    from amp_track.tracking import Tracker
-
-    sandbox = Sandbox(DIGITS)
-    found = sandbox.inspect(Job(workload=DIGITS, device=device))
-    job = resolve(Job(workload=DIGITS, device=device, precision="fp32", epochs=epochs), found)
-    assert job.batch_size is not None
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        storage = study_storage.open_storage("sqlite:///optuna.db")
-        optuna.create_study(study_name="overhead", storage=storage, direction="maximize")
-        tracker = Tracker("sqlite:///mlflow.db")
-        bare, steps, trials, processes, jobs = [], [], [], [], []
+        trials = Trials(device)
+        found = trials.session.found
+        job = dataclasses.replace(trials.session.job, epochs=epochs)
+        assert job.batch_size is not None
         steps_per_epoch = -(-found.training_samples // job.batch_size)
-        with tracker.run("overhead", tags={}) as parent:
+        bare, tracked, beyond, processes, empty = [], [], [], [], []
+        with trials.tracker.run("overhead", tags={}) as parent:
             for repeat in range(repeats + 1):  # the first of each warms up, and is left out
-                milliseconds, _ = in_fresh_process(bare_loop, found.device, epochs)
-                outcome, trial_seconds, job_seconds = tracked(sandbox, tracker, parent, job, found, storage)
-                short = dataclasses.replace(job, epochs=1)
-                short_outcome, _, short_seconds = tracked(sandbox, tracker, parent, short, found, storage)
+                bare_milliseconds = 0.0
+                if repeat % 2:  # in turns, so that neither always comes first
+                    bare_milliseconds, _ = in_fresh_process(bare_loop, found.device, epochs)
+                outcome, trial_seconds = trials.run(parent, job)
+                job_seconds = trials.sandbox.seconds
+                if not repeat % 2:
+                    bare_milliseconds, _ = in_fresh_process(bare_loop, found.device, epochs)
+                short, _ = trials.run(parent, dataclasses.replace(job, epochs=1))
+                short_seconds = trials.sandbox.seconds
                 _, empty_seconds = in_fresh_process(nothing)
                 if repeat == 0:
                     continue
                 assert outcome.samples_per_second is not None
-                bare.append(milliseconds)
-                steps.append(1000 * found.training_samples / steps_per_epoch / outcome.samples_per_second)
-                trials.append(trial_seconds - job_seconds)
-                processes.append(short_seconds - short_outcome.wall_seconds)
-                jobs.append(empty_seconds)
-        storage.engine.dispose()
+                bare.append(bare_milliseconds)
+                tracked.append(1000 * found.training_samples / steps_per_epoch / outcome.samples_per_second)
+                beyond.append(trial_seconds - job_seconds)
+                processes.append(short_seconds - short.wall_seconds)
+                empty.append(empty_seconds)
+        trials.session.storage.engine.dispose()
     median = statistics.median
     return {
         "date": datetime.date.today().isoformat(),
@@ -165,15 +180,15 @@ def measure(repeats: int, device: str, epochs: int = 40) -> dict[str, Any]:
         "epochs": epochs,
         "batch_size": job.batch_size,
         "bare_loop_ms_per_step": bare,
-        "tracked_ms_per_step": steps,
+        "tracked_ms_per_step": tracked,
         # Each pair ran within seconds: the median of their ratios is steadier than the ratio of the medians.
-        "tracked_over_bare": median(one / other for one, other in zip(steps, bare, strict=True)),
-        "trial_overhead_seconds": trials,
-        "trial_overhead_seconds_median": median(trials),
+        "tracked_over_bare": median(one / other for one, other in zip(tracked, bare, strict=True)),
+        "trial_overhead_seconds": beyond,
+        "trial_overhead_seconds_median": median(beyond),
         "fresh_process_seconds": processes,
         "fresh_process_seconds_median": median(processes),
-        "empty_process_seconds_median": median(jobs),
-        "trial_overhead_over_training": median(trials) / (median(steps) / 1000 * steps_per_epoch * epochs),
+        "empty_process_seconds_median": median(empty),
+        "trial_overhead_over_training": median(beyond) / (median(tracked) / 1000 * steps_per_epoch * epochs),
     }
 
 

@@ -1,0 +1,68 @@
+import json
+import socket
+
+import optuna
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from amp_track.errors import BadInput
+from amp_track.job import Outcome, ScaleReport, Verdict
+from amp_track.study import storage
+
+URL = "sqlite:///optuna.db"
+
+
+def open_study(**settings: str) -> optuna.Study:
+    return storage.open_study(
+        "s", storage.open_storage(URL), URL, directions=["maximize"], settings=settings,
+        sampler=optuna.samplers.RandomSampler(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worker", "state"),
+    [
+        ({}, TrialState.RUNNING),
+        ({"pid": 2**22 + 1}, TrialState.FAIL),
+        ({"started": 1.0}, TrialState.FAIL),  # the process id was given to another process since
+        ({"host": "elsewhere", "pid": 2**22 + 1}, TrialState.RUNNING),  # only its heartbeat can tell
+    ],
+)
+def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: TrialState) -> None:
+    study = open_study()
+    trial = study.ask()
+    this = {
+        "host": socket.gethostname(),
+        "pid": psutil.Process().pid,
+        "started": psutil.Process().create_time(),
+    }
+    trial.set_user_attr("worker", this | worker)
+    storage.fail_dead_trials(study)
+    assert study.trials[0].state is state
+
+
+def test_other_settings_are_refused_and_the_first_ones_kept() -> None:
+    open_study(device="cpu", epochs="6")
+    with pytest.raises(BadInput, match="got epochs 3, expected the 6 that study s was made with"):
+        open_study(device="cpu", epochs="3")
+    assert json.loads(open_study(device="cpu", epochs="6").user_attrs["settings"])["epochs"] == "6"
+
+
+@given(
+    verdict=st.sampled_from(Verdict),
+    quality=st.none() | st.floats(allow_nan=False),
+    history=st.lists(st.tuples(st.integers(0, 10**6), st.floats(1e-30, 1e30)), min_size=1, max_size=5),
+)
+def test_an_outcome_survives_its_trial(
+    verdict: Verdict, quality: float | None, history: list[tuple[int, float]]
+) -> None:
+    scale = ScaleReport(initial=history[0][1], final=history[-1][1], history=tuple(history))
+    outcome = Outcome(verdict=verdict, quality=quality, scale=scale, max_memory_bytes=7)
+    study = optuna.create_study()
+    trial = study.ask()
+    storage.remember(trial, outcome, "run")
+    assert storage.outcome_of(study.trials[0]) == outcome
+    assert storage.run_id_of(study.trials[0]) == "run"

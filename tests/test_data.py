@@ -1,0 +1,84 @@
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import FAULTS
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from amp_track.data import Batches, batch_length, digest, move
+from amp_track.job import PROBE_EPOCHS, PROBE_STEPS, Job
+from amp_track.workload import Workload, load_workload
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return load_workload(FAULTS)
+
+
+def batches_of(workload: Workload, **settings: int | bool) -> Batches:
+    return Batches(Job(**{"workload": FAULTS, "epochs": 2} | settings), workload)  # type: ignore[arg-type]
+
+
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 9))
+def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, batch_size: int, accumulate: int) -> None:
+    batches = batches_of(workload, batch_size=batch_size, accumulate=accumulate)
+    steps, orders = 0, []
+    for epoch in batches.epochs():
+        inputs, shares = [], []
+        for (input, _), share, update in epoch:
+            inputs.append(input)
+            shares.append(share)
+            if update:
+                assert sum(shares) == pytest.approx(1.0)
+                shares, steps = [], steps + 1
+        assert not shares, "an epoch ends with a step"
+        orders.append(torch.cat(inputs))
+    assert steps == batches.total_steps
+    data = torch.stack([sample for sample, _ in workload.train_data()])  # type: ignore[attr-defined]
+    for order in orders:
+        assert torch.equal(order.sort(dim=0).values, data.sort(dim=0).values)
+    assert not torch.equal(*orders), "each epoch has a new order"
+
+
+@given(batch_size=st.integers(1, SAMPLES))
+def test_a_probe_is_the_training_without_the_middle(workload: Workload, batch_size: int) -> None:
+    probe = batches_of(workload, batch_size=batch_size, probe=True)
+    sizes = [[batch_length(input) for (input, _), _, _ in epoch] for epoch in probe.epochs()]
+    full, rest = divmod(SAMPLES, batch_size)
+    assert sizes == [[batch_size] * min(full, PROBE_STEPS) + ([rest] if rest else [])] * PROBE_EPOCHS
+    evaluated = [batch_length(input) for input, _ in probe.evaluation()]
+    assert evaluated == [batch_size] + ([rest] if rest else [])
+
+
+def test_evaluation_counts_every_sample_once(workload: Workload) -> None:
+    batches = batches_of(workload, batch_size=10)
+    assert [batch_length(input) for input, _ in batches.evaluation()] == [10] * 6 + [4]
+
+
+class _Pair(NamedTuple):
+    image: torch.Tensor
+    extra: dict[str, torch.Tensor]
+
+
+def test_move_keeps_the_structure() -> None:
+    batch = _Pair(torch.zeros(2, 3, 4, 4), {"mask": torch.ones(2)})
+    moved = move(batch, torch.device("cpu"), channels_last=True)
+    assert isinstance(moved, _Pair)
+    assert moved.image.is_contiguous(memory_format=torch.channels_last)
+    assert moved.extra["mask"].tolist() == [1.0, 1.0]
+
+
+class _Augmented(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3) + index, index
+
+
+def test_the_digest_of_augmented_data_is_always_the_same() -> None:
+    assert digest(_Augmented()) == digest(_Augmented())

@@ -1,0 +1,90 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from amp_track import report
+from amp_track.frontier import Edge
+from amp_track.job import Job, Outcome, ScaleReport, Verdict
+from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
+
+MEBIBYTE = 2**20
+
+
+def trial(number: int, batch_size: int, quality: float, steps: int) -> TrialResult:
+    outcome = Outcome(
+        verdict=Verdict.FITS, quality=quality, steps=steps, skipped_steps=2, samples_per_second=100.0 * batch_size,
+        max_memory_bytes=batch_size * MEBIBYTE,
+        scale=ScaleReport(initial=65536, final=16384, history=((0, 65536), (1, 32768), (2, 16384), (steps, 16384))),
+    )  # fmt: skip
+    return TrialResult(
+        number=number, precision="amp", batch_size=batch_size, learning_rate=0.1, outcome=outcome, run_id=f"run{number}"
+    )
+
+
+@pytest.fixture
+def result() -> SearchResult:
+    at_edge = Outcome(verdict=Verdict.FITS, max_memory_bytes=60 * MEBIBYTE, samples_per_second=51200.0)
+    fitted = PrecisionFit(edge=Edge(512, 513, "memory"), probes=17, at_edge=at_edge, run_id="edge")
+    nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70 * MEBIBYTE)
+    fit = FitResult(
+        study="s", run_id="parent", job=Job(memory_budget_bytes=64 * MEBIBYTE), device_name="A CPU", device_kind="cpu",
+        precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
+    )  # fmt: skip
+    trials = (trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69))
+    return SearchResult(fit=fit, quality_name="accuracy", higher_is_better=True, trials=trials, pareto=(0, 1))
+
+
+def text(result: SearchResult) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(report.search_table(result))
+    return console.export_text()
+
+
+def test_an_untrained_batch_is_shown_for_what_it_is(result: SearchResult) -> None:
+    assert "0.1300" in text(result)
+    assert "16 updates (few!)" in text(result)
+    (note,) = [line for line in report.notes(result) if line.startswith("amp: few updates")]
+    assert "at batch 512 (16), against 136 at batch 64" in note
+
+
+def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
+    assert "65,536 → 16,384" in text(result)
+    assert "2 of 138 steps skipped, 0 growths" in text(result)
+
+
+def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) -> None:
+    assert "needs an NVIDIA GPU" in text(result)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(report.fit_table(result.fit))
+    shown = console.export_text()
+    assert "one sample needs 70 MiB" in shown
+    assert "one more runs out of memory" in shown
+
+
+def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
+    reordered = SearchResult(
+        fit=result.fit, quality_name="accuracy", higher_is_better=True, trials=result.trials[::-1], pareto=()
+    )
+    assert "0.9900" in text(reordered)
+
+
+def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
+    shape = result.as_json()
+    assert list(shape) == [
+        "study", "run_id", "workload", "device", "memory_budget_bytes", "precisions", "trials", "pareto", "report",
+    ]  # fmt: skip
+    assert list(shape["precisions"]["amp"]) == [
+        "largest_batch", "first_failing_batch", "bound", "probes", "max_memory_bytes", "samples_per_second", "run_id",
+    ]  # fmt: skip
+    assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}
+    assert {
+        "precision", "batch_size", "verdict", "quality", "wall_seconds", "samples_per_second", "max_memory_bytes",
+        "skipped_steps", "run_id",
+    } <= set(shape["trials"][0])  # fmt: skip
+
+
+def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
+    report.draw(result, tmp_path / "search.png")
+    assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
