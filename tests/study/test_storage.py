@@ -33,7 +33,7 @@ def open_study(**settings: str) -> optuna.Study:
 )
 def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: TrialState) -> None:
     study = open_study()
-    trial = study.ask()
+    trial = optuna.load_study(study_name="s", storage=optuna.storages.RDBStorage(URL)).ask()  # no heartbeat
     this = {
         "host": socket.gethostname(),
         "pid": psutil.Process().pid,
