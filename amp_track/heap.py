@@ -18,23 +18,6 @@ _RESERVE_BYTES = 4 * 2**20
 _kept: list[bytes] = []
 
 
-def leave_no_free_blocks() -> None:
-    """Use up the large free blocks of this process's heap, so that what is allocated next shows as growth.
-
-    malloc looks for free space in its heap before it asks the system; a forked process inherits megabytes of it, more
-    or less from run to run. Does nothing without glibc (musl).
-    """
-    gc.collect()  # else what the garbage held is freed at some later moment, and makes such blocks
-    libc = _glibc()
-    heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    if libc is None or heap is None:
-        return
-    start, end = int(heap.group(1), 16), libc.sbrk(0)
-    while start <= (block := libc.malloc(_LARGE_BLOCK_BYTES)) < end:
-        pass
-    libc.free(block)
-
-
 def make_exact() -> None:
     """From here on in this process every block of 64 KiB or more is taken from the system and handed back when freed.
 
@@ -50,7 +33,7 @@ def make_exact() -> None:
     libc.mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
     libc.mallopt(m_top_pad, 0)
     libc.mallopt(m_arena_max, 1)
-    leave_no_free_blocks()
+    _use_up_large_free_blocks(libc)
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()
 
@@ -67,6 +50,19 @@ def _glibc() -> ctypes.CDLL | None:
     libc.sbrk.argtypes = [ctypes.c_ssize_t]
     libc.free.argtypes = [ctypes.c_void_p]
     return libc
+
+
+def _use_up_large_free_blocks(libc: ctypes.CDLL) -> None:
+    """malloc looks for free space in its heap before it asks the system, whatever the threshold; a forked process
+    inherits megabytes of it, more or less from run to run."""
+    gc.collect()  # else what the garbage held is freed at some later moment, and makes such blocks
+    heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    if heap is None:
+        return
+    start, end = int(heap.group(1), 16), libc.sbrk(0)
+    while start <= (block := libc.malloc(_LARGE_BLOCK_BYTES)) < end:
+        pass
+    libc.free(block)
 
 
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
