@@ -137,7 +137,8 @@ def run_trial(
         outcome = session.run_tracked(job, run, kind=kind, title=title)
         if kind == "probe" or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             _raise_on_crash(job, outcome)
-    progress.say(progress.outcome_line(job, outcome, quality_name=session.found.quality_name))
+    shown = session.found.quality_name if kind == "train" else None  # a probe's few steps teach nothing
+    progress.say(progress.outcome_line(job, outcome, quality_name=shown))
     return outcome, run.run_id
 
 

@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+from conftest import DIGITS
+
+from amp_track.job import EpochEnded, Event, Job, Outcome, resolve
+from amp_track.sandbox import Sandbox
+
+
+@pytest.fixture(scope="module")
+def digits(sandbox: Sandbox) -> Job:
+    return resolve(Job(workload=DIGITS, precision="fp32"), sandbox.inspect(Job(workload=DIGITS)))
+
+
+@pytest.fixture(scope="module")
+def strict(sandbox: Sandbox, digits: Job) -> Outcome:
+    return sandbox.run(digits)
+
+
+def test_digits_learn_in_the_default_epochs(strict: Outcome) -> None:
+    assert strict.quality is not None
+    assert strict.quality >= 0.97
+
+
+@pytest.mark.parametrize("precision", ["bf16", "amp"])
+def test_lower_precision_keeps_the_accuracy(sandbox: Sandbox, digits: Job, strict: Outcome, precision: str) -> None:
+    outcome = sandbox.run(dataclasses.replace(digits, precision=precision))
+    assert outcome.quality == pytest.approx(strict.quality, abs=0.01)
+
+
+def test_an_outcome_is_what_its_events_said(sandbox: Sandbox, digits: Job) -> None:
+    events: list[Event] = []
+    outcome = sandbox.run(dataclasses.replace(digits, epochs=2), events.append)
+    last = [event for event in events if isinstance(event, EpochEnded)][-1]
+    assert (outcome.train_loss, outcome.eval_loss, outcome.quality) == (last.train_loss, last.eval_loss, last.quality)
+    assert outcome.steps == last.step == 2 * 23
+    assert outcome.train_seconds is not None
+    assert 0 < outcome.train_seconds < outcome.wall_seconds
+    assert outcome.samples_per_second is not None
+    assert outcome.samples_per_second > 0
+
+
+def test_options_of_the_step_reach_it(sandbox: Sandbox, digits: Job) -> None:
+    plain, clipped, last, scaled = (
+        sandbox.run(dataclasses.replace(digits, steps=8, epochs=None, **changes))
+        for changes in (
+            {},
+            {"clip_norm": 1e-3},
+            {"channels_last": True},
+            {"lr_scaling": "linear", "accumulate": 2},
+        )
+    )
+    assert clipped.train_loss != plain.train_loss
+    assert last.train_loss == pytest.approx(plain.train_loss, rel=1e-3)
+    assert scaled.steps == 8
+    assert scaled.train_loss != plain.train_loss
