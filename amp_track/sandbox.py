@@ -55,7 +55,8 @@ class Sandbox:
             BadInput: the device is not here or the workload cannot be loaded.
             WorkloadFailed: loading its data failed.
         """
-        found = self._in_fresh_process("inspect", job, _ignore)
+        # Not under the job's timeout: the first process waits until torch is imported.
+        found = self._in_fresh_process("inspect", dataclasses.replace(job, timeout_seconds=None), _ignore)
         if isinstance(found, Inspection):
             return found
         assert isinstance(found, Outcome)

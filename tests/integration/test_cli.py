@@ -75,6 +75,12 @@ def test_a_workload_whose_loss_raises_is_exit_code_1(tmp_path: Path) -> None:
     assert "amp_track/trainer.py" not in done.stderr
 
 
+def test_a_job_that_hangs_is_given_up() -> None:
+    done = amp_track("train", FAULTS, "--set", "fault=hang", "--precision", "fp32", "--timeout", "0.5")
+    assert done.returncode == 1
+    assert "gave up after 0.5 s (--timeout) at fp32, batch 4" in done.stderr
+
+
 def test_a_batch_that_does_not_fit_is_exit_code_3() -> None:
     done = amp_track("train", DIGITS, "--precision", "fp32", "--memory-budget", "1MiB", "--batch-size", "1", "--json")
     assert done.returncode == 3
