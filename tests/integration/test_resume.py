@@ -1,6 +1,5 @@
 """Searches that are killed or stopped, and gone on with."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from optuna.trial import TrialState
 
 URL = "sqlite:///optuna.db"
 COMMAND = [
-    sys.executable, "-m", "amp_track", "search", DIGITS, "--precision", "fp32,bf16", "--memory-budget", "64MiB",
+    sys.executable, "-m", "amp_track", "search", DIGITS, "--precision", "fp32,bf16", "--max-batch-size", "96",
     "--epochs", "1", "--trials", "5", "--study", "stopped",
 ]  # fmt: skip
 
@@ -38,17 +37,21 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
 def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.Popen[bytes]:
     """Start the search and end it while the trial after `finished` others is running."""
     process = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the search ended before it could be stopped"
-        now = trials(study)
-        running = [trial for trial in now if trial.state is TrialState.RUNNING and "mlflow_run_id" in trial.user_attrs]
-        if running and sum(trial.state is TrialState.COMPLETE for trial in now) >= finished:
-            os.kill(process.pid, ending)
-            process.wait(timeout=30)
-            return process
-        time.sleep(0.01)
-    raise AssertionError(f"{study} did not get to {finished} trials")
+    try:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            assert process.poll() is None, "the search ended before it could be stopped"
+            now = trials(study)
+            running = [t for t in now if t.state is TrialState.RUNNING and "mlflow_run_id" in t.user_attrs]
+            if running and sum(t.state is TrialState.COMPLETE for t in now) >= finished:
+                process.send_signal(ending)
+                process.wait(timeout=60)
+                return process
+            time.sleep(0.01)
+        raise AssertionError(f"{study} did not get to {finished} trials")
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_nothing_fits_says_what_it_would_take() -> None:
 
 
 def test_going_on_repeats_nothing() -> None:
-    asked = request(digits(), precisions=("fp32",), study="twice")
+    asked = request(digits(), precisions=("fp32",), study="twice", max_batch_size=20)
     first = commands.fit(asked)
     before = optuna.load_study(study_name="twice/fit", storage=URL).trials
     second = commands.fit(asked)
