@@ -109,6 +109,7 @@ class CpuDevice(Device):
         self._padding: mmap.mmap | None = None
         self._start_bytes = 0
         self._before_reset_bytes = 0
+        self._is_exact = False
 
     @property
     def name(self) -> str:
@@ -145,6 +146,7 @@ class CpuDevice(Device):
             # At a price in speed that only a job with a budget pays. Without, what the process happens to have free is
             # used first and does not show: a few MiB, and 20 % of a small job's speed, were it taken away.
             heap.make_exact()
+            self._is_exact = True
         self._start_bytes = self._held_bytes()
         self.reset_peak()
         if enforce:
@@ -167,6 +169,8 @@ class CpuDevice(Device):
         if sys.platform != "linux":
             return
         self._before_reset_bytes = max(self._before_reset_bytes, self._peak_since_reset())
+        if self._is_exact:
+            heap.use_up_large_free_blocks()
         # VmPeak cannot be reset. Instead the address space is padded up to it, with a mapping that may not be touched
         # and that RLIMIT_DATA does not count, so that whatever is allocated next shows as a new peak.
         held, peak = self._held_bytes(), _proc_status("VmPeak")
