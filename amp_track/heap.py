@@ -2,8 +2,8 @@
 
 Out of the box glibc keeps freed blocks for later, serves large requests from whatever free space its heap inherited,
 and moves its thresholds as it goes; Python adds a MiB at a time. The peak of one and the same job then differs by
-several per cent between runs, and jumps with the batch. After `make_exact`, 64 runs of a small CNN
-started by 4 commands agreed within 0.14 %, 57 of them to the page.
+several per cent between runs, and jumps with the batch. After `make_exact`, 64 runs of a small CNN started by 4
+commands agreed within 0.14 %, 57 of them to the page.
 """
 
 from __future__ import annotations
