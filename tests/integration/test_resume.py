@@ -75,7 +75,7 @@ def test_a_killed_search_goes_on_where_it_stopped() -> None:
     assert len(proven) == len(set(proven)), "a probe was repeated"
     assert [trial.params for trial in fit[: len(known)]] == known
 
-    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, max_results=1000)
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
@@ -92,7 +92,7 @@ def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
     states = [trial.state for trial in trials("stopped/fit")]
     assert states.count(TrialState.FAIL) == 1
     assert TrialState.RUNNING not in states
-    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert sorted({run.info.status for run in runs}) == ["FINISHED", "KILLED"]
     assert [run.info.status for run in runs].count("KILLED") == 2  # the probe and the study's run
