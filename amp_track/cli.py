@@ -54,12 +54,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     find_batch_size = given[batch_size.parameter] == "auto"
     if find_batch_size:
         given[batch_size.parameter] = None
-    request = Request(
-        job=flags.build(Job, _TRAIN_FLAGS, given, workload=workload),
-        find_batch_size=find_batch_size,
-        stores=flags.build(Stores, _TRAIN_FLAGS, given),
-        edges=flags.build(Edges, _TRAIN_FLAGS, given),
-    )
+    request = _request(_TRAIN_FLAGS, given, workload, find_batch_size=find_batch_size)
     from amp_track import commands, progress
 
     result = _print_or_return(commands.train, request, as_json)
@@ -80,11 +75,7 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
 
     amp-track fit experiments/digits.py --memory-budget 64MiB
     """
-    request = Request(
-        job=flags.build(Job, _FIT_FLAGS, given, workload=workload),
-        stores=flags.build(Stores, _FIT_FLAGS, given),
-        edges=flags.build(Edges, _FIT_FLAGS, given),
-    )
+    request = _request(_FIT_FLAGS, given, workload)
     from amp_track import commands, report
 
     result = _print_or_return(commands.fit, request, as_json)
@@ -101,12 +92,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12
     """
-    request = Request(
-        job=flags.build(Job, _SEARCH_FLAGS, given, workload=workload),
-        stores=flags.build(Stores, _SEARCH_FLAGS, given),
-        edges=flags.build(Edges, _SEARCH_FLAGS, given),
-        trainings=flags.build(Trainings, _SEARCH_FLAGS, given),
-    )
+    request = _request(_SEARCH_FLAGS, given, workload)
     from amp_track import commands, report
 
     result = _print_or_return(commands.search, request, as_json)
@@ -116,6 +102,19 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     for line in report.notes(result):
         print(f"· {line}")
     _print_how_to_look(request, result.fit.study)
+
+
+def _request(
+    command_flags: list[flags.Flag], given: dict[str, Any], workload: str, *, find_batch_size: bool = False
+) -> Request:
+    """What a command was asked for; the parts it has no flags for stay at their defaults."""
+    return Request(
+        job=flags.build(Job, command_flags, given, workload=workload),
+        find_batch_size=find_batch_size,
+        stores=flags.build(Stores, command_flags, given),
+        edges=flags.build(Edges, command_flags, given),
+        trainings=flags.build(Trainings, command_flags, given),
+    )
 
 
 def main() -> NoReturn:

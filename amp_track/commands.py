@@ -57,7 +57,7 @@ def fit(request: Request) -> FitResult:
 
 
 def _fit(session: Session, tracker: Tracker, *, given: str | None) -> FitResult:
-    study, sampler = session.open_fit_study(session.precisions)
+    study, sampler = session.open_fit_study()
     with session.study_run(tracker, study, given=given) as parent:
         return _find_edges(session, tracker, parent, study, sampler)
 
@@ -71,7 +71,7 @@ def search(request: Request) -> SearchResult:
     from amp_track import report, tracking
 
     tracker = session.open_tracker()
-    study, sampler = session.open_fit_study(session.precisions)
+    study, sampler = session.open_fit_study()
     with session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)

@@ -160,11 +160,11 @@ class Session:
 
         return Tracker(self.tracking_uri)
 
-    def open_fit_study(self, precisions: tuple[str, ...]) -> tuple[optuna.Study, EdgeSampler]:
+    def open_fit_study(self) -> tuple[optuna.Study, EdgeSampler]:
         from amp_track.study import storage
         from amp_track.study.fit import EdgeSampler
 
-        sampler = EdgeSampler(precisions, self.limit)
+        sampler = EdgeSampler(self.precisions, self.limit)
         study = storage.open_study(
             f"{self.study_name}/fit",
             self.storage,

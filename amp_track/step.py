@@ -19,6 +19,11 @@ from amp_track.data import batch_length
 from amp_track.precision import Precision
 
 
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """For sums over an epoch: float64 keeps a long one's last digits; MPS does not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True)
 class StepTotals:
     """What happened since the last read. Losses are means over samples."""
@@ -153,8 +158,7 @@ class TrainStep:
         self._parameters = parameters
         self._clip_norm = clip_norm
         self._device_type = device.type
-        # float64 does not exist on MPS; elsewhere a long epoch's sum keeps its last digits.
-        self._loss_sum = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        self._loss_sum = torch.zeros((), dtype=sum_dtype(device), device=device)
         self._non_finite = torch.zeros((), dtype=torch.int64, device=device)
         self._samples = 0
         self._steps = 0

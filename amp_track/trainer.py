@@ -24,7 +24,7 @@ from amp_track.job import (
     scaled_learning_rate,
 )
 from amp_track.precision import Precision, float32_precision
-from amp_track.step import StepTotals, TrainStep
+from amp_track.step import StepTotals, TrainStep, sum_dtype
 from amp_track.workload import Workload
 
 _WARM_UP_STEPS = 3
@@ -81,8 +81,8 @@ class Trainer:
         self._phase = "model"
         self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
         with float32_precision(self._precision) as float32_settings:
-            step = self._build_step()
             learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
+            step = self._build_step(learning_rate)
             self._send(
                 Started(settings=(*((f"fp32_precision.{name}", value) for name, value in float32_settings.items()),
                                   ("scaled_learning_rate", str(learning_rate))))
@@ -103,16 +103,14 @@ class Trainer:
             **measured,
         )
 
-    def _build_step(self) -> TrainStep:
+    def _build_step(self, learning_rate: float) -> TrainStep:
         device = self._device.torch_device
         model = self._workload.model()
         if self._job.channels_last:
             model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             model = model.to(device)
-        optimizer = self._workload.optimizer(
-            model.parameters(), scaled_learning_rate(self._job, self._workload.batch_size)
-        )
+        optimizer = self._workload.optimizer(model.parameters(), learning_rate)
         if self._job.compile:
             _compile_backward_without_autocast()
             model = torch.compile(model)  # type: ignore[assignment]
@@ -187,7 +185,7 @@ class Trainer:
         self._device.synchronize()
         started = time.perf_counter()
         device = self._device.torch_device
-        sums = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        sums = torch.zeros(2, dtype=sum_dtype(device), device=device)
         samples = 0
         with torch.inference_mode():
             for batch in batches.evaluation():

@@ -117,7 +117,7 @@ class Trials:
         self.session = Session.prepare(request, ("fp32",))
         self.session.sandbox = self.sandbox = TimedSandbox(DIGITS)
         self.tracker = self.session.open_tracker()
-        self.study, _ = self.session.open_fit_study(("fp32",))
+        self.study, _ = self.session.open_fit_study()
         self.study.sampler = optuna.samplers.RandomSampler()
 
     def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:

@@ -88,16 +88,13 @@ def name_worker(trial: optuna.Trial) -> None:
     trial.set_user_attr(_WORKER, worker)
 
 
-def fail_dead_trials(study: optuna.Study) -> int:
+def fail_dead_trials(study: optuna.Study) -> None:
     """End as FAIL every RUNNING trial whose process is gone: at once on this host, after the grace period of Optuna's
-    heartbeat on others. Returns how many there were."""
+    heartbeat on others."""
     optuna.storages.fail_stale_trials(study)
-    failed = 0
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _is_dead(trial):
             study.tell(trial.number, state=TrialState.FAIL)
-            failed += 1
-    return failed
 
 
 def _is_dead(trial: FrozenTrial) -> bool:
