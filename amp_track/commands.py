@@ -16,7 +16,7 @@ from amp_track.values import format_bytes
 if TYPE_CHECKING:
     import optuna
 
-    from amp_track.study.fit import EdgeSampler
+    from amp_track.study.fit import EdgeSampler, Task
     from amp_track.tracking import Run, Tracker
 
 
@@ -31,12 +31,13 @@ def train(request: Request) -> TrainResult:
     job = session.job
     if request.find_batch_size:
         session.check_study_settings(training=False)
+    else:
+        job = _accumulating(job, request.edges.effective_batch_size)
     from amp_track import tracking
 
     tracker = session.open_tracker()
     if request.find_batch_size:
-        fitted = _fit(session, tracker, given=None)
-        job = dataclasses.replace(job, batch_size=fitted.precisions[job.precision].edge.largest_batch)
+        job = _at_the_edge(job, _fit(session, tracker, given=None))
     name = f"{session.found.workload_name} {job.precision}"
     with tracker.run(name, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
         outcome = session.run_tracked(job, run, kind="train", title=name, epoch_lines=True)
@@ -45,6 +46,41 @@ def train(request: Request) -> TrainResult:
         if not outcome.fits:
             raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())
     return result
+
+
+def _accumulating(job: Job, effective_batch_size: int | None) -> Job:
+    """With as many batches to an optimizer step as give the effective one."""
+    if effective_batch_size is None:
+        return job
+    assert job.batch_size is not None
+    accumulate, rest = divmod(effective_batch_size, job.batch_size)
+    if rest or not accumulate:
+        raise BadInput(
+            f"--effective-batch-size: got {effective_batch_size}, expected a multiple of the batch size "
+            f"{job.batch_size}; change one of the two, or give --batch-size auto"
+        )
+    return dataclasses.replace(job, accumulate=accumulate)
+
+
+def _at_the_edge(job: Job, fitted: FitResult) -> Job:
+    """With the batch that was found: the edge, its largest multiple, or what accumulates to the effective batch."""
+    found = fitted.precisions[job.precision]
+    if fitted.effective_batch_size is not None:
+        parts = fitted.accumulation(job.precision)
+        if parts is None:
+            raise NothingFits(
+                f"no multiple of {fitted.multiple_of} up to {found.edge.largest_batch}, the largest batch that fits, "
+                f"divides --effective-batch-size {fitted.effective_batch_size}; give another one"
+            )
+        return dataclasses.replace(job, batch_size=parts[0], accumulate=parts[1])
+    if fitted.multiple_of == 1:
+        return dataclasses.replace(job, batch_size=found.edge.largest_batch)
+    if found.largest_multiple is None:
+        raise NothingFits(
+            f"no multiple of {fitted.multiple_of} fits: the largest batch is {found.edge.largest_batch}; "
+            "give a smaller --multiple-of"
+        )
+    return dataclasses.replace(job, batch_size=found.largest_multiple)
 
 
 def fit(request: Request) -> FitResult:
@@ -88,21 +124,27 @@ def search(request: Request) -> SearchResult:
 def _find_edges(
     session: Session, tracker: Tracker, parent: Run, study: optuna.Study, sampler: EdgeSampler
 ) -> FitResult:
-    from amp_track.study import fit
+    from amp_track.study import fit, storage
 
     progress.say(f"finding the largest batch that fits {_limit(session.job)} at {', '.join(session.precisions)}")
     for name, reason in session.unsupported.items():
         progress.say(f"{name} skipped: {reason}")
 
-    def run_probe(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(session, tracker, parent, study, trial, job, kind="probe")
+    budget = session.fit_budget_bytes(study.user_attrs[storage.FREE_BYTES])
 
-    fits = fit.find_edges(study, sampler, session.precisions, session.job, run_probe=run_probe)
+    def run_task(trial: optuna.Trial, task: Task) -> tuple[Outcome, str]:
+        return run_trial(session, tracker, parent, study, trial, session.job_of(task, budget), task=task)
+
+    fits = fit.find_edges(study, sampler, run_task=run_task)
+    parent.table("probes.json", fit.table_of(study.get_trials(deepcopy=False)))
     for precision, fitted in fits.items():
         parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)
+        if fitted.efficient_batch is not None:
+            parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
         if fitted.edge.largest_batch == 0:
-            one = dataclasses.replace(session.job, precision=precision, batch_size=1)
+            one = session.job_of(fit.Task(precision, 1, "probe", "to see what it takes"), budget)
             fits[precision] = dataclasses.replace(fitted, bytes_needed=session.bytes_needed(one))
+    edges = session.request.edges
     result = FitResult(
         study=session.study_name,
         run_id=parent.run_id,
@@ -111,9 +153,14 @@ def _find_edges(
         device_kind=session.found.device_kind,
         precisions=fits,
         skipped=session.skipped,
+        headroom_bytes=(session.job.memory_budget_bytes or study.user_attrs[storage.FREE_BYTES]) - budget
+        if edges.headroom is not None and budget is not None
+        else 0,
+        multiple_of=edges.multiple_of,
+        effective_batch_size=edges.effective_batch_size,
     )
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
-        raise NothingFits(_why_nothing_fits(session.job, fits), result.as_json())
+        raise NothingFits(_why_nothing_fits(session.job, budget, fits), result.as_json())
     return result
 
 
@@ -125,20 +172,24 @@ def run_trial(
     trial: optuna.Trial,
     job: Job,
     *,
-    kind: str,
+    task: Task | None = None,
 ) -> tuple[Outcome, str]:
-    """One job as an Optuna trial and an MLflow run under `parent`."""
+    """One job as an Optuna trial and an MLflow run under `parent`: a training, or a `task` of the fit study."""
     from amp_track.study import storage
 
-    title = f"{job.precision} batch {job.batch_size}" + (" probe" if kind == "probe" else "")
+    kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
+    title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "")
     tags = {"optuna.study": study.study_name, "optuna.trial": str(trial.number)}
+    if task is not None:
+        tags["amp_track.reason"] = task.reason
     with tracker.run(title, parent=parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
-        outcome = session.run_tracked(job, run, kind=kind, title=title)
-        if kind == "probe" or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
+        predicted = task.predicted_bytes if task is not None else None
+        outcome = session.run_tracked(job, run, kind=kind, title=title, predicted_bytes=predicted)
+        if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             _raise_on_crash(job, outcome)
-    shown = session.found.quality_name if kind == "train" else None  # a probe's few steps teach nothing
-    progress.say(progress.outcome_line(job, outcome, quality_name=shown))
+    shown = session.found.quality_name if task is None else None  # a probe's few steps teach nothing
+    progress.say(progress.outcome_line(job, outcome, quality_name=shown, why=task.reason if task else ""))
     return outcome, run.run_id
 
 
@@ -156,7 +207,7 @@ def _train_inside(
     progress.say(f"training inside the edges: {trainings.trials} trials in all")
 
     def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(session, tracker, parent, study, trial, job, kind="train")
+        return run_trial(session, tracker, parent, study, trial, job)
 
     return train.train_inside(
         study,
@@ -184,11 +235,11 @@ def _why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {_limit(job)}; {more}"
 
 
-def _why_nothing_fits(job: Job, fits: dict[str, PrecisionFit]) -> str:
+def _why_nothing_fits(job: Job, budget_bytes: int | None, fits: dict[str, PrecisionFit]) -> str:
     needs = ", ".join(
-        f"{name} {fitted.bytes_needed:,} bytes ({format_bytes(fitted.bytes_needed)})"
+        f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"
         for name, fitted in fits.items()
-        if fitted.bytes_needed is not None
+        if fitted.bytes_needed is not None and budget_bytes is not None
     )
     return f"not even one sample fits {_limit(job)}" + (f"; it needs: {needs}" if needs else "")
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, cast
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
-from amp_track.job import PROBE_EPOCHS, PROBE_STEPS, Job
+from amp_track.job import SYNTHETIC_BATCHES, Job, steps_per_epoch
 from amp_track.workload import Workload
 
-SYNTHETIC_BATCHES = 16
-"""Batches of one epoch of made-up data."""
+Part = tuple[Any, float, bool]
+"""A batch, its share of its optimizer step's samples, and whether it completes that step."""
 
 
 class Batches:
-    """What a job trains and evaluates on: its data by epochs, a probe's few steps, or made-up batches.
+    """What a job trains and evaluates on: its data by epochs, or made-up batches.
 
     The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
     """
@@ -36,67 +37,68 @@ class Batches:
         self.training_samples = (
             length(self._train_data) if self._train_data is not None else self._batch_size * SYNTHETIC_BATCHES
         )
-        # Two batches show all that accumulation does to memory: gradients are held while the next batch runs.
-        self._accumulate = min(job.accumulate, 2) if job.probe else job.accumulate
-        self._sizes = self._batch_sizes()
-        self._steps_per_epoch = -(-len(self._sizes) // self._accumulate)
-
-    def _batch_sizes(self) -> list[int]:
-        """Of one epoch's batches. A probe's few include the last, smaller one: it may need a larger workspace."""
         full, rest = divmod(self.training_samples, self._batch_size)
-        if self._job.probe:
-            full = min(full, PROBE_STEPS * self._accumulate)
-        return [self._batch_size] * full + ([rest] if rest else [])
+        self._sizes = [self._batch_size] * full + ([rest] if rest else [])
+        self._steps_per_epoch = steps_per_epoch(job, self.training_samples)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole job."""
-        epochs = self._job.epochs or PROBE_EPOCHS
-        if self._job.probe:
-            return min(epochs, PROBE_EPOCHS) * self._steps_per_epoch
-        return self._job.steps if self._job.steps is not None else epochs * self._steps_per_epoch
+        return self._job.steps if self._job.steps is not None else (self._job.epochs or 1) * self._steps_per_epoch
 
-    def epochs(self) -> Iterator[Iterator[tuple[Any, float, bool]]]:
-        """Epoch by epoch: (batch, its share of its optimizer step's samples, whether it completes that step)."""
+    @property
+    def go_on_after_an_evaluation(self) -> bool:
+        """Whether there is more than one epoch, or a part of a second."""
+        return self.total_steps > self._steps_per_epoch
+
+    def epochs(self) -> Iterator[Iterator[Part]]:
+        """The batches to train on, epoch by epoch."""
         left = self.total_steps
         while left > 0:
-            yield self._steps_of_one_epoch(min(left, self._steps_per_epoch))
+            yield self._epoch(min(left, self._steps_per_epoch))
             left -= self._steps_per_epoch
 
-    def _steps_of_one_epoch(self, steps: int) -> Iterator[tuple[Any, float, bool]]:
-        batches = self._training_batches()
-        for start in range(0, steps * self._accumulate, self._accumulate):
-            group = self._sizes[start : start + self._accumulate]
-            for index, size in enumerate(group, start=1):
-                yield next(batches), size / sum(group), index == len(group)
+    def _epoch(self, steps: int) -> Iterator[Part]:
+        batches = self._load(self._sizes)
+        for start in range(0, steps * self._job.accumulate, self._job.accumulate):
+            yield from _one_step(batches, self._sizes[start : start + self._job.accumulate])
 
-    def _training_batches(self) -> Iterator[Any]:
+    def full_steps(self) -> Iterator[Iterator[Part]]:
+        """For a probe: optimizer steps of full batches, without end. Two batches in each show all that accumulation
+        does to memory: gradients are held while the next batch runs."""
+        sizes = self._sizes[: min(self._job.accumulate, 2)]
+        steps = max(self.training_samples // sum(sizes), 1)
+        while True:
+            batches = self._load(sizes * steps)
+            for _ in range(steps):
+                yield _one_step(batches, sizes)
+
+    def last_step(self) -> Iterator[Part]:
+        """For a probe: the smaller batch that ends an epoch, if there is one. It may need a larger workspace."""
+        sizes = [size for size in self._sizes[-1:] if size < self._batch_size]
+        return _one_step(self._load(sizes), sizes)
+
+    def _load(self, sizes: Sequence[int]) -> Iterator[Any]:
+        """Batches of these sizes, in a new order."""
         if self._train_data is None:
-            return (_first(self._example, size) for size in self._sizes)
-        order = RandomSampler(range(self.training_samples), generator=self._generator)
-        batches = BatchSampler(order, self._batch_size, drop_last=False)
-        full = sum(size == self._batch_size for size in self._sizes)
-        return iter(_loader(self._train_data, _LeavingOutTheMiddle(batches, full) if self._job.probe else batches))
+            return (_first(self._example, size) for size in sizes)
+        order = iter(RandomSampler(range(self.training_samples), generator=self._generator))
+        return iter(_loader(self._train_data, (list(itertools.islice(order, size)) for size in sizes)))
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
         if self._eval_data is None:
             return iter([self._example])
-        batches = BatchSampler(range(length(self._eval_data)), self._batch_size, drop_last=False)
-        return iter(_loader(self._eval_data, _LeavingOutTheMiddle(batches, 1) if self._job.probe else batches))
+        batches: Iterable[list[int]] = BatchSampler(range(length(self._eval_data)), self._batch_size, drop_last=False)
+        if self._job.probe:
+            listed = list(batches)
+            batches = [*listed[:1], *listed[1:][-1:]]
+        return iter(_loader(self._eval_data, batches))
 
 
-class _LeavingOutTheMiddle(Sampler[list[int]]):
-    """The first `full` batches and, if it is smaller, the last one: smaller batches have needed larger workspaces."""
-
-    def __init__(self, batches: BatchSampler, full: int) -> None:
-        self._batches = batches
-        self._full = full
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for index, batch in enumerate(self._batches):
-            if index < self._full or len(batch) < self._batches.batch_size:
-                yield batch
+def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
+    for index, size in enumerate(sizes, start=1):
+        yield next(batches), size / sum(sizes), index == len(sizes)
 
 
 def _loader(dataset: Dataset[Any], indices: Iterable[list[int]]) -> DataLoader[Any]:

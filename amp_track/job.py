@@ -8,6 +8,7 @@ A Job's fields are the single source of the command line's flags (`amp_track.fla
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,12 +18,8 @@ from typing import Any
 from amp_track import values
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
-PROBE_EPOCHS = 2
-"""A probe is the beginning of the training with the middle of each epoch left out. It trains, evaluates, and trains
-again: what an evaluation leaves behind (oneDNN keeps its compiled kernels) can make the second epoch need a fifth more
-memory than the first. A third and later ones were never seen to need more."""
-PROBE_STEPS = 2
-"""Full steps in each epoch of a probe: the second is the first with optimizer state."""
+SYNTHETIC_BATCHES = 16
+"""Batches of one epoch of made-up data."""
 
 
 def setting(
@@ -183,7 +180,7 @@ class Job:
         shown_default="the workload's",
     )
     probe: bool = False
-    """A few steps and an evaluation batch, to learn whether this batch size fits and what it costs."""
+    """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.trainer`."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -244,6 +241,8 @@ class ScaleReport:
 class Outcome:
     """A verdict and its measurements. What was not reached is None. Times in seconds, memory in bytes.
 
+    Of a job that failed, the peaks are those until then.
+
     `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
     accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
     the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
@@ -281,6 +280,18 @@ class Outcome:
     @property
     def updates(self) -> int:
         return self.steps - self.skipped_steps
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """The larger one of training and evaluation."""
+        return max(self.max_allocated_bytes or 0, self.eval_max_allocated_bytes or 0) or None
+
+    @property
+    def wanted_bytes(self) -> int | None:
+        """What a job that ran out of memory had taken and then asked for: about the least it needs."""
+        if self.verdict is not Verdict.OOM or self.peak_allocated_bytes is None:
+            return None
+        return self.peak_allocated_bytes + (self.requested_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +342,7 @@ class Inspection:
     device_kind: str
     device_name: str
     free_bytes: int
+    budget_support: Support
     precisions: tuple[tuple[str, Support], ...]
     workload_name: str
     workload_digest: str
@@ -365,6 +377,22 @@ def resolve(job: Job, found: Inspection) -> Job:
         learning_rate=learning_rate,
         options=found.options,
     )
+
+
+def steps_per_epoch(job: Job, training_samples: int) -> int:
+    """Optimizer steps that go through the training data once; the last one may have fewer samples."""
+    assert job.batch_size is not None
+    return math.ceil(math.ceil(training_samples / job.batch_size) / job.accumulate)
+
+
+def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
+    """The largest batch that fits and divides the effective one, and how many of it make one optimizer step; None
+    where no multiple of `multiple_of` does."""
+    for accumulate in range(max(math.ceil(effective_batch_size / max(largest_batch, 1)), 1), effective_batch_size + 1):
+        batch_size, rest = divmod(effective_batch_size, accumulate)
+        if not rest and batch_size <= largest_batch and not batch_size % multiple_of:
+            return batch_size, accumulate
+    return None
 
 
 def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:

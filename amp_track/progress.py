@@ -69,8 +69,8 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
         yield moving
 
 
-def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None) -> str:
-    """One job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s`."""
+def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None, why: str = "") -> str:
+    """One job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (where the budget should end)`."""
     parts = [f"{job.precision:<4} batch {job.batch_size:<6} {outcome.verdict}"]
     if outcome.max_memory_bytes is not None and outcome.fits:
         parts.append(format_bytes(outcome.max_memory_bytes))
@@ -80,4 +80,6 @@ def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None)
         parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")
     if not outcome.fits and outcome.phase:
         parts.append(f"in {outcome.phase}")
+    if why:
+        parts.append(f"({why})")
     return "  ".join(parts)

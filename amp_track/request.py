@@ -55,6 +55,37 @@ class Edges:
         metavar="N",
         shown_default="the training samples",
     )
+    headroom: values.Headroom | None = setting(
+        None,
+        "Memory of the budget to leave free at the edge: 5%, 512MiB.",
+        values.headroom,
+        expected="a part of the budget, such as 5%, or a size, such as 512MiB",
+        metavar="SIZE",
+        shown_default="none",
+    )
+    multiple_of: int = setting(
+        1,
+        "Beside the exact edge, find the largest multiple of this that fits (tensor cores like multiples of 8).",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    effective_batch_size: int | None = setting(
+        None,
+        "Samples for each optimizer step, reached by accumulating gradients: says with which batch, and how many.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="no accumulation",
+    )
+    confirm_steps: int | None = setting(
+        None,
+        "Steps of the training that confirms each edge; 0 leaves it out.",
+        values.natural_number,
+        expected="a whole number, 0 or more",
+        metavar="N",
+        shown_default="an epoch, its evaluation, and the first steps after it",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

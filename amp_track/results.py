@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.frontier import Edge
-from amp_track.job import Inspection, Job, Outcome
+from amp_track.job import Inspection, Job, Outcome, micro_batch
+
+_NO_SLOWER = 0.97
+"""Of the best throughput: what is within 3 % of it counts as the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,20 +18,53 @@ class PrecisionFit:
 
     edge: Edge
     probes: int
+    """How many it took to prove the edge; the multiple and the confirmation come on top."""
     at_edge: Outcome | None
     """The probe at the largest batch; None where nothing fits."""
     run_id: str | None
+    confirmation: Outcome | None = None
+    """The longer training at the largest batch; None where it was left out."""
+    failure: Outcome | None = None
+    """What became of one more; None where a limit ends the search."""
+    largest_multiple: int | None = None
+    """The largest multiple of `--multiple-of` that ran; None where there is none."""
+    throughput: tuple[tuple[int, float], ...] = ()
+    """(batch size, samples per second) of every batch that ran, in ascending order."""
     bytes_needed: int | None = None
     """What one sample takes, where not even that fits."""
 
+    @property
+    def efficient_batch(self) -> tuple[int, float] | None:
+        """The smallest batch that ran within 3 % of the best samples/s, and its samples/s: more memory buys nothing."""
+        best = max((speed for _, speed in self.throughput), default=0.0)
+        return next(((batch, speed) for batch, speed in self.throughput if speed >= best * _NO_SLOWER), None)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """At the largest batch; from the longer training where there was one."""
+        measured = self.confirmation or self.at_edge
+        return measured.samples_per_second if measured else None
+
+    @property
+    def max_memory_bytes(self) -> int | None:
+        """At the largest batch, or what one sample takes where nothing fits."""
+        peaks = [outcome.max_memory_bytes or 0 for outcome in (self.at_edge, self.confirmation) if outcome is not None]
+        return max(peaks, default=self.bytes_needed)
+
     def as_json(self) -> dict[str, Any]:
+        efficient = self.efficient_batch
         return {
             "largest_batch": self.edge.largest_batch,
             "first_failing_batch": self.edge.first_failing_batch,
             "bound": self.edge.bound,
+            "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
-            "max_memory_bytes": self.at_edge.max_memory_bytes if self.at_edge else self.bytes_needed,
-            "samples_per_second": self.at_edge.samples_per_second if self.at_edge else None,
+            "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
+            "largest_multiple": self.largest_multiple,
+            "efficient_batch": efficient[0] if efficient else None,
+            "max_memory_bytes": self.max_memory_bytes,
+            "max_allocated_bytes": self.at_edge.peak_allocated_bytes if self.at_edge else None,
+            "samples_per_second": self.samples_per_second,
             "run_id": self.run_id,
         }
 
@@ -44,6 +80,17 @@ class FitResult:
     device_kind: str
     precisions: dict[str, PrecisionFit]
     skipped: dict[str, str]
+    headroom_bytes: int = 0
+    """Of the budget, left free at the edges."""
+    multiple_of: int = 1
+    effective_batch_size: int | None = None
+
+    def accumulation(self, precision: str) -> tuple[int, int] | None:
+        """The batch and how many of it make the effective batch; None where none was asked for or nothing gives it."""
+        if self.effective_batch_size is None:
+            return None
+        largest = self.precisions[precision].edge.largest_batch
+        return micro_batch(self.effective_batch_size, largest, multiple_of=self.multiple_of)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -52,9 +99,15 @@ class FitResult:
             "workload": self.job.workload,
             "device": {"kind": self.device_kind, "name": self.device_name},
             "memory_budget_bytes": self.job.memory_budget_bytes,
-            "precisions": {name: fit.as_json() for name, fit in self.precisions.items()}
+            "headroom_bytes": self.headroom_bytes,
+            "effective_batch_size": self.effective_batch_size,
+            "precisions": {name: self._precision_as_json(name) for name in self.precisions}
             | {name: {"skipped": reason} for name, reason in self.skipped.items()},
         }
+
+    def _precision_as_json(self, name: str) -> dict[str, Any]:
+        micro, accumulate = self.accumulation(name) or (None, None)
+        return self.precisions[name].as_json() | {"micro_batch": micro, "accumulate": accumulate}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ workload, then the stores, then jobs one after another."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from amp_track import progress, stores
 from amp_track.errors import BadInput
 from amp_track.frontier import Limit
-from amp_track.job import PROBE_EPOCHS, Event, Inspection, Job, Outcome, resolve
+from amp_track.job import SYNTHETIC_BATCHES, Event, Inspection, Job, Outcome, resolve, steps_per_epoch
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
 from amp_track.values import PRECISIONS, format_bytes
@@ -21,10 +22,11 @@ from amp_track.values import PRECISIONS, format_bytes
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     import optuna
 
-    from amp_track.study.fit import EdgeSampler
+    from amp_track.study.fit import EdgeSampler, Task
     from amp_track.tracking import Run, Tracker
 
 _LARGEST_SYNTHETIC_BATCH = 2**20
+_STEPS_AFTER_AN_EPOCH = 2
 
 
 class Session:
@@ -62,6 +64,7 @@ class Session:
                 f"--batch-size: got {batch_size}, expected at most the {found.training_samples} training samples that "
                 f"{workload} has"
             )
+        _check_headroom(request, found)
         for precision in precisions or ():
             support = found.support(precision)
             if not support.supported:
@@ -95,6 +98,42 @@ class Session:
             limits.append(Limit(self.request.edges.max_batch_size, "max_batch_size"))
         return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
+    def job_of(self, task: Task, budget_bytes: int | None) -> Job:
+        """The job of one task of the fit study, within `budget_bytes`."""
+        accumulate = self.job.accumulate
+        if self.request.edges.effective_batch_size is not None:
+            accumulate = 2  # what is found will be accumulated: gradients are held while the next batch runs
+        job = dataclasses.replace(
+            self.job,
+            precision=task.precision,
+            batch_size=task.batch_size,
+            memory_budget_bytes=budget_bytes,
+            accumulate=accumulate,
+            probe=task.kind != "confirm",
+        )
+        return job if job.probe else dataclasses.replace(job, epochs=None, steps=self._confirm_steps(job))
+
+    def _confirm_steps(self, job: Job) -> int:
+        """By default an epoch, its evaluation, and the first steps after it: as much as changes memory."""
+        if (asked := self.request.edges.confirm_steps) is not None:
+            return asked
+        samples = self.found.training_samples
+        if job.synthetic:
+            assert job.batch_size is not None
+            samples = job.batch_size * SYNTHETIC_BATCHES
+        epoch = steps_per_epoch(job, samples)
+        total = job.steps if job.steps is not None else (job.epochs or 1) * epoch
+        return min(total, epoch + _STEPS_AFTER_AN_EPOCH)
+
+    def fit_budget_bytes(self, free_bytes: int) -> int | None:
+        """What a probe may take: the budget less the headroom; None for no limit but the device's own."""
+        headroom = self.request.edges.headroom
+        budget = self.job.memory_budget_bytes
+        if headroom is None:
+            return budget
+        budget = budget if budget is not None else free_bytes
+        return budget - headroom.of(budget)
+
     def edge_settings(self) -> dict[str, str]:
         """What a proven edge depends on: with another of these it is another edge."""
         params = self.job.params()
@@ -107,15 +146,20 @@ class Session:
             "compile",
             "synthetic",
         )
+        edges = self.request.edges
         settings = {name: params[name] for name in (*depends_on, "options")}
-        epochs = self.job.epochs if self.job.epochs is not None else PROBE_EPOCHS
+        # The first evaluation leaves kernels behind: only trainings that go on after it need memory for them.
+        training = f"{self.job.steps} steps" if self.job.steps is not None else str(min(self.job.epochs or 1, 2))
         return settings | {
             "workload": self.found.workload_name,
             "workload source": self.found.workload_digest,
             "device name": self.found.device_name,
             "dataset": self.found.dataset_digest,
-            "max_batch_size": str(self.request.edges.max_batch_size),
-            "probe epochs": str(min(epochs, PROBE_EPOCHS)),
+            "max_batch_size": str(edges.max_batch_size),
+            "headroom": str(edges.headroom),
+            "confirm_steps": str(edges.confirm_steps),
+            "accumulation": "none" if edges.effective_batch_size is None else "some",
+            "epochs": training,
             "torch": dict(self.found.versions)["torch"],
         }
 
@@ -161,17 +205,30 @@ class Session:
         return Tracker(self.tracking_uri)
 
     def open_fit_study(self) -> tuple[optuna.Study, EdgeSampler]:
+        """The study and its sampler. Without a budget its edges are those of the memory that was free when it began."""
         from amp_track.study import storage
-        from amp_track.study.fit import EdgeSampler
+        from amp_track.study.fit import EdgeSampler, Goal
 
-        sampler = EdgeSampler(self.precisions, self.limit)
         study = storage.open_study(
             f"{self.study_name}/fit",
             self.storage,
             self.request.stores.storage,
             directions=["maximize"],
             settings=self.edge_settings(),
-            sampler=sampler,
+        )
+        if storage.FREE_BYTES not in study.user_attrs:
+            study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
+        free_bytes = study.user_attrs[storage.FREE_BYTES]
+        budget_bytes = self.fit_budget_bytes(free_bytes)
+        study.sampler = sampler = EdgeSampler(
+            Goal(
+                precisions=self.precisions,
+                limit=self.limit,
+                budget_bytes=budget_bytes if budget_bytes is not None else free_bytes,
+                first_batch=self.found.batch_size,
+                multiple_of=self.request.edges.multiple_of,
+                confirm=self.request.edges.confirm_steps != 0,
+            )
         )
         return study, sampler
 
@@ -214,29 +271,38 @@ class Session:
                 tracking.describe(parent, self.job, self.found, kind="study", with_params=False)
                 parent.tags({f"amp_track.skipped.{name}": reason for name, reason in self.unsupported.items()})
                 parent.flush()
-                fit_study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
             else:
                 progress.say(f"going on with study {self.study_name}")
-                self._warn_of_other_free_memory(fit_study.user_attrs.get(storage.FREE_BYTES))
+                self._warn_of_other_free_memory(fit_study.user_attrs[storage.FREE_BYTES])
                 killed = tracker.kill_orphans(known, storage.finished_trials(fit_study, f"{self.study_name}/train"))
                 if killed:
                     progress.say(f"ended {killed} runs whose process had died")
             yield parent
 
-    def _warn_of_other_free_memory(self, then_bytes: int | None) -> None:
+    def _warn_of_other_free_memory(self, then_bytes: int) -> None:
         """Without a budget an edge is that of the memory that was free."""
         now_bytes = self.found.free_bytes
-        if self.job.memory_budget_bytes is None and then_bytes and abs(now_bytes / then_bytes - 1) > 0.05:
+        if self.job.memory_budget_bytes is None and abs(now_bytes / then_bytes - 1) > 0.05:
             progress.say(
                 f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
                 "are: give a --memory-budget, or another --study to find them anew"
             )
 
-    def run_tracked(self, job: Job, run: Run, *, kind: str, title: str, epoch_lines: bool = False) -> Outcome:
+    def run_tracked(
+        self,
+        job: Job,
+        run: Run,
+        *,
+        kind: str,
+        title: str,
+        epoch_lines: bool = False,
+        predicted_bytes: int | None = None,
+    ) -> Outcome:
         """Run a job and log it to `run`, whatever comes of it."""
         from amp_track import tracking
 
         tracking.describe(run, job, self.found, kind=kind)
+        run.predicted(predicted_bytes)
         run.flush()
         quality_name = self.found.quality_name
         with progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show:
@@ -255,3 +321,17 @@ class Session:
             return None
         outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None
+
+
+def _check_headroom(request: Request, found: Inspection) -> None:
+    headroom, budget = request.edges.headroom, request.job.memory_budget_bytes
+    if headroom is None:
+        return
+    if budget is None and not found.budget_support.supported:
+        raise BadInput(f"--headroom: got {headroom}, expected none: {found.budget_support.reason}; leave it out")
+    total = budget if budget is not None else found.free_bytes
+    if headroom.of(total) >= total:
+        raise BadInput(
+            f"--headroom: got {headroom}, expected less than the {format_bytes(total)} that it is a part of; "
+            "give a smaller one or leave it out"
+        )

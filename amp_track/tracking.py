@@ -59,6 +59,10 @@ class Run:
     def tags(self, tags: dict[str, str]) -> None:
         self._tags |= {name: value[:8000] for name, value in tags.items()}
 
+    def predicted(self, peak_bytes: int | None) -> None:
+        """What the memory model expected before the job ran."""
+        self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
+
     def event(self, event: Event, quality_name: str) -> None:
         """Log what a job streamed."""
         match event:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
 
@@ -65,6 +66,30 @@ def byte_size(text: str) -> int:
     if size < 1:
         raise ValueError(text)
     return size
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """A part of a budget that is left free: a fraction of it, or so many bytes."""
+
+    fraction: float = 0.0
+    size_bytes: int = 0
+
+    def of(self, budget_bytes: int) -> int:
+        return math.ceil(self.fraction * budget_bytes) + self.size_bytes
+
+    def __str__(self) -> str:
+        return f"{self.fraction * 100:.6g}%" if self.fraction else format_bytes(self.size_bytes)
+
+
+def headroom(text: str) -> Headroom:
+    """`5%` of the budget, or `512MiB` of it."""
+    if not text.strip().endswith("%"):
+        return Headroom(size_bytes=byte_size(text))
+    percent = positive_number(text.strip()[:-1])
+    if percent >= 100:
+        raise ValueError(text)
+    return Headroom(fraction=percent / 100)
 
 
 def device(text: str) -> str:

@@ -72,6 +72,7 @@ def _inspection(job: Job) -> Inspection:
         device_kind=device.torch_device.type,
         device_name=device.name,
         free_bytes=device.free_bytes(),
+        budget_support=device.budget_support(),
         precisions=tuple((name, precision.support(name, device.torch_device)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
         workload_digest=source_digest(workload),
@@ -102,6 +103,7 @@ def _outcome_of_exception(error: BaseException, phase: str, device: devices.Devi
         verdict = Verdict.KERNEL_LIMIT
     else:
         verdict = Verdict.CRASHED
+    peak = device.peak() if device is not None else None
     summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
     return Outcome(
         verdict=verdict,
@@ -109,7 +111,8 @@ def _outcome_of_exception(error: BaseException, phase: str, device: devices.Devi
         message=f"{summary} (in {phase})",
         traceback=users_traceback(error),
         requested_bytes=devices.requested_bytes(error),
-        max_memory_bytes=device.peak().reserved_bytes if device is not None else None,
+        max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+        max_memory_bytes=peak.reserved_bytes if peak is not None else None,
     )
 
 

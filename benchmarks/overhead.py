@@ -128,9 +128,7 @@ class Trials:
 
         def objective(trial: optuna.Trial) -> float:
             storage.name_worker(trial)
-            outcome, run_id = commands.run_trial(
-                self.session, self.tracker, parent, self.study, trial, job, kind="train"
-            )
+            outcome, run_id = commands.run_trial(self.session, self.tracker, parent, self.study, trial, job)
             storage.remember(trial, outcome, run_id)
             storage.constrain(trial, "memory", 0.0)
             outcomes.append(outcome)

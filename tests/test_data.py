@@ -1,3 +1,4 @@
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from amp_track.data import Batches, batch_length, digest, move
-from amp_track.job import PROBE_EPOCHS, PROBE_STEPS, Job
+from amp_track.job import Job
 from amp_track.workload import Workload, load_workload
 
 SAMPLES = 64
@@ -44,14 +45,16 @@ def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, bat
     assert not torch.equal(*orders), "each epoch has a new order"
 
 
-@given(batch_size=st.integers(1, SAMPLES))
-def test_a_probe_is_the_training_without_the_middle(workload: Workload, batch_size: int) -> None:
-    probe = batches_of(workload, batch_size=batch_size, probe=True)
-    sizes = [[batch_length(input) for (input, _), _, _ in epoch] for epoch in probe.epochs()]
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3))
+def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, batch_size: int, accumulate: int) -> None:
+    probe = batches_of(workload, batch_size=batch_size, accumulate=accumulate, probe=True)
     full, rest = divmod(SAMPLES, batch_size)
-    assert sizes == [[batch_size] * min(full, PROBE_STEPS) + ([rest] if rest else [])] * PROBE_EPOCHS
+    step = ([batch_size] * full + [rest] * bool(rest))[: min(accumulate, 2)]
+    for parts in itertools.islice(probe.full_steps(), 2 * SAMPLES // batch_size + 2):
+        assert [batch_length(input) for (input, _), _, _ in parts] == step
+    assert [batch_length(input) for (input, _), _, _ in probe.last_step()] == ([rest] if rest else [])
     evaluated = [batch_length(input) for input, _ in probe.evaluation()]
-    assert evaluated == [batch_size] + ([rest] if rest else [])
+    assert evaluated == ([batch_size] if full == 1 and not rest else [batch_size, rest or batch_size])
 
 
 def test_evaluation_counts_every_sample_once(workload: Workload) -> None:

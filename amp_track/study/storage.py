@@ -47,7 +47,7 @@ def open_study(
     *,
     directions: Sequence[Literal["minimize", "maximize"]],
     settings: dict[str, str],
-    sampler: optuna.samplers.BaseSampler,
+    sampler: optuna.samplers.BaseSampler | None = None,
 ) -> optuna.Study:
     """The study, new or gone on with. Trials of dead processes are ended as FAIL.
 

@@ -1,0 +1,409 @@
+"""Finders of the largest batch that fits, on the same models, within the same budget, in one run.
+
+    pip install -e '.[peers]' && python -m benchmarks.finders [--device cpu] [--repeats 3] [--models Cnn,Lstm]
+
+For each of five models (benchmarks/models.py) and each precision: Lightning's batch size scaler (binsearch and power),
+accelerate's find_executable_batch_size, and amp-track fit. Each finder runs in a process of its own, under the same
+enforced budget, with the same three training steps to a trial that Lightning takes. Then a fresh process trains one
+epoch at the answer, and one at one more: the answer is exact if the first runs whole and the second does not.
+
+Writes benchmarks/results/finders-<device>.json and prints it as a table, in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from amp_track.job import Job, resolve
+from amp_track.sandbox import Sandbox
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
+"""On a CPU: edges of one to a few hundred samples, which a laptop trains in seconds."""
+GPU_BUDGETS_MIB = (6144, None)
+"""On a GPU: an emulated small card, and the whole one."""
+GPU_SAMPLES = 65536
+STEPS = 3
+PEERS = ("lightning binsearch", "lightning power", "accelerate")
+OURS = "amp-track"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One question: how many samples fit?"""
+
+    model: str
+    precision: str
+    budget_mib: int | None
+    device: str
+
+    @property
+    def workload(self) -> str:
+        return f"benchmarks.models:{self.model}"
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        return () if self.device == "cpu" else (("samples", str(GPU_SAMPLES)),)
+
+
+# ------------------------------------------------------------------------------------ one peer, in its own process
+
+
+def enforce_budget(case: Case) -> None:
+    """The same limit as amp_track's jobs have, from here on: this is called just before the model is built."""
+    import torch
+
+    from amp_track.device import open_device
+
+    if case.budget_mib is None:
+        return
+    if case.device != "cpu":
+        device = open_device(case.device)
+        torch.cuda.set_per_process_memory_fraction(case.budget_mib * 2**20 / device.capacity_bytes())
+        return
+    import resource
+
+    from amp_track import heap
+
+    # In the peers' favour: with glibc's own settings Lightning answers 144, 256 and 288 in three runs where 401 fit.
+    heap.make_exact()
+    torch.ones(512, 512) @ torch.ones(512, 512)  # the thread pool's stacks are not the model's
+    held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    limit = int(held.split()[1]) * 1024 + case.budget_mib * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def run_peer(case: Case, finder: str) -> dict[str, Any]:
+    """The peer's answer, how many trials it ran and how long it took, imports and data left out."""
+    # Imports count neither as the peer's time nor as its memory; the first step of an optimizer would import the last.
+    importlib.import_module("lightning.pytorch" if finder.startswith("lightning") else "accelerate.utils")
+    import torch
+    import torch._dynamo
+
+    from amp_track.precision import Precision, float32_precision
+    from amp_track.workload import load_workload
+
+    workload: Any = load_workload(case.workload, case.options)
+    data, eval_data = workload.train_data(), workload.eval_data()
+    search = _lightning if finder.startswith("lightning") else _accelerate
+    with float32_precision(Precision.named(case.precision)):
+        if case.device != "cpu":
+            torch.zeros(1, device=case.device)
+        trials: list[int] = []
+        enforce_budget(case)
+        started = time.perf_counter()
+        answer, error = None, None
+        try:
+            answer = search(case, finder, workload, data, eval_data, trials)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {str(problem)[:120]}".splitlines()[0]
+        return {
+            "answer": answer,
+            "probes": len(trials),
+            "wall_seconds": time.perf_counter() - started,
+            "error": error,
+        }
+
+
+def _lightning(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
+    import lightning.pytorch as pl
+    from lightning.pytorch.tuner.tuning import Tuner
+    from torch.utils.data import DataLoader
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self.model = workload.model()
+
+        def on_train_start(self) -> None:
+            trials.append(self.batch_size)
+
+        def training_step(self, batch: Any) -> Any:
+            return workload.loss(self.model(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any) -> Any:
+            return workload.loss(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return workload.optimizer(self.model.parameters(), workload.learning_rate)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(data, batch_size=self.batch_size, shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(eval_data, batch_size=self.batch_size)
+
+    names: dict[str, Any] = {"fp32": "32-true", "tf32": "32-true", "amp": "16-mixed", "bf16": "bf16-mixed"}
+    trainer = pl.Trainer(
+        accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, precision=names[case.precision], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, max_epochs=1,
+    )  # fmt: skip
+    mode: Any = finder.split()[1]
+    # margin=0: by default it then takes 5 % off what it found. max_val: by default it stops at 8192.
+    found = Tuner(trainer).scale_batch_size(Module(), mode=mode, steps_per_trial=STEPS, margin=0.0, max_val=len(data))
+    assert found is not None
+    return int(found)
+
+
+def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
+    """Begins at the whole data set: it only goes down, and its default of 128 is an answer only if that is too much."""
+    import torch
+    from accelerate.utils import find_executable_batch_size
+    from torch.utils.data import DataLoader
+
+    from amp_track.precision import Precision
+
+    precision = Precision.named(case.precision)
+
+    @find_executable_batch_size(starting_batch_size=len(data))  # type: ignore[untyped-decorator]
+    def train(batch_size: int) -> int:
+        trials.append(batch_size)
+        model = workload.model().to(case.device)
+        optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
+        scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
+        for _, (inputs, targets) in zip(range(STEPS), DataLoader(data, batch_size, shuffle=True), strict=False):
+            with precision.autocast(case.device):
+                loss = workload.loss(model(inputs.to(case.device)), targets.to(case.device))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return batch_size
+
+    return int(train())
+
+
+# ------------------------------------------------------------------------------------ all of them
+
+
+@contextlib.contextmanager
+def empty_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def in_own_process(arguments: list[str]) -> tuple[Any, float]:
+    """The JSON that a command prints last, and its seconds, imports and all."""
+    with empty_folder() as folder:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
+        )
+        seconds = time.perf_counter() - started
+        lines = done.stdout.strip().splitlines()
+        if not lines or not lines[-1].startswith("{"):
+            return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}, seconds
+        result = json.loads(lines[-1])
+        if (folder / "optuna.db").exists():
+            result["seconds"] = seconds_of_probes(folder / "optuna.db", result["study"])
+        return result, seconds
+
+
+def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]:
+    """By precision: from the start of its first probe to the end of its last, tracking included; the confirmation."""
+    import optuna
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
+    trials = optuna.load_study(study_name=f"{study}/fit", storage=storage).get_trials()
+    storage.engine.dispose()
+    found: dict[str, dict[str, float]] = {}
+    for precision in {trial.params["precision"] for trial in trials}:
+        for kind, name in (("probe", "search"), ("confirm", "confirmation")):
+            own = [t for t in trials if t.params["precision"] == precision and t.user_attrs["kind"] == kind]
+            spans = [trial.datetime_complete.timestamp() for trial in own if trial.datetime_complete]
+            starts = [trial.datetime_start.timestamp() for trial in own if trial.datetime_start]
+            found.setdefault(precision, {})[name] = max(spans) - min(starts) if spans else 0.0
+    return found
+
+
+def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
+    """amp-track fit on one model at all precisions: as it is used, the later ones begin where the first one ended."""
+    case = cases[0]
+    arguments = [
+        "-m", "amp_track", "fit", case.workload, "--json", "--epochs", "1", "--device", case.device,
+        "--precision", ",".join(each.precision for each in cases),
+        *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
+        *(part for name, value in case.options for part in ("--set", f"{name}={value}")),
+    ]  # fmt: skip
+    result, seconds = in_own_process(arguments)
+    if "error" in result:
+        return [{"answer": None, "probes": 0, "wall_seconds": seconds, "error": result["error"]} for _ in cases]
+    return [
+        {
+            "answer": result["precisions"][each.precision]["largest_batch"],
+            "probes": result["precisions"][each.precision]["probes"],
+            "wall_seconds": result["seconds"][each.precision]["search"],
+            "confirmation_seconds": result["seconds"][each.precision]["confirmation"],
+            "command_seconds": seconds,
+            "bound": result["precisions"][each.precision]["bound"],
+            "error": None,
+        }
+        for each in cases
+    ]
+
+
+class Checker:
+    """Trains one epoch in fresh processes."""
+
+    def __init__(self, case: Case) -> None:
+        self._sandbox = Sandbox(case.workload)
+        budget = case.budget_mib * 2**20 if case.budget_mib else None
+        job = Job(
+            workload=case.workload, device=case.device, precision=case.precision, memory_budget_bytes=budget,
+            epochs=1, options=case.options,
+        )  # fmt: skip
+        self._job = resolve(job, self._sandbox.inspect(job))
+        self._verdicts: dict[int, str] = {}
+
+    def verdict(self, batch_size: int) -> str:
+        if batch_size not in self._verdicts:
+            outcome = self._sandbox.run(dataclasses.replace(self._job, batch_size=batch_size))
+            self._verdicts[batch_size] = str(outcome.verdict)
+        return self._verdicts[batch_size]
+
+
+def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Every finder on one model: ours `repeats` times, the peers once, in turns."""
+    rows: list[dict[str, Any]] = []
+    ours: list[list[dict[str, Any]]] = []
+    for turn in range(max(repeats, len(PEERS))):
+        if turn < repeats:
+            ours.append(run_ours(cases))
+            say(f"  {OURS}: {[(r['answer'], r['probes'], round(r['wall_seconds'], 1), r['error']) for r in ours[-1]]}")
+        for case in cases if turn < len(PEERS) else []:
+            finder = PEERS[turn]
+            arguments = ["-m", "benchmarks.finders", "--peer", finder, *map(str, dataclasses.astuple(case))]
+            result, seconds = in_own_process(arguments)
+            result |= {"command_seconds": seconds}
+            rows.append(dataclasses.asdict(case) | {"finder": finder, "runs": [result]})
+            say(f"  {finder} {case.precision}: {result}")
+    for index, case in enumerate(cases):
+        rows.append(dataclasses.asdict(case) | {"finder": OURS, "runs": [run[index] for run in ours]})
+        checker = Checker(case)
+        for row in rows:
+            answer = row["runs"][0].get("answer")
+            if row["precision"] == case.precision and answer is not None:
+                row["at_the_answer"] = checker.verdict(answer)
+                row["at_one_more"] = checker.verdict(answer + 1)
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Our figures over all cases, and our wall time against Lightning's binary search, case by case."""
+    ours = [row for row in rows if row["finder"] == OURS]
+    probes = [run["probes"] for row in ours for run in row["runs"]]
+    ratios = []
+    for row in ours:
+        peer = next(
+            other for other in rows
+            if other["finder"] == PEERS[0] and all(other[k] == row[k] for k in ("model", "precision", "budget_mib"))
+        )  # fmt: skip
+        if peer["runs"][0].get("answer") is not None:
+            wall = statistics.median(run["wall_seconds"] for run in row["runs"])
+            ratios.append(wall / peer["runs"][0]["wall_seconds"])
+    return {
+        "probes_median": statistics.median(probes),
+        "probes_most": max(probes),
+        "exact": sum(is_exact(row) for row in ours),
+        "agreeing": sum(len({run["answer"] for run in row["runs"]}) == 1 for row in ours),
+        "cases": len(ours),
+        "wall_over_lightning_binsearch": sorted(ratios),
+        "wall_over_lightning_binsearch_median": statistics.median(ratios) if ratios else None,
+    }
+
+
+def is_exact(row: dict[str, Any]) -> bool:
+    return row.get("at_the_answer") == "fits" and row.get("at_one_more") in ("oom", "kernel_limit", "over_dataset")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    finders = (OURS, *PEERS)
+    lines = ["| model, precision | " + " | ".join(finders) + " |", "|---" * (len(finders) + 1) + "|"]
+    keys = dict.fromkeys((row["model"], row["precision"], row["budget_mib"]) for row in result["rows"])
+    for model, precision, budget in keys:
+        cells = []
+        for finder in finders:
+            row = next(
+                r for r in result["rows"]
+                if (r["model"], r["precision"], r["budget_mib"], r["finder"]) == (model, precision, budget, finder)
+            )  # fmt: skip
+            cells.append(_cell(row))
+        within = f"{budget} MiB" if budget else "the whole card"
+        lines.append(f"| {model} {precision}, {within} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    runs = row["runs"]
+    if runs[0].get("answer") is None:
+        return f"failed: {runs[0]['error']}"
+    seconds = statistics.median(run["wall_seconds"] for run in runs)
+    probes = "/".join(str(probes) for probes in sorted({run["probes"] for run in runs}))
+    mark = "exact" if is_exact(row) else "**fails**" if row["at_the_answer"] != "fits" else "more fit"
+    return f"{runs[0]['answer']} {mark}, {probes} probes, {seconds:.1f} s"
+
+
+def versions() -> dict[str, str]:
+    names = ("amp-track", "torch", "torchvision", "lightning", "accelerate", "optuna", "mlflow")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track fit on each (default 3)")
+    parser.add_argument("--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five)")
+    parser.add_argument("--peer", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true", help="print the table of the stored results; measure nothing")
+    arguments = parser.parse_args()
+    if arguments.peer:
+        finder, model, precision, budget, device = arguments.peer
+        case = Case(model, precision, None if budget == "None" else int(budget), device)
+        print(json.dumps(run_peer(case, finder)))
+        return
+    file = RESULTS / f"finders-{arguments.device.replace(':', '')}.json"
+    if not arguments.table:
+        precisions = ("fp32", "bf16") if arguments.device == "cpu" else ("fp32", "tf32", "amp", "bf16")
+        rows = []
+        for model in arguments.models.split(","):
+            for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
+                print(model, budget or "whole device", file=sys.stderr)
+                cases = [Case(model, precision, budget, arguments.device) for precision in precisions]
+                rows += compare(cases, arguments.repeats, lambda line: print(line, file=sys.stderr, flush=True))
+        one = Job(workload="benchmarks.models:Cnn", device=arguments.device)
+        result = {
+            "date": datetime.date.today().isoformat(),
+            "device": Sandbox(one.workload).inspect(one).device_name,
+            "cores": os.cpu_count(),
+            "versions": versions(),
+            "repeats": arguments.repeats,
+            "summary": summary(rows),
+            "rows": rows,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    result = json.loads(file.read_text())
+    print(markdown(result))
+    print(json.dumps(result["summary"], indent=2))
+
+
+if __name__ == "__main__":
+    main()
