@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test lint format gpu benchmark clean
+.PHONY: search test lint format gpu benchmark finders clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
@@ -20,12 +20,16 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-gpu: $(VENV)/installed-dev  ## on a machine with a GPU: its tests, and its benchmarks into benchmarks/results/
+gpu: $(VENV)/installed-peers  ## on a machine with a GPU: its tests, and its benchmarks into benchmarks/results/
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m benchmarks.overhead --device cuda
+	$(BIN)/python -m benchmarks.finders --device cuda
 
 benchmark: $(VENV)/installed-dev  ## what tracking and a fresh process cost, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
+
+finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
+	$(BIN)/python -m benchmarks.finders
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"amp_track needs Python 3.11 or newer, this is {sys.version}")'
@@ -38,6 +42,10 @@ $(VENV)/installed: pyproject.toml $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-peers: pyproject.toml $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]'
+	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
 clean:
 	rm -rf $(VENV)

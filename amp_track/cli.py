@@ -39,7 +39,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 _JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size"))
 _TRAIN_FLAGS = flags.flags_of(Job) + flags.flags_of(Edges, without=("precisions",)) + flags.flags_of(Stores)
 _FIT_FLAGS = flags.flags_of(Edges) + _JOB_FLAGS + flags.flags_of(Stores)
-_SEARCH_FLAGS = flags.flags_of(Edges) + flags.flags_of(Trainings) + _JOB_FLAGS + flags.flags_of(Stores)
+_SEARCH_FLAGS = (
+    flags.flags_of(Edges, without=("effective_batch_size",))
+    + flags.flags_of(Trainings)
+    + _JOB_FLAGS
+    + flags.flags_of(Stores)
+)
 _SWITCHES = ["--json", *(flag.name for flag in _TRAIN_FLAGS if flag.is_switch)]
 
 
@@ -71,9 +76,9 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
 @app.command("fit")
 @flags.with_flags(_FIT_FLAGS)
 def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Find the largest batch that fits, at every precision.
+    """Find the largest batch that fits, at every precision: exact, and confirmed by a longer training.
 
-    amp-track fit experiments/digits.py --memory-budget 64MiB
+    amp-track fit experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
     request = _request(_FIT_FLAGS, given, workload)
     from amp_track import commands, report
@@ -82,6 +87,8 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     if result is None:
         return
     _print_table(report.fit_table(result))
+    for line in report.fit_notes(result):
+        print(f"· {line}")
     _print_how_to_look(request, result.study)
 
 

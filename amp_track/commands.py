@@ -16,7 +16,7 @@ from amp_track.values import format_bytes
 if TYPE_CHECKING:
     import optuna
 
-    from amp_track.study.fit import EdgeSampler, Task
+    from amp_track.study.edge_sampler import EdgeSampler, Task
     from amp_track.tracking import Run, Tracker
 
 
@@ -27,6 +27,7 @@ def train(request: Request) -> TrainResult:
         BadInput: before anything is written.
         WorkloadFailed, NothingFits, KeyboardInterrupt: after the run has been ended accordingly.
     """
+    request.check_batch_size_is_looked_for()
     session = Session.prepare(request, (request.job.precision,))
     job = session.job
     if request.find_batch_size:
@@ -125,6 +126,7 @@ def _find_edges(
     session: Session, tracker: Tracker, parent: Run, study: optuna.Study, sampler: EdgeSampler
 ) -> FitResult:
     from amp_track.study import fit, storage
+    from amp_track.study.edge_sampler import Task
 
     progress.say(f"finding the largest batch that fits {_limit(session.job)} at {', '.join(session.precisions)}")
     for name, reason in session.unsupported.items():
@@ -142,7 +144,7 @@ def _find_edges(
         if fitted.efficient_batch is not None:
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
         if fitted.edge.largest_batch == 0:
-            one = session.job_of(fit.Task(precision, 1, "probe", "to see what it takes"), budget)
+            one = session.job_of(Task(precision, 1, "probe", "to see what it takes"), budget)
             fits[precision] = dataclasses.replace(fitted, bytes_needed=session.bytes_needed(one))
     edges = session.request.edges
     result = FitResult(
@@ -199,7 +201,11 @@ def _train_inside(
     from amp_track.study import train
 
     trainings = session.request.trainings
-    edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
+    edges = {
+        name: found.largest_multiple or found.edge.largest_batch
+        for name, found in fitted.precisions.items()
+        if found.edge.largest_batch
+    }
     space = train.Space(
         edges=edges, reference_batch_size=session.found.batch_size, learning_rates=trainings.learning_rates
     )

@@ -64,10 +64,14 @@ class Batches:
             yield from _one_step(batches, self._sizes[start : start + self._job.accumulate])
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
-        """For a probe: optimizer steps of full batches, without end. Two batches in each show all that accumulation
-        does to memory: gradients are held while the next batch runs."""
+        """For a probe: optimizer steps of full batches, without end, but for a training that has only one such step: a
+        second takes more. Two batches in each show all that accumulation does to memory: gradients are held while the
+        next batch runs."""
         sizes = self._sizes[: min(self._job.accumulate, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
+        if not self.go_on_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._batch_size) == 0:
+            yield _one_step(self._load(sizes), sizes)
+            return
         while True:
             batches = self._load(sizes * steps)
             for _ in range(steps):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _FEW_UPDATES = 4
 """A training that made this many times fewer updates than the best one at its precision says little about its batch."""
+_CPU_BUDGET_IS_SLOW = (
+    "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without a budget "
+    "the same training is faster."
+)
 _BOUNDS = {
     "memory": "one more runs out of memory",
     "dataset": "the whole training set",
@@ -29,15 +33,49 @@ _BOUNDS = {
 
 
 def fit_table(result: FitResult) -> Table:
-    """One row for each precision: the largest batch and what it costs."""
+    """One row for each precision: the largest batch, what it costs, and from which batch on more buys no speed."""
     table = Table(title=_title(result), title_justify="left")
-    for heading in ("precision", "largest batch", "why no more", "peak memory there", "samples/s there", "probes"):
+    headings = ["precision", "largest\nbatch", "why no more", "peak memory\nthere", "samples/s\nthere"]
+    headings += ["as fast\nfrom batch", "probes", "confirmed\nby"]
+    if result.multiple_of > 1:
+        headings.insert(2, f"largest multiple\nof {result.multiple_of}")
+    if result.effective_batch_size is not None:
+        headings.append(f"for {result.effective_batch_size}\na step")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("precision", "why no more") else "right")
     for name, fitted in result.precisions.items():
-        table.add_row(name, *_edge_cells(fitted), str(fitted.probes))
+        largest, why, memory, speed = _edge_cells(fitted)
+        efficient = fitted.efficient_batch
+        cells = [name, largest, why, memory, speed]
+        cells += [
+            f"{efficient[0]}\n{efficient[1]:,.0f}/s" if efficient else "–",
+            str(fitted.probes),
+            f"{fitted.confirmation.steps} steps" if fitted.confirmation else "–",
+        ]
+        if result.multiple_of > 1:
+            cells.insert(2, str(fitted.largest_multiple or "–"))
+        if result.effective_batch_size is not None:
+            parts = result.accumulation(name)
+            cells.append(f"{parts[0]} × {parts[1]}" if parts else "nothing divides it")
+        table.add_row(*cells)
     for name, reason in result.skipped.items():
-        table.add_row(name, "–", reason)
+        table.add_row(name, "–", *["–"] * (result.multiple_of > 1), reason)
     return table
+
+
+def fit_notes(result: FitResult) -> list[str]:
+    """What must be said beside the table for it not to mislead."""
+    lines = []
+    if any(fitted.efficient_batch for fitted in result.precisions.values()):
+        lines.append(
+            "as fast from: the smallest of the batches that ran within 3 % of the best samples/s. A larger one buys no "
+            "speed."
+        )
+    if result.headroom_bytes:
+        lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
+    if result.job.memory_budget_bytes is not None and result.device_kind == "cpu":
+        lines.append(_CPU_BUDGET_IS_SLOW)
+    return lines
 
 
 def search_table(result: SearchResult) -> Table:
@@ -74,10 +112,7 @@ def notes(result: SearchResult) -> list[str]:
     """What must be said beside the table for it not to mislead."""
     lines = []
     if result.fit.job.memory_budget_bytes is not None and result.fit.device_kind == "cpu":
-        lines.append(
-            "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without "
-            "a budget the same training is faster."
-        )
+        lines.append(_CPU_BUDGET_IS_SLOW)
     for name in result.fit.precisions:
         trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
         best = _best(trials, higher_is_better=result.higher_is_better)
@@ -148,11 +183,13 @@ def _edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
     if fitted.at_edge is None:
         needed = f"one sample needs {format_bytes(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, "–", "–"
+    where = f" in {fitted.failure.phase}" if fitted.edge.bound == "memory" and fitted.failure else ""
+    speed = fitted.samples_per_second
     return (
         str(fitted.edge.largest_batch),
-        _BOUNDS[fitted.edge.bound],
-        _memory(fitted.at_edge),
-        _speed(fitted.at_edge),
+        _BOUNDS[fitted.edge.bound] + where,
+        format_bytes(fitted.max_memory_bytes) if fitted.max_memory_bytes is not None else "–",
+        f"{speed:,.0f}" if speed is not None else "–",
     )
 
 

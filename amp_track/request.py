@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from amp_track import values
+from amp_track.errors import BadInput
 from amp_track.job import Job, setting
 from amp_track.stores import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
 
@@ -120,3 +122,23 @@ class Request:
     stores: Stores = Stores()
     edges: Edges = Edges()
     trainings: Trainings = Trainings()
+
+    def __post_init__(self) -> None:
+        effective, accumulate = self.edges.effective_batch_size, self.job.accumulate
+        if effective is not None and accumulate != 1:
+            raise BadInput(
+                f"--accumulate: got {accumulate} together with --effective-batch-size {effective}, expected one of the "
+                "two; leave out the one you do not mean"
+            )
+
+    def check_batch_size_is_looked_for(self) -> None:
+        """Raises BadInput when something was said about an edge that nobody looks for."""
+        for item in dataclasses.fields(Edges):
+            value = getattr(self.edges, item.name)
+            if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:
+                continue
+            name = item.metadata["flag"] or item.name.replace("_", "-")
+            raise BadInput(
+                f"--{name}: got {value}, expected it together with --batch-size auto, which looks for the largest "
+                "batch; add that, or leave it out"
+            )

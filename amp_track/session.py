@@ -22,7 +22,7 @@ from amp_track.values import PRECISIONS, format_bytes
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     import optuna
 
-    from amp_track.study.fit import EdgeSampler, Task
+    from amp_track.study.edge_sampler import EdgeSampler, Task
     from amp_track.tracking import Run, Tracker
 
 _LARGEST_SYNTHETIC_BATCH = 2**20
@@ -207,7 +207,7 @@ class Session:
     def open_fit_study(self) -> tuple[optuna.Study, EdgeSampler]:
         """The study and its sampler. Without a budget its edges are those of the memory that was free when it began."""
         from amp_track.study import storage
-        from amp_track.study.fit import EdgeSampler, Goal
+        from amp_track.study.edge_sampler import EdgeSampler, Goal
 
         study = storage.open_study(
             f"{self.study_name}/fit",

@@ -173,7 +173,7 @@ class Trainer:
         return tally.measured(clock)
 
     def _full_steps(self, step: TrainStep, batches: Batches, tally: _Tally) -> _TrainingClock:
-        """At least two, and as many as time them well."""
+        """At least two, if the training has as many, and as many as time them well."""
         clock = _TrainingClock(self._device, warm_up_steps=1)
         self._begin_training(step)
         clock.start()
@@ -183,8 +183,8 @@ class Trainer:
             clock.count(samples, full_steps)
             if full_steps >= PROBE_STEPS and (clock.is_over(_PROBE_SECONDS) or full_steps >= _MOST_PROBE_STEPS):
                 break
-        clock.stop()
         self._note_peak_of_training()
+        clock.stop()
         return clock
 
     def _end_of_an_epoch(self, step: TrainStep, batches: Batches, tally: _Tally) -> None:
@@ -320,7 +320,10 @@ class _TrainingClock:
 
     @property
     def samples_per_second(self) -> float:
+        """After the warm-up; of all there was, where there was no more."""
         cold_samples, cold_seconds = self._warm_at or (0, 0.0)
+        if cold_samples == self._samples:
+            cold_samples, cold_seconds = 0, 0.0
         return (self._samples - cold_samples) / max(self.seconds - cold_seconds, 1e-9)
 
 

@@ -210,7 +210,8 @@ def in_own_process(arguments: list[str]) -> tuple[Any, float]:
         seconds = time.perf_counter() - started
         lines = done.stdout.strip().splitlines()
         if not lines or not lines[-1].startswith("{"):
-            return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}, seconds
+            said = (done.stderr.strip().splitlines() or ["without a word"])[-1][:150]
+            return {"error": f"its process ended with code {done.returncode}: {said}"}, seconds
         result = json.loads(lines[-1])
         if (folder / "optuna.db").exists():
             result["seconds"] = seconds_of_probes(folder / "optuna.db", result["study"])
@@ -370,7 +371,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track fit on each (default 3)")
-    parser.add_argument("--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five)")
+    parser.add_argument(
+        "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five); the others' results stay"
+    )
     parser.add_argument("--peer", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="print the table of the stored results; measure nothing")
     arguments = parser.parse_args()
@@ -388,6 +391,11 @@ def main() -> None:
                 print(model, budget or "whole device", file=sys.stderr)
                 cases = [Case(model, precision, budget, arguments.device) for precision in precisions]
                 rows += compare(cases, arguments.repeats, lambda line: print(line, file=sys.stderr, flush=True))
+        if file.exists():  # some models measured again: the others' results stay
+            kept = [
+                row for row in json.loads(file.read_text())["rows"] if row["model"] not in arguments.models.split(",")
+            ]
+            rows = sorted(kept + rows, key=lambda row: list(BUDGETS_MIB).index(row["model"]))
         one = Job(workload="benchmarks.models:Cnn", device=arguments.device)
         result = {
             "date": datetime.date.today().isoformat(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +66,9 @@ def request(job: Job, **settings: Any) -> Request:
             storage="sqlite:///optuna.db",
             tracking_uri="sqlite:///mlflow.db",
         ),
-        edges=Edges(precisions=settings.pop("precisions", None), max_batch_size=settings.pop("max_batch_size", None)),
+        edges=Edges(
+            **{field.name: settings.pop(field.name) for field in dataclasses.fields(Edges) if field.name in settings}
+        ),
         trainings=Trainings(
             trials=settings.pop("trials", 12), learning_rates=settings.pop("learning_rates", None)
         ),

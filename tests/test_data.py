@@ -57,6 +57,12 @@ def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, bat
     assert evaluated == ([batch_size] if full == 1 and not rest else [batch_size, rest or batch_size])
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (2, 5)])
+def test_a_training_of_a_single_full_step_is_probed_with_one(workload: Workload, epochs: int, steps: int) -> None:
+    probe = batches_of(workload, batch_size=40, epochs=epochs, probe=True)
+    assert sum(1 for parts in itertools.islice(probe.full_steps(), 5) for _ in parts) == steps
+
+
 def test_evaluation_counts_every_sample_once(workload: Workload) -> None:
     batches = batches_of(workload, batch_size=10)
     assert [batch_length(input) for input, _ in batches.evaluation()] == [10] * 6 + [4]

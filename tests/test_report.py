@@ -26,11 +26,17 @@ def trial(number: int, batch_size: int, quality: float, steps: int) -> TrialResu
 @pytest.fixture
 def result() -> SearchResult:
     at_edge = Outcome(verdict=Verdict.FITS, max_memory_bytes=60 * MEBIBYTE, samples_per_second=51200.0)
-    fitted = PrecisionFit(edge=Edge(512, 513, "memory"), probes=17, at_edge=at_edge, run_id="edge")
+    fitted = PrecisionFit(
+        edge=Edge(512, 513, "memory"), probes=5, at_edge=at_edge, run_id="edge",
+        confirmation=Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61 * MEBIBYTE, samples_per_second=5e4),
+        failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
+        throughput=((64, 20000.0), (256, 50000.0), (512, 51000.0)),
+    )  # fmt: skip
     nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70 * MEBIBYTE)
     fit = FitResult(
         study="s", run_id="parent", job=Job(memory_budget_bytes=64 * MEBIBYTE), device_name="A CPU", device_kind="cpu",
         precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
+        multiple_of=24, effective_batch_size=1008, headroom_bytes=3 * MEBIBYTE,
     )  # fmt: skip
     trials = (trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69))
     return SearchResult(fit=fit, quality_name="accuracy", higher_is_better=True, trials=trials, pareto=(0, 1))
@@ -60,7 +66,22 @@ def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) ->
     console.print(report.fit_table(result.fit))
     shown = console.export_text()
     assert "one sample needs 70 MiB" in shown
-    assert "one more runs out of memory" in shown
+    assert "one more runs out of memory in evaluation" in shown
+
+
+def test_the_batch_beyond_which_memory_buys_no_speed(result: SearchResult) -> None:
+    """256 is within 3 % of the best; 64 is not."""
+    assert result.fit.precisions["amp"].efficient_batch == (256, 50000.0)
+    assert result.fit.precisions["fp32"].efficient_batch is None
+
+
+def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> None:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(report.fit_table(result.fit))
+    shown = console.export_text()
+    for text in ("504", "504 × 2", "40 steps", "61 MiB", "50,000/s"):
+        assert text in shown
+    assert "3 MiB of the budget are left free" in " ".join(report.fit_notes(result.fit))
 
 
 def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
@@ -73,10 +94,13 @@ def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> 
 def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "precisions", "trials", "pareto", "report",
+        "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
+        "precisions", "trials", "pareto", "report",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
-        "largest_batch", "first_failing_batch", "bound", "probes", "max_memory_bytes", "samples_per_second", "run_id",
+        "largest_batch", "first_failing_batch", "bound", "fails_in", "probes", "confirmed_steps", "largest_multiple",
+        "efficient_batch", "max_memory_bytes", "max_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
+        "accumulate",
     ]  # fmt: skip
     assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}
     assert {

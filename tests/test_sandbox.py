@@ -167,3 +167,31 @@ def test_a_job_dies_with_its_parent(tmp_path: Any, ending: signal.Signals) -> No
     assert output == ("" if ending is signal.SIGKILL else "interrupted\n")
     _, alive = psutil.wait_procs(children, timeout=10)
     assert alive == []
+
+
+_WITHOUT_A_GUARD = f"""
+from amp_track.job import Job, resolve
+from amp_track.sandbox import Sandbox
+box = Sandbox({DIGITS!r})
+job = Job(workload={DIGITS!r}, precision="fp32", batch_size=300, probe=True, memory_budget_bytes=2**26)
+print(box.run(resolve(job, box.inspect(job))).max_memory_bytes)
+"""
+
+
+def _peak_in_a_command_of_its_own(folder: Any, **environment: str) -> int:
+    folder.mkdir()
+    script = folder / "peak.py"
+    script.write_text(_WITHOUT_A_GUARD)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=folder, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Any) -> None:
+    """Whatever program, folder and environment it is started from; a script needs no `if __name__ == "__main__"`."""
+    here = _peak_in_a_command_of_its_own(tmp_path / "one")
+    there = _peak_in_a_command_of_its_own(tmp_path / "a folder elsewhere", SOMETHING="x" * 3000)
+    assert here == pytest.approx(there, rel=0.002)

@@ -57,3 +57,16 @@ def test_format_bytes_is_within_half_a_per_cent(size: int) -> None:
     number, unit = values.format_bytes(size).split()
     factor = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
     assert abs(float(number) * factor - size) <= 0.005 * size + 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "left_free"), [("5%", 50), ("0.15%", 2), ("512MiB", 512 * 2**20), ("300", 300), (" 10 % ", 100)]
+)
+def test_headroom_is_a_part_of_the_budget_or_a_size(text: str, left_free: int) -> None:
+    assert values.headroom(text).of(1000) == left_free
+
+
+@pytest.mark.parametrize("text", ["", "0%", "100%", "-5%", "nan%", "inf%", "x%", "much"])
+def test_headroom_refuses(text: str) -> None:
+    with pytest.raises(ValueError):
+        values.headroom(text)

@@ -20,7 +20,7 @@ from amp_track import stores
 from amp_track.errors import BadInput
 from amp_track.job import Outcome, ScaleReport, Verdict
 
-_SETTINGS, _WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
+_SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _CLOCK_SECONDS = 5
 """A process's start is reckoned from the boot time, which moves when the clock is set."""
@@ -83,9 +83,13 @@ def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dic
 
 def name_worker(trial: optuna.Trial) -> None:
     """Record which process runs a trial, so that the next one can tell whether it is still alive."""
+    trial.set_user_attr(WORKER, this_worker())
+
+
+def this_worker() -> dict[str, Any]:
+    """This process, told from a later one of the same number."""
     process = psutil.Process()
-    worker = {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
-    trial.set_user_attr(_WORKER, worker)
+    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
 
 
 def fail_dead_trials(study: optuna.Study) -> None:
@@ -98,7 +102,7 @@ def fail_dead_trials(study: optuna.Study) -> None:
 
 
 def _is_dead(trial: FrozenTrial) -> bool:
-    worker = trial.user_attrs.get(_WORKER)
+    worker = trial.user_attrs.get(WORKER)
     if worker is None:
         assert trial.datetime_start is not None
         return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_SAY_WHO

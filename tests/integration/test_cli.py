@@ -34,9 +34,14 @@ def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["train", DIGITS, "--epochs"], "requires an argument"),
         (["search", DIGITS, "--search-lr", "1,0.1"], "--search-lr: got '1,0.1', expected two numbers above 0"),
         (["search", DIGITS, "--synthetic"], "use fit --synthetic"),
+        (["fit", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
+        (["train", DIGITS, "--headroom", "5%"], "--headroom: got 5%, expected it together with --batch-size auto"),
+        (["train", DIGITS, "--accumulate", "2", "--effective-batch-size", "64"], "--accumulate: got 2 together with"),
         # What only a process with torch can tell:
         (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
         (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
+        (["fit", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
+        (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
         (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
         (
             ["train", DIGITS, "--batch-size", "1438"],

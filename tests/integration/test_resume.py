@@ -1,5 +1,6 @@
 """Searches that are killed or stopped, and gone on with."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS
+from conftest import DIGITS, WORKLOADS
 from optuna.trial import TrialState
 
 URL = "sqlite:///optuna.db"
+GROWS = str(WORKLOADS / "grows.py")
 COMMAND = [
     sys.executable, "-m", "amp_track", "search", DIGITS, "--precision", "fp32,bf16", "--max-batch-size", "96",
     "--epochs", "1", "--trials", "5", "--study", "stopped",
@@ -96,3 +98,21 @@ def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert sorted({run.info.status for run in runs}) == ["FINISHED", "KILLED"]
     assert [run.info.status for run in runs].count("KILLED") == 2  # the probe and the study's run
+
+
+def test_two_workers_share_a_study_and_repeat_nothing() -> None:
+    command = [
+        sys.executable, "-m", "amp_track", "fit", GROWS, "--memory-budget", "8MiB", "--precision", "fp32,bf16",
+        "--study", "shared", "--confirm-steps", "3", "--multiple-of", "8", "--json",
+    ]  # fmt: skip
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [worker.communicate(timeout=300) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    first, second = (json.loads(output)["precisions"] for output, _ in outputs)
+    for precision in ("fp32", "bf16"):
+        assert first[precision]["largest_batch"] == second[precision]["largest_batch"] > 0
+    done = [trial for trial in trials("shared/fit") if trial.state is TrialState.COMPLETE]
+    jobs = [(t.params["precision"], t.params["batch_size"], t.user_attrs["kind"] == "confirm") for t in done]
+    assert len(jobs) == len(set(jobs)), "two workers ran the same"
+    assert len({trial.user_attrs["worker"]["pid"] for trial in done}) == 2, "both had something to do"
+    assert {t.state for t in trials("shared/fit")} <= {TrialState.COMPLETE, TrialState.PRUNED}
