@@ -40,7 +40,7 @@ _JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size"))
 _TRAIN_FLAGS = flags.flags_of(Job) + flags.flags_of(Edges, without=("precisions",)) + flags.flags_of(Stores)
 _FIT_FLAGS = flags.flags_of(Edges) + _JOB_FLAGS + flags.flags_of(Stores)
 _SEARCH_FLAGS = (
-    flags.flags_of(Edges, without=("effective_batch_size",))
+    flags.flags_of(Edges, without=("multiple_of", "effective_batch_size"))
     + flags.flags_of(Trainings)
     + _JOB_FLAGS
     + flags.flags_of(Stores)

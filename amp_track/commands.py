@@ -145,7 +145,8 @@ def _find_edges(
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
         if fitted.edge.largest_batch == 0:
             one = session.job_of(Task(precision, 1, "probe", "to see what it takes"), budget)
-            fits[precision] = dataclasses.replace(fitted, bytes_needed=session.bytes_needed(one))
+            needed = max(session.bytes_needed(one) or 0, (fitted.failure and fitted.failure.wanted_bytes) or 0)
+            fits[precision] = dataclasses.replace(fitted, bytes_needed=needed or None)
     edges = session.request.edges
     result = FitResult(
         study=session.study_name,
@@ -162,7 +163,7 @@ def _find_edges(
         effective_batch_size=edges.effective_batch_size,
     )
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
-        raise NothingFits(_why_nothing_fits(session.job, budget, fits), result.as_json())
+        raise NothingFits(_why_nothing_fits(sampler.goal.budget_bytes, fits), result.as_json())
     return result
 
 
@@ -201,11 +202,7 @@ def _train_inside(
     from amp_track.study import train
 
     trainings = session.request.trainings
-    edges = {
-        name: found.largest_multiple or found.edge.largest_batch
-        for name, found in fitted.precisions.items()
-        if found.edge.largest_batch
-    }
+    edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
     space = train.Space(
         edges=edges, reference_batch_size=session.found.batch_size, learning_rates=trainings.learning_rates
     )
@@ -241,13 +238,14 @@ def _why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {_limit(job)}; {more}"
 
 
-def _why_nothing_fits(job: Job, budget_bytes: int | None, fits: dict[str, PrecisionFit]) -> str:
+def _why_nothing_fits(budget_bytes: int | None, fits: dict[str, PrecisionFit]) -> str:
+    assert budget_bytes is not None
     needs = ", ".join(
         f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"
         for name, fitted in fits.items()
-        if fitted.bytes_needed is not None and budget_bytes is not None
+        if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
     )
-    return f"not even one sample fits {_limit(job)}" + (f"; it needs: {needs}" if needs else "")
+    return f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
 
 
 def _limit(job: Job) -> str:

@@ -77,9 +77,14 @@ class Batches:
             for _ in range(steps):
                 yield _one_step(batches, sizes)
 
+    @property
+    def has_smaller_batch(self) -> bool:
+        """Whether the batch size does not divide the data."""
+        return self._sizes[-1] < self._batch_size
+
     def last_step(self) -> Iterator[Part]:
         """For a probe: the smaller batch that ends an epoch, if there is one. It may need a larger workspace."""
-        sizes = [size for size in self._sizes[-1:] if size < self._batch_size]
+        sizes = self._sizes[-1:] if self.has_smaller_batch else []
         return _one_step(self._load(sizes), sizes)
 
     def _load(self, sizes: Sequence[int]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ jump of memory right at the edge, at an unknown one of n batches, or noise that 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -96,6 +97,8 @@ class Next:
     batch_size: int
     reason: str
     predicted_bytes: int | None = None
+    """Of the finest meter there is."""
+    should_fit: bool = True
 
 
 @dataclass(frozen=True)
@@ -165,8 +168,10 @@ def explore(
         guess = _by_memory(metered, failing, ceiling, budget_bytes, hint)
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
-        return Next(batch_size, f"the most there is to try ({limit.bound})", guess.predicted_bytes)
-    return Next(batch_size, guess.reason, guess.predicted_bytes)
+        return dataclasses.replace(
+            guess, batch_size=batch_size, reason=f"the most there is to try ({limit.bound})"
+        )  # fmt: skip
+    return dataclasses.replace(guess, batch_size=batch_size)
 
 
 def line_of(probes: Sequence[Probe]) -> Line | None:
@@ -204,7 +209,8 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         return _without_a_line(points[-1], ceiling, room_bytes)
 
     def to(batch_size: int, reason: str) -> Next:
-        return Next(batch_size, reason, round(line.at(min(max(batch_size, floor + 1), ceiling - 1))))
+        predicted = line.at(min(max(batch_size, floor + 1), ceiling - 1))
+        return Next(batch_size, reason, round(predicted), should_fit=predicted <= room_bytes)
 
     crossing = line.reaches(room_bytes)
     distance, measured = crossing - floor, floor - line.start

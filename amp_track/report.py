@@ -183,7 +183,11 @@ def _edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
     if fitted.at_edge is None:
         needed = f"one sample needs {format_bytes(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, "–", "–"
-    where = f" in {fitted.failure.phase}" if fitted.edge.bound == "memory" and fitted.failure else ""
+    where = (
+        f" in {fitted.failure.phase}"
+        if fitted.edge.bound == "memory" and fitted.failure and fitted.failure.phase
+        else ""
+    )
     speed = fitted.samples_per_second
     return (
         str(fitted.edge.largest_batch),

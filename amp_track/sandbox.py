@@ -97,6 +97,8 @@ class Sandbox:
         at once when it can."""
         second = self.measure(job)
         needed = second.max_memory_bytes
+        if second.verdict is Verdict.OOM:  # not even all the memory there is will do
+            return second
         if second.fits and needed is not None and needed > _NEARLY_THE_BUDGET * budget_bytes:
             reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
             return dataclasses.replace(

@@ -65,6 +65,12 @@ class Session:
                 f"{workload} has"
             )
         _check_headroom(request, found)
+        effective = request.edges.effective_batch_size
+        if effective is not None and not request.job.synthetic and effective > found.training_samples:
+            raise BadInput(
+                f"--effective-batch-size: got {effective}, expected at most the {found.training_samples} training "
+                f"samples that {workload} has"
+            )
         for precision in precisions or ():
             support = found.support(precision)
             if not support.supported:
@@ -156,7 +162,7 @@ class Session:
             "device name": self.found.device_name,
             "dataset": self.found.dataset_digest,
             "max_batch_size": str(edges.max_batch_size),
-            "headroom": str(edges.headroom),
+            "headroom": repr(edges.headroom),
             "confirm_steps": str(edges.confirm_steps),
             "accumulation": "none" if edges.effective_batch_size is None else "some",
             "epochs": training,
@@ -216,8 +222,9 @@ class Session:
             directions=["maximize"],
             settings=self.edge_settings(),
         )
-        if storage.FREE_BYTES not in study.user_attrs:
-            study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
+        with stores.first_use(self.request.stores.storage):
+            if storage.FREE_BYTES not in study.user_attrs:
+                study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
         free_bytes = study.user_attrs[storage.FREE_BYTES]
         budget_bytes = self.fit_budget_bytes(free_bytes)
         study.sampler = sampler = EdgeSampler(

@@ -126,7 +126,9 @@ class Run:
         self._client.log_text(self.run_id, text, file)
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        self._client.log_table(self.run_id, {name: list(values) for name, values in columns.items()}, file)
+        """A table as MLflow's log_table writes it, in place of an earlier one: that would append to it."""
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        self._client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
 
     def artifact(self, file: Path) -> None:
         self._client.log_artifact(self.run_id, str(file))
@@ -179,8 +181,8 @@ class Tracker:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self.uri = uri
-        self._client = mlflow.MlflowClient(tracking_uri=uri)
         with stores.first_use(uri):
+            self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables of a fresh store
             self._experiment_id = self._find_experiment()
 
     def _find_experiment(self) -> str:

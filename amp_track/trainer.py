@@ -189,9 +189,11 @@ class Trainer:
 
     def _end_of_an_epoch(self, step: TrainStep, batches: Batches, tally: _Tally) -> None:
         self._begin_training(step)
-        for part in batches.last_step():
+        # Where there is no smaller batch, a full one: an evaluation comes after a step, with optimizer state.
+        parts = batches.last_step() if batches.has_smaller_batch or tally.steps else next(batches.full_steps())
+        for part in parts:
             self._train_on(step, part)
-            tally.steps += 1
+            tally.steps += part[2]
         self._note_peak_of_training()
         self._evaluate(step, batches)
 

@@ -31,6 +31,7 @@ class Task:
     kind: str
     reason: str
     predicted_bytes: int | None = None
+    should_fit: bool = True
 
 
 class Busy(Exception):
@@ -116,7 +117,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         goal = self.goal
         found = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(trials, precision))
         if isinstance(found, Next):
-            return Task(precision, found.batch_size, "probe", found.reason, found.predicted_bytes)
+            return Task(precision, found.batch_size, "probe", found.reason, found.predicted_bytes, found.should_fit)
         if not goal.confirm or not found.largest_batch:
             return found
         if all(probe.fits for probe in long):
@@ -134,9 +135,9 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         """What other workers run now, as if it had come out as the memory model says."""
         probes = []
         for task in running:
-            if task.kind in kinds and task.predicted_bytes is not None and self.goal.budget_bytes is not None:
-                verdict = Verdict.FITS if task.predicted_bytes <= self.goal.budget_bytes else Verdict.OOM
-                probes.append(Probe(task.batch_size, verdict, task.predicted_bytes))
+            if task.kind in kinds and task.predicted_bytes is not None:
+                verdict = Verdict.FITS if task.should_fit else Verdict.OOM
+                probes.append(Probe(task.batch_size, verdict, task.predicted_bytes, task.predicted_bytes))
         return probes
 
     def _hint(self, trials: Sequence[FrozenTrial], precision: str) -> Hint:

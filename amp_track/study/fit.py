@@ -73,7 +73,8 @@ def _fit_of(trials: Sequence[FrozenTrial], precision: str, sampler: EdgeSampler)
     fitting = {
         task.batch_size: outcome
         for task, outcome, _ in done
-        if outcome.fits and task.batch_size <= edge.largest_batch  # more may have run for a few steps
+        # More may have run for a few steps. A longer training's speed counts loading and small batches, a probe's not.
+        if outcome.fits and task.batch_size <= edge.largest_batch and task.kind != "confirm"
     }
     multiple = edge.largest_batch // sampler.goal.multiple_of * sampler.goal.multiple_of
     probed = min(at_edge, key=lambda found: found[0].kind == "confirm", default=None)

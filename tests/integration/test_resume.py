@@ -73,7 +73,11 @@ def test_a_killed_search_goes_on_where_it_stopped() -> None:
     assert [trial.state for trial in train].count(TrialState.COMPLETE) == 5
     landmarks = [t.system_attrs["fixed_params"] for t in train if "fixed_params" in t.system_attrs and t.values]
     assert len({str(landmark) for landmark in landmarks}) == 4, "a landmark that was killed is trained after all"
-    proven = [(t.params["precision"], t.params["batch_size"]) for t in fit if t.state is TrialState.COMPLETE]
+    proven = [
+        (t.params["precision"], t.params["batch_size"], t.user_attrs["kind"])
+        for t in fit
+        if t.state is TrialState.COMPLETE
+    ]
     assert len(proven) == len(set(proven)), "a probe was repeated"
     assert [trial.params for trial in fit[: len(known)]] == known
 

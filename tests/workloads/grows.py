@@ -51,7 +51,7 @@ class Grows(Workload):
         return model
 
     def train_data(self) -> TensorDataset:
-        return TensorDataset(torch.zeros(6000, 4), torch.zeros(6000, dtype=torch.long))
+        return TensorDataset(torch.zeros(12000, 4), torch.zeros(12000, dtype=torch.long))
 
     def eval_data(self) -> TensorDataset:
         return TensorDataset(torch.zeros(128, 4), torch.zeros(128, dtype=torch.long))
