@@ -150,31 +150,30 @@ def test_a_device_of_whims_ends_with_a_proof(edge: int, budget: int, share: floa
 
 
 @pytest.mark.parametrize(
-    ("make", "most"),
+    "make",
     [
-        (lambda chance: (chance.random(), chance.uniform(2 / 3, 1.5), bent), 12),
-        (lambda chance: (chance.uniform(0, 0.9), chance.uniform(0, 0.3), jumping), 8),
-        (lambda chance: (chance.uniform(0, 3), None, wavering), 8),
+        lambda chance: ((chance.random(), chance.uniform(2 / 3, 1.5)), bent),
+        lambda chance: ((chance.uniform(0, 0.9), chance.uniform(0, 0.3)), jumping),
+        lambda chance: ((chance.uniform(0, 3),), wavering),
     ],
     ids=["bent", "jumping", "wavering"],
 )
 def test_most_devices_that_are_not_linear_take_eight_probes(
-    make: Callable[[random.Random], tuple[float, float | None, Callable[..., Device]]], most: int
+    make: Callable[[random.Random], tuple[tuple[float, ...], Callable[..., Device]]],
 ) -> None:
     """Some must take more: which of n batches is the one where memory jumps cannot be told in less than log2(n)."""
     counts = []
     for seed in range(1000):
         chance = random.Random(seed)
         edge, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
-        first, second, family = make(chance)
-        shape = (first,) if second is None else (first, second)
+        shape, family = make(chance)
         device = family(edge, budget, chance.uniform(0, 0.95), *shape)
         _, probes = device.search(hint=Hint(chance.randint(8, 32)))
         counts.append(len(probes))
     counts.sort()
-    assert counts[500] <= 7, counts[500]
-    assert counts[850] <= 8
-    assert counts[950] <= most
+    assert counts[500] <= 7
+    assert counts[939] <= 8, "94 % take at most 8, as the README says"
+    assert counts[-1] <= 14
 
 
 @given(truth=st.integers(0, 10**6), limit=st.integers(1, 10**6))
