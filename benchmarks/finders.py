@@ -172,7 +172,7 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
 
     precision = Precision.named(case.precision)
 
-    @find_executable_batch_size(starting_batch_size=len(data))  # type: ignore[untyped-decorator]
+    @find_executable_batch_size(starting_batch_size=len(data))
     def train(batch_size: int) -> int:
         trials.append(batch_size)
         model = workload.model().to(case.device)
