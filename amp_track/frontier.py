@@ -37,6 +37,8 @@ _TOO_FAR = 8
 """Times the measured stretch: from there on a line that was wrong is not worth mending."""
 _NEARLY = 16
 """A failure within this part of the way to where the line ends may be the line's small error, no sign of more."""
+_SHORT = 64
+"""In samples: over a shorter way a failure is a whim of the meter more often than a bend of the line."""
 _WELL_BELOW = 0.7
 """Part of the way to what failed."""
 _BLOCKS = 20 * 2**20, 2 * 2**20, 4096
@@ -254,6 +256,8 @@ def _below_a_surprise(
     if (crossing - ceiling) * _NEARLY <= crossing - floor:
         if surprises == 1:
             return ceiling - max((crossing - floor) // 128, 1), f"{surprised}: a little less"
+        if surprises == 2 and crossing - floor <= _SHORT:
+            return max(ceiling - 2, halfway), f"{surprised}: a little less again"
         return halfway, f"{surprised}, and a little less too: halfway to {floor}, which fits"
     steeper = _line_to_failure(last, first, budget_bytes)
     if steeper is None:
