@@ -132,7 +132,8 @@ def _find_edges(
     for name, reason in session.unsupported.items():
         progress.say(f"{name} skipped: {reason}")
 
-    budget = session.fit_budget_bytes(study.user_attrs[storage.FREE_BYTES])
+    free_bytes = study.user_attrs[storage.FREE_BYTES]
+    budget = session.fit_budget_bytes(free_bytes)
 
     def run_task(trial: optuna.Trial, task: Task) -> tuple[Outcome, str]:
         return run_trial(session, tracker, parent, study, trial, session.job_of(task, budget), task=task)
@@ -156,9 +157,7 @@ def _find_edges(
         device_kind=session.found.device_kind,
         precisions=fits,
         skipped=session.skipped,
-        headroom_bytes=(session.job.memory_budget_bytes or study.user_attrs[storage.FREE_BYTES]) - budget
-        if edges.headroom is not None and budget is not None
-        else 0,
+        headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
         multiple_of=edges.multiple_of,
         effective_batch_size=edges.effective_batch_size,
     )
@@ -238,8 +237,7 @@ def _why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {_limit(job)}; {more}"
 
 
-def _why_nothing_fits(budget_bytes: int | None, fits: dict[str, PrecisionFit]) -> str:
-    assert budget_bytes is not None
+def _why_nothing_fits(budget_bytes: int, fits: dict[str, PrecisionFit]) -> str:
     needs = ", ".join(
         f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"
         for name, fitted in fits.items()

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
-from amp_track.job import SYNTHETIC_BATCHES, Job, steps_per_epoch
+from amp_track.job import Job
+from amp_track.schedule import steps_per_epoch, synthetic_samples, total_steps
 from amp_track.workload import Workload
 
 Part = tuple[Any, float, bool]
@@ -35,16 +36,13 @@ class Batches:
         self._train_data = None if job.synthetic else workload.train_data()
         self._eval_data = None if job.synthetic else workload.eval_data()
         self.training_samples = (
-            length(self._train_data) if self._train_data is not None else self._batch_size * SYNTHETIC_BATCHES
+            length(self._train_data) if self._train_data is not None else synthetic_samples(self._batch_size)
         )
         full, rest = divmod(self.training_samples, self._batch_size)
         self._sizes = [self._batch_size] * full + ([rest] if rest else [])
         self._steps_per_epoch = steps_per_epoch(job, self.training_samples)
-
-    @property
-    def total_steps(self) -> int:
+        self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the whole job."""
-        return self._job.steps if self._job.steps is not None else (self._job.epochs or 1) * self._steps_per_epoch
 
     @property
     def go_on_after_an_evaluation(self) -> bool:

@@ -120,6 +120,10 @@ class Point(NamedTuple):
     batch_size: int
     size_bytes: float
 
+    def slope_to(self, other: Point) -> float:
+        """Bytes for each sample between the two."""
+        return (other.size_bytes - self.size_bytes) / (other.batch_size - self.batch_size)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -181,8 +185,7 @@ def line_of(probes: Sequence[Probe]) -> Line | None:
     points = _points(probe for probe in probes if probe.fits)
     if len(points) < 2 or points[-1].size_bytes <= points[0].size_bytes:
         return None
-    (smallest, low), (largest, high) = points[0], points[-1]
-    return Line(smallest, points[-1], (high - low) / (largest - smallest))
+    return Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1]))
 
 
 def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next:
@@ -223,15 +226,13 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         if surprise <= (_WHIM if failing else 0):
             return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
         return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
+    margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
     if crossing < ceiling:
-        margin = round(distance * _MARGIN)
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
-        is_far = distance > _FAR * measured and margin >= _LEAST_MARGIN
-        if is_far and not is_guarded and not _measured_before(line, points):
+        if margin >= _LEAST_MARGIN and not is_guarded and not _measured_before(line, points):
             return to(crossing - margin, f"a little below {crossing}, where the budget should end")
         return to(crossing, "where the budget should end")
     if not failing:
-        margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
         return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
@@ -300,10 +301,10 @@ def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
         return None
     last = points[-1]
     error_bytes = _METER_ERROR * _block_bytes(point.size_bytes for point in points)
-    overall = (last.size_bytes - points[0].size_bytes) / (last.batch_size - points[0].batch_size)
+    overall = points[0].slope_to(last)
     lines = []
     for start in reversed(points[:-1]):
-        slope = (last.size_bytes - start.size_bytes) / (last.batch_size - start.batch_size)
+        slope = start.slope_to(last)
         if overall / _PLAUSIBLE < slope < overall * _PLAUSIBLE:
             lines.append(Line(start.batch_size, last, slope))
     for line in lines:
@@ -316,9 +317,7 @@ def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
 def _measured_before(line: Line, points: list[Point]) -> bool:
     """Whether memory rose as steeply further down: then it is a straight line, however far it is drawn."""
     return any(
-        math.isclose(
-            (end.size_bytes - start.size_bytes) / (end.batch_size - start.batch_size), line.slope_bytes, rel_tol=_SAME
-        )
+        math.isclose(start.slope_to(end), line.slope_bytes, rel_tol=_SAME)
         for start, end in itertools.pairwise(points[:-1])
         if end.batch_size <= line.start
     )
@@ -328,7 +327,7 @@ def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | N
     """From what fits to what a failed batch is known to need; it may need more."""
     if failure.peak_bytes is None or failure.peak_bytes <= budget_bytes:
         return None
-    slope = (failure.peak_bytes - last.size_bytes) / (failure.batch_size - last.batch_size)
+    slope = last.slope_to(Point(failure.batch_size, failure.peak_bytes))
     return Line(last.batch_size, last, slope) if slope > 0 else None
 
 

@@ -8,7 +8,6 @@ A Job's fields are the single source of the command line's flags (`amp_track.fla
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,8 +17,6 @@ from typing import Any
 from amp_track import values
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
-SYNTHETIC_BATCHES = 16
-"""Batches of one epoch of made-up data."""
 
 
 def setting(
@@ -377,28 +374,3 @@ def resolve(job: Job, found: Inspection) -> Job:
         learning_rate=learning_rate,
         options=found.options,
     )
-
-
-def steps_per_epoch(job: Job, training_samples: int) -> int:
-    """Optimizer steps that go through the training data once; the last one may have fewer samples."""
-    assert job.batch_size is not None
-    return math.ceil(math.ceil(training_samples / job.batch_size) / job.accumulate)
-
-
-def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
-    """The largest batch that fits and divides the effective one, and how many of it make one optimizer step; None
-    where no multiple of `multiple_of` does."""
-    for accumulate in range(max(math.ceil(effective_batch_size / max(largest_batch, 1)), 1), effective_batch_size + 1):
-        batch_size, rest = divmod(effective_batch_size, accumulate)
-        if not rest and batch_size <= largest_batch and not batch_size % multiple_of:
-            return batch_size, accumulate
-    return None
-
-
-def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
-    """The learning rate after `lr_scaling`: linear for SGD (Goyal et al., 1706.02677), square root for Adam
-    (Malladi et al., 2205.10287), from the batch size that the workload's learning rate was chosen for."""
-    assert job.learning_rate is not None and job.batch_size is not None
-    ratio = job.batch_size * job.accumulate / reference_batch_size
-    exponent = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[job.lr_scaling]
-    return float(job.learning_rate * ratio**exponent)

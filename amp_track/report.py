@@ -48,7 +48,7 @@ def fit_table(result: FitResult) -> Table:
         efficient = fitted.efficient_batch
         cells = [name, largest, why, memory, speed]
         cells += [
-            f"{efficient[0]}\n{efficient[1]:,.0f}/s" if efficient else "–",
+            f"{efficient[0]}\n{_speed(efficient[1])}/s" if efficient else "–",
             str(fitted.probes),
             f"{fitted.confirmation.steps} steps" if fitted.confirmation else "–",
         ]
@@ -92,14 +92,14 @@ def search_table(result: SearchResult) -> Table:
         at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
         largest, _, memory, speed = _edge_cells(fitted)
         if at_edge is not None:
-            memory, speed = _memory(at_edge.outcome), _speed(at_edge.outcome)
+            memory, speed = _memory(at_edge.outcome.max_memory_bytes), _speed(at_edge.outcome.samples_per_second)
         table.add_row(
             name,
             largest,
             memory,
             speed,
             _quality(at_edge, best),
-            f"{fastest.batch_size}\n{_speed(fastest.outcome)}/s" if fastest else "–",
+            f"{fastest.batch_size}\n{_speed(fastest.outcome.samples_per_second)}/s" if fastest else "–",
             f"{_quality(best, best)}\nat batch {best.batch_size}" if best else "–",
             _scale(best.outcome) if best else "–",
         )
@@ -188,21 +188,20 @@ def _edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
         if fitted.edge.bound == "memory" and fitted.failure and fitted.failure.phase
         else ""
     )
-    speed = fitted.samples_per_second
     return (
         str(fitted.edge.largest_batch),
         _BOUNDS[fitted.edge.bound] + where,
-        format_bytes(fitted.max_memory_bytes) if fitted.max_memory_bytes is not None else "–",
-        f"{speed:,.0f}" if speed is not None else "–",
+        _memory(fitted.max_memory_bytes),
+        _speed(fitted.samples_per_second),
     )
 
 
-def _memory(outcome: Outcome) -> str:
-    return format_bytes(outcome.max_memory_bytes) if outcome.max_memory_bytes is not None else "–"
+def _memory(size_bytes: int | None) -> str:
+    return format_bytes(size_bytes) if size_bytes is not None else "–"
 
 
-def _speed(outcome: Outcome) -> str:
-    return f"{outcome.samples_per_second:,.0f}" if outcome.samples_per_second is not None else "–"
+def _speed(samples_per_second: float | None) -> str:
+    return f"{samples_per_second:,.0f}" if samples_per_second is not None else "–"
 
 
 def _best(trials: list[TrialResult], *, higher_is_better: bool) -> TrialResult | None:

@@ -93,8 +93,8 @@ class Sandbox:
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
         """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
         jobs over a CPU budget ended in SIGSEGV). Such a death is the budget's doing if, and only if, the same batch
-        runs whole without a limit and takes the budget or more: near enough, for such a library may also ask for more
-        at once when it can."""
+        runs whole without a limit and takes the budget or nearly as much (such a library may ask for more at once when
+        it can), or is out of memory there too."""
         second = self.measure(job)
         needed = second.max_memory_bytes
         if second.verdict is Verdict.OOM:  # not even all the memory there is will do

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from amp_track import progress, stores
 from amp_track.errors import BadInput
 from amp_track.frontier import Limit
-from amp_track.job import SYNTHETIC_BATCHES, Event, Inspection, Job, Outcome, resolve, steps_per_epoch
+from amp_track.job import Event, Inspection, Job, Outcome, resolve
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
+from amp_track.schedule import steps_per_epoch, synthetic_samples, total_steps
 from amp_track.values import PRECISIONS, format_bytes
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
@@ -58,19 +59,16 @@ class Session:
         sandbox = Sandbox(workload)
         with progress.working("importing torch, looking at device and workload"):
             found = sandbox.inspect(request.job)
-        batch_size = request.job.batch_size
-        if batch_size is not None and not request.job.synthetic and batch_size > found.training_samples:
-            raise BadInput(
-                f"--batch-size: got {batch_size}, expected at most the {found.training_samples} training samples that "
-                f"{workload} has"
-            )
+        for flag, samples in (
+            ("--batch-size", request.job.batch_size),
+            ("--effective-batch-size", request.edges.effective_batch_size),
+        ):
+            if samples is not None and not request.job.synthetic and samples > found.training_samples:
+                raise BadInput(
+                    f"{flag}: got {samples}, expected at most the {found.training_samples} training samples that "
+                    f"{workload} has"
+                )
         _check_headroom(request, found)
-        effective = request.edges.effective_batch_size
-        if effective is not None and not request.job.synthetic and effective > found.training_samples:
-            raise BadInput(
-                f"--effective-batch-size: got {effective}, expected at most the {found.training_samples} training "
-                f"samples that {workload} has"
-            )
         for precision in precisions or ():
             support = found.support(precision)
             if not support.supported:
@@ -123,13 +121,9 @@ class Session:
         """By default an epoch, its evaluation, and the first steps after it: as much as changes memory."""
         if (asked := self.request.edges.confirm_steps) is not None:
             return asked
-        samples = self.found.training_samples
-        if job.synthetic:
-            assert job.batch_size is not None
-            samples = job.batch_size * SYNTHETIC_BATCHES
-        epoch = steps_per_epoch(job, samples)
-        total = job.steps if job.steps is not None else (job.epochs or 1) * epoch
-        return min(total, epoch + _STEPS_AFTER_AN_EPOCH)
+        assert job.batch_size is not None
+        samples = synthetic_samples(job.batch_size) if job.synthetic else self.found.training_samples
+        return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
 
     def fit_budget_bytes(self, free_bytes: int) -> int | None:
         """What a probe may take: the budget less the headroom; None for no limit but the device's own."""

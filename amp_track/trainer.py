@@ -21,9 +21,9 @@ from amp_track.job import (
     Started,
     StepsDone,
     Verdict,
-    scaled_learning_rate,
 )
 from amp_track.precision import Precision, float32_precision
+from amp_track.schedule import scaled_learning_rate
 from amp_track.step import StepTotals, TrainStep, sum_dtype
 from amp_track.workload import Workload
 

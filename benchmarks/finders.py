@@ -13,7 +13,6 @@ Writes benchmarks/results/finders-<device>.json and prints it as a table, in Mar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -25,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,35 +57,15 @@ class Case:
         return f"benchmarks.models:{self.model}"
 
     @property
+    def budget_bytes(self) -> int | None:
+        return self.budget_mib * 2**20 if self.budget_mib else None
+
+    @property
     def options(self) -> tuple[tuple[str, str], ...]:
         return () if self.device == "cpu" else (("samples", str(GPU_SAMPLES)),)
 
 
 # ------------------------------------------------------------------------------------ one peer, in its own process
-
-
-def enforce_budget(case: Case) -> None:
-    """The same limit as amp_track's jobs have, from here on: this is called just before the model is built."""
-    import torch
-
-    from amp_track.device import open_device
-
-    if case.budget_mib is None:
-        return
-    if case.device != "cpu":
-        device = open_device(case.device)
-        torch.cuda.set_per_process_memory_fraction(case.budget_mib * 2**20 / device.capacity_bytes())
-        return
-    import resource
-
-    from amp_track import heap
-
-    # In the peers' favour: with glibc's own settings Lightning answers 288 and 144 in two runs where 401 fit.
-    heap.make_exact()
-    torch.ones(512, 512) @ torch.ones(512, 512)  # the thread pool's stacks are not the model's
-    held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
-    limit = int(held.split()[1]) * 1024 + case.budget_mib * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def run_peer(case: Case, finder: str) -> dict[str, Any]:
@@ -96,6 +75,7 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch
     import torch._dynamo
 
+    from amp_track.device import open_device
     from amp_track.precision import Precision, float32_precision
     from amp_track.workload import load_workload
 
@@ -106,7 +86,9 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
         if case.device != "cpu":
             torch.zeros(1, device=case.device)
         trials: list[int] = []
-        enforce_budget(case)
+        # As amp_track's jobs begin, in the peers' favour: with glibc's own malloc settings Lightning answers 288 and
+        # 144 in two runs where 401 fit.
+        open_device(case.device).begin(case.budget_bytes)
         started = time.perf_counter()
         answer, error = None, None
         try:
@@ -193,15 +175,9 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
 # ------------------------------------------------------------------------------------ all of them
 
 
-@contextlib.contextmanager
-def empty_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
 def in_own_process(arguments: list[str]) -> tuple[Any, float]:
     """The JSON that a command prints last, and its seconds, imports and all."""
-    with empty_folder() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
         started = time.perf_counter()
         done = subprocess.run(
@@ -213,8 +189,8 @@ def in_own_process(arguments: list[str]) -> tuple[Any, float]:
             said = (done.stderr.strip().splitlines() or ["without a word"])[-1][:150]
             return {"error": f"its process ended with code {done.returncode}: {said}"}, seconds
         result = json.loads(lines[-1])
-        if (folder / "optuna.db").exists():
-            result["seconds"] = seconds_of_probes(folder / "optuna.db", result["study"])
+        if (database := Path(folder) / "optuna.db").exists():
+            result["seconds"] = seconds_of_probes(database, result["study"])
         return result, seconds
 
 
@@ -266,9 +242,8 @@ class Checker:
 
     def __init__(self, case: Case) -> None:
         self._sandbox = Sandbox(case.workload)
-        budget = case.budget_mib * 2**20 if case.budget_mib else None
         job = Job(
-            workload=case.workload, device=case.device, precision=case.precision, memory_budget_bytes=budget,
+            workload=case.workload, device=case.device, precision=case.precision, memory_budget_bytes=case.budget_bytes,
             epochs=1, options=case.options,
         )  # fmt: skip
         self._job = resolve(job, self._sandbox.inspect(job))

@@ -3,6 +3,7 @@ transformer encoder, an LSTM, a U-Net and torchvision's ResNet-18. The data is r
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ class _Classifier(Workload):
     samples: int = 2048
     eval_samples: int = 256
 
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+        """Of one input."""
 
     def _data(self, samples: int, seed: int) -> TensorDataset:
         targets = torch.arange(samples) % 10

@@ -1,18 +1,8 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from amp_track.job import (
-    Job,
-    Outcome,
-    ScaleReport,
-    Verdict,
-    micro_batch,
-    scaled_learning_rate,
-    steps_per_epoch,
-)
+from amp_track.job import Job, Outcome, ScaleReport, Verdict
 
 
 def test_epochs_and_steps_exclude_each_other() -> None:
@@ -39,33 +29,9 @@ def test_short_name(workload: str, name: str) -> None:
     assert Job(workload=workload).short_name == name
 
 
-@pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
-def test_learning_rate_follows_the_effective_batch(rule: str, rate: float) -> None:
-    job = Job(batch_size=128, accumulate=2, learning_rate=0.1, lr_scaling=rule)
-    assert scaled_learning_rate(job, reference_batch_size=64) == pytest.approx(rate)
-
-
 def test_scale_report_counts_falls_and_rises() -> None:
     report = ScaleReport(initial=8.0, final=8.0, history=((0, 8.0), (3, 4.0), (9, 8.0), (12, 8.0)))
     assert (report.backoffs, report.growths) == (1, 1)
-
-
-@given(effective=st.integers(1, 2000), largest=st.integers(1, 500), multiple_of=st.integers(1, 16))
-def test_micro_batches_make_the_effective_one_exactly(effective: int, largest: int, multiple_of: int) -> None:
-    found = micro_batch(effective, largest, multiple_of=multiple_of)
-    possible = [b for b in range(1, largest + 1) if effective % b == 0 and b % multiple_of == 0]
-    if found is None:
-        assert not possible
-    else:
-        assert found[0] * found[1] == effective
-        assert found[0] == max(possible), "the largest batch, and so the fewest of them"
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch_size", "accumulate", "steps"), [(64, 10, 1, 7), (64, 10, 2, 4), (5, 5, 3, 1)]
-)
-def test_steps_per_epoch(samples: int, batch_size: int, accumulate: int, steps: int) -> None:
-    assert steps_per_epoch(Job(batch_size=batch_size, accumulate=accumulate), samples) == steps
 
 
 def test_what_a_failed_job_wanted() -> None:

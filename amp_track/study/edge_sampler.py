@@ -34,6 +34,10 @@ class Task:
     should_fit: bool = True
 
 
+Done = Sequence[tuple[Task, Outcome, FrozenTrial]]
+"""What has been run, what came of it, and its trial."""
+
+
 class Busy(Exception):
     """What is left to do waits for what other workers are doing."""
 
@@ -53,10 +57,14 @@ class Goal:
 
     precisions: tuple[str, ...]
     limit: Limit
-    budget_bytes: int | None = None
-    first_batch: int = 8
-    multiple_of: int = 1
-    confirm: bool = True
+    budget_bytes: int
+    first_batch: int
+    multiple_of: int
+    confirm: bool
+
+    def multiple_up_to(self, largest_batch: int) -> int:
+        """The largest multiple; 0 where there is none."""
+        return largest_batch // self.multiple_of * self.multiple_of
 
 
 class EdgeSampler(optuna.samplers.BaseSampler):
@@ -70,9 +78,9 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
 
-    def edge(self, trials: Sequence[FrozenTrial], precision: str) -> Edge | None:
+    def edge(self, done: Done, precision: str) -> Edge | None:
         """The edge of one precision, once it is proven and, if that is asked for, confirmed."""
-        found = self._explore(trials, precision, [])
+        found = self._explore(done, precision, [])
         return found if isinstance(found, Edge) else None
 
     def next(self, trials: Sequence[FrozenTrial]) -> Task | None:
@@ -82,8 +90,9 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             Busy: there is none now, and there may be one when a running one has ended.
         """
         running = [claim for trial in trials if trial.state is TrialState.RUNNING and (claim := _claim_of(trial))]
-        tasks = {precision: self._next_of(trials, precision, []) for precision in self.goal.precisions}
-        open_tasks = [task for task in tasks.values() if task is not None]
+        done = done_tasks(trials)
+        tasks = [self._next_of(done, precision, []) for precision in self.goal.precisions]
+        open_tasks = [task for task in tasks if task is not None]
         if not open_tasks:
             return None
         idle = [task for task in open_tasks if all(task.precision != claim.precision for claim in running)]
@@ -91,31 +100,32 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return idle[0]
         for task in open_tasks:
             own = [claim for claim in running if claim.precision == task.precision]
-            ahead = self._next_of(trials, task.precision, own)
+            ahead = self._next_of(done, task.precision, own)
             if ahead is not None and (ahead.batch_size, ahead.kind) not in {(c.batch_size, c.kind) for c in own}:
                 return ahead
         raise Busy
 
-    def _next_of(self, trials: Sequence[FrozenTrial], precision: str, running: Sequence[Task]) -> Task | None:
+    def _next_of(self, done: Done, precision: str, running: Sequence[Task]) -> Task | None:
         """The next job of one precision, if those running came out as predicted."""
-        found = self._explore(trials, precision, running)
+        found = self._explore(done, precision, running)
         if isinstance(found, Task):
             return found
-        multiple = found.largest_batch // self.goal.multiple_of * self.goal.multiple_of
-        tried = {task.batch_size for task in (*(task for task, _, _ in done_tasks(trials, precision)), *running)}
+        multiple = self.goal.multiple_up_to(found.largest_batch)
+        tasks = (*(task for task, _, _ in done), *running)
+        tried = {task.batch_size for task in tasks if task.precision == precision}
         if multiple and multiple not in tried:
             return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
         return None
 
-    def _explore(self, trials: Sequence[FrozenTrial], precision: str, running: Sequence[Task]) -> Task | Edge:
+    def _explore(self, done: Done, precision: str, running: Sequence[Task]) -> Task | Edge:
         """What proves the edge: first few and short probes; then a longer training at their edge; and where that runs
         out of memory, longer trainings below it until one fits and one more does not."""
         short, long = (
-            _probes(trials, precision, kinds) + self._as_predicted(running, kinds)
+            _probes(done, precision, kinds) + _as_predicted(running, kinds)
             for kinds in (("probe", "multiple"), ("confirm",))
         )
         goal = self.goal
-        found = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(trials, precision))
+        found = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
         if isinstance(found, Next):
             return Task(precision, found.batch_size, "probe", found.reason, found.predicted_bytes, found.should_fit)
         if not goal.confirm or not found.largest_batch:
@@ -131,21 +141,12 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return step
         return Task(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
 
-    def _as_predicted(self, running: Sequence[Task], kinds: Sequence[str]) -> list[Probe]:
-        """What other workers run now, as if it had come out as the memory model says."""
-        probes = []
-        for task in running:
-            if task.kind in kinds and task.predicted_bytes is not None:
-                verdict = Verdict.FITS if task.should_fit else Verdict.OOM
-                probes.append(Probe(task.batch_size, verdict, task.predicted_bytes, task.predicted_bytes))
-        return probes
-
-    def _hint(self, trials: Sequence[FrozenTrial], precision: str) -> Hint:
+    def _hint(self, done: Done, precision: str) -> Hint:
         """The smallest edge proven at another precision, with its line; else the workload's own batch size."""
         first = Hint(self.goal.first_batch, "the workload's own batch size")
         hints = []
         for other in self.goal.precisions:
-            probes = _probes(trials, other, ("probe",)) if other != precision else []
+            probes = _probes(done, other, ("probe",)) if other != precision else []
             edge = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(edge, Edge) and edge.largest_batch and (line := line_of(probes)) is not None:
                 hints.append(Hint(edge.largest_batch, f"the edge of {other}, to begin with", line.fixed_bytes))
@@ -201,19 +202,18 @@ def _claim_of(trial: FrozenTrial) -> Task | None:
     return Task(**claim) if claim else None
 
 
-def done_tasks(trials: Sequence[FrozenTrial], precision: str) -> list[tuple[Task, Outcome, FrozenTrial]]:
-    """What has been run at one precision, and what came of it."""
+def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
+    """Everything that has been run, in the order it was asked for."""
     return [
         (task, outcome, trial)
         for trial in trials
         if trial.state is TrialState.COMPLETE
         and (task := _claim_of(trial)) is not None
-        and task.precision == precision
         and (outcome := storage.outcome_of(trial)) is not None
     ]
 
 
-def _probes(trials: Sequence[FrozenTrial], precision: str, kinds: Sequence[str]) -> list[Probe]:
+def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
     """What is known of one precision from jobs of these kinds."""
     return [
         Probe(
@@ -222,9 +222,19 @@ def _probes(trials: Sequence[FrozenTrial], precision: str, kinds: Sequence[str])
             outcome.max_memory_bytes if outcome.fits else outcome.wanted_bytes,
             outcome.peak_allocated_bytes if outcome.fits else None,
         )
-        for task, outcome, _ in done_tasks(trials, precision)
-        if task.kind in kinds
+        for task, outcome, _ in done
+        if task.precision == precision and task.kind in kinds
     ]
+
+
+def _as_predicted(running: Sequence[Task], kinds: Sequence[str]) -> list[Probe]:
+    """What other workers run now, as if it had come out as the memory model says."""
+    probes = []
+    for task in running:
+        if task.kind in kinds and task.predicted_bytes is not None:
+            verdict = Verdict.FITS if task.should_fit else Verdict.OOM
+            probes.append(Probe(task.batch_size, verdict, task.predicted_bytes, task.predicted_bytes))
+    return probes
 
 
 def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | Edge:
@@ -232,7 +242,7 @@ def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | Edge
     the line through the probes, and each time twice as much."""
     lowest = min((probe for probe in long if not probe.fits), key=lambda probe: probe.batch_size)
     line = line_of(short)
-    if any(probe.fits for probe in long) or lowest.batch_size == 1 or line is None or goal.budget_bytes is None:
+    if any(probe.fits for probe in long) or lowest.batch_size == 1 or line is None:
         return explore(long, goal.limit, budget_bytes=goal.budget_bytes)
     lacking = max((lowest.peak_bytes or 0) - line.at(lowest.batch_size), line.slope_bytes)
     guess = line.reaches(goal.budget_bytes - lacking * 2 ** (len(long) - 1))

@@ -12,8 +12,7 @@ from optuna.trial import FrozenTrial
 from amp_track.job import Outcome
 from amp_track.results import PrecisionFit
 from amp_track.study import storage
-from amp_track.study.edge_sampler import POLL_SECONDS, Busy, EdgeSampler, Task, done_tasks
-from amp_track.values import PRECISIONS
+from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 
 
 def find_edges(
@@ -43,8 +42,8 @@ def find_edges(
     # One trial at a time, so that nothing is asked for once the last edge is proven; `optimize` keeps the heartbeat.
     while _is_anything_left(study, sampler):
         study.optimize(objective, n_trials=1)
-    trials = study.get_trials(deepcopy=False)
-    return {precision: _fit_of(trials, precision, sampler) for precision in sampler.goal.precisions}
+    done = done_tasks(study.get_trials(deepcopy=False))
+    return {precision: _fit_of(done, precision, sampler) for precision in sampler.goal.precisions}
 
 
 def _is_anything_left(study: optuna.Study, sampler: EdgeSampler) -> bool:
@@ -65,18 +64,18 @@ def memory_violation(outcome: Outcome, budget_bytes: int | None) -> float:
     return max((outcome.wanted_bytes or 0) / budget_bytes - 1, 0.001) if budget_bytes else 1.0
 
 
-def _fit_of(trials: Sequence[FrozenTrial], precision: str, sampler: EdgeSampler) -> PrecisionFit:
-    edge = sampler.edge(trials, precision)
+def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> PrecisionFit:
+    edge = sampler.edge(done_everywhere, precision)
     assert edge is not None
-    done = done_tasks(trials, precision)
+    done = [found for found in done_everywhere if found[0].precision == precision]
     at_edge = [(task, outcome, trial) for task, outcome, trial in done if task.batch_size == edge.largest_batch]
-    fitting = {
-        task.batch_size: outcome
+    speeds = {
+        task.batch_size: outcome.samples_per_second or 0.0
         for task, outcome, _ in done
         # More may have run for a few steps. A longer training's speed counts loading and small batches, a probe's not.
         if outcome.fits and task.batch_size <= edge.largest_batch and task.kind != "confirm"
     }
-    multiple = edge.largest_batch // sampler.goal.multiple_of * sampler.goal.multiple_of
+    multiple = sampler.goal.multiple_up_to(edge.largest_batch)
     probed = min(at_edge, key=lambda found: found[0].kind == "confirm", default=None)
     return PrecisionFit(
         edge=edge,
@@ -85,8 +84,8 @@ def _fit_of(trials: Sequence[FrozenTrial], precision: str, sampler: EdgeSampler)
         run_id=storage.run_id_of(probed[2]) if probed else None,
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
         failure=next((o for t, o, _ in done if t.batch_size == edge.first_failing_batch and not o.fits), None),
-        largest_multiple=multiple if multiple in fitting else None,
-        throughput=tuple(sorted((batch, o.samples_per_second or 0.0) for batch, o in fitting.items())),
+        largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
+        throughput=tuple(sorted(speeds.items())),
     )
 
 
@@ -108,8 +107,6 @@ def table_of(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
             "wall_seconds": outcome.wall_seconds,
             "reason": task.reason,
         }
-        for precision in PRECISIONS
-        for task, outcome, trial in done_tasks(trials, precision)
+        for task, outcome, trial in done_tasks(trials)
     ]
-    rows.sort(key=lambda row: row["trial"])
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}

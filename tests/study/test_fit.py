@@ -115,6 +115,7 @@ def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again()
     assert confirmations[long.edge.largest_batch] == long.edge.largest_batch
     assert confirmations[long.edge.largest_batch + 1] == 0, "one more fails in a longer training too"
     assert len(confirmations) <= 6
+    assert long.largest_multiple == long.edge.largest_batch, "what only a longer training has run, has run"
 
 
 def test_out_of_memory_in_evaluation_is_named_as_such() -> None:
