@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amp_track.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
-    from amp_track.job import Job, Outcome, ScaleReport, Verdict
+    from amp_track.job import Job
+    from amp_track.outcome import Outcome, ScaleReport, Verdict
     from amp_track.precision import Precision
     from amp_track.step import ScaleHistory, StepTotals, TrainStep
     from amp_track.workload import Quality, Workload, load_workload
@@ -37,7 +38,8 @@ __all__ = [
 
 _HOMES = {
     "errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
-    "job": ["Job", "Outcome", "ScaleReport", "Verdict"],
+    "job": ["Job"],
+    "outcome": ["Outcome", "ScaleReport", "Verdict"],
     "precision": ["Precision"],
     "step": ["ScaleHistory", "StepTotals", "TrainStep"],
     "workload": ["Quality", "Workload", "load_workload"],

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from amp_track import progress
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
-from amp_track.job import Job, Outcome, Verdict
+from amp_track.job import Job
+from amp_track.outcome import Outcome, Verdict
 from amp_track.request import Request
 from amp_track.results import FitResult, PrecisionFit, SearchResult, TrainResult, TrialResult
 from amp_track.session import Session

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from amp_track.job import Verdict
+from amp_track.outcome import Verdict
 
 _MARGIN = 1 / 12
 """Of the way to a far guess, left out: one that fits is measured, one that fails says little."""

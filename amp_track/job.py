@@ -1,5 +1,5 @@
-"""The frozen data everything else passes along: Job (what determines a run), Outcome (what came of it), and the events
-a running job streams. No torch, no MLflow, no Optuna: importing this costs milliseconds.
+"""Job: what determines a run; Inspection: what a fresh process found out before it. No torch, no MLflow, no Optuna:
+importing this costs milliseconds.
 
 A Job's fields are the single source of the command line's flags (`amp_track.flags` reads the metadata), of the names
 `mlflow run -P` takes, and of the params that MLflow shows.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -201,125 +200,6 @@ class Job:
         """`experiments/digits.py` and `package.digits:Digits` are both `digits`."""
         module, colon, _ = self.workload.partition(":")
         return module.rpartition(".")[2] if colon else Path(module).stem
-
-
-class Verdict(StrEnum):
-    """What a job came to. Out of memory is a result; a bug is never mistaken for it."""
-
-    FITS = "fits"
-    OOM = "oom"
-    KERNEL_LIMIT = "kernel_limit"
-    OVER_DATASET = "over_dataset"
-    CRASHED = "crashed"
-    TIMED_OUT = "timed_out"
-    INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleReport:
-    """What the GradScaler did. `history` holds (optimizer step, scale after it): the first, every change, the last."""
-
-    initial: float
-    final: float
-    history: tuple[tuple[int, float], ...]
-
-    @property
-    def backoffs(self) -> int:
-        """How often the scale fell: each is an overflow whose update was skipped."""
-        return sum(after < before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
-
-    @property
-    def growths(self) -> int:
-        """How often the scale rose, after a run of steps without an overflow."""
-        return sum(after > before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A verdict and its measurements. What was not reached is None. Times in seconds, memory in bytes.
-
-    Of a job that failed, the peaks are those until then.
-
-    `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
-    accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
-    the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
-    """
-
-    verdict: Verdict
-    phase: str = ""
-    """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
-    message: str = ""
-    traceback: str = ""
-    requested_bytes: int | None = None
-    """What the allocation that failed asked for."""
-    wall_seconds: float = 0.0
-    train_seconds: float | None = None
-    samples_per_second: float | None = None
-    eval_samples_per_second: float | None = None
-    max_allocated_bytes: int | None = None
-    max_memory_bytes: int | None = None
-    eval_max_allocated_bytes: int | None = None
-    max_resident_bytes: int | None = None
-    """Main memory of the whole process, libraries and all: what `top` shows, not what a budget limits."""
-    train_loss: float | None = None
-    eval_loss: float | None = None
-    quality: float | None = None
-    steps: int = 0
-    """Optimizer steps attempted; `steps - skipped_steps` updates were made."""
-    skipped_steps: int = 0
-    non_finite_losses: int = 0
-    scale: ScaleReport | None = None
-
-    @property
-    def fits(self) -> bool:
-        return self.verdict is Verdict.FITS
-
-    @property
-    def updates(self) -> int:
-        return self.steps - self.skipped_steps
-
-    @property
-    def peak_allocated_bytes(self) -> int | None:
-        """The larger one of training and evaluation."""
-        return max(self.max_allocated_bytes or 0, self.eval_max_allocated_bytes or 0) or None
-
-    @property
-    def wanted_bytes(self) -> int | None:
-        """What a job that ran out of memory had taken and then asked for: about the least it needs."""
-        if self.verdict is not Verdict.OOM or self.peak_allocated_bytes is None:
-            return None
-        return self.peak_allocated_bytes + (self.requested_bytes or 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochEnded:
-    """One epoch is over: its losses, its quality, and the changes of the scale within it."""
-
-    epoch: int
-    """Counted from 1."""
-    step: int
-    train_loss: float
-    eval_loss: float | None = None
-    quality: float | None = None
-    scale_changes: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepsDone:
-    """Progress within a job: sent a few times a second at most, never once per step."""
-
-    step: int
-    total_steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """The job is about to train: what it runs on and how float32 is computed, read back from torch."""
-
-    settings: tuple[tuple[str, str], ...]
-
-
-Event = EpochEnded | StepsDone | Started
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from amp_track.job import EpochEnded, Event, Job, Outcome, StepsDone
+from amp_track.events import EpochEnded, Event, StepsDone
+from amp_track.job import Job
+from amp_track.outcome import Outcome
 from amp_track.values import format_bytes
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)

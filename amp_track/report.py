@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.job import Outcome
+from amp_track.outcome import Outcome
 from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
 from amp_track.values import format_bytes
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.frontier import Edge
-from amp_track.job import Inspection, Job, Outcome
+from amp_track.job import Inspection, Job
+from amp_track.outcome import Outcome
 from amp_track.schedule import micro_batch
 
 _NO_SLOWER = 0.97

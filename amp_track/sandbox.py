@@ -25,7 +25,9 @@ from types import ModuleType
 from typing import Any, assert_never
 
 from amp_track.errors import BadInput, WorkloadFailed
-from amp_track.job import Event, Inspection, Job, Outcome, Verdict
+from amp_track.events import Event
+from amp_track.job import Inspection, Job
+from amp_track.outcome import Outcome, Verdict
 from amp_track.values import format_bytes
 
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"

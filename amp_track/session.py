@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from amp_track import progress, stores
 from amp_track.errors import BadInput
+from amp_track.events import Event
 from amp_track.frontier import Limit
-from amp_track.job import Event, Inspection, Job, Outcome, resolve
+from amp_track.job import Inspection, Job, resolve
+from amp_track.outcome import Outcome
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
 from amp_track.schedule import steps_per_epoch, synthetic_samples, total_steps

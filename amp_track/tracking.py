@@ -25,7 +25,9 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunS
 
 from amp_track import stores
 from amp_track.errors import BadInput
-from amp_track.job import EpochEnded, Event, Inspection, Job, Outcome, Started, Verdict
+from amp_track.events import EpochEnded, Event, Started
+from amp_track.job import Inspection, Job
+from amp_track.outcome import Outcome, Verdict
 
 EXPERIMENT = "amp_track"
 _MEBIBYTE = 2**20

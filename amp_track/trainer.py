@@ -12,16 +12,9 @@ from torch import nn
 
 from amp_track.data import Batches, Part, batch_length, move
 from amp_track.device import Device, peak_resident_bytes
-from amp_track.job import (
-    EpochEnded,
-    Event,
-    Job,
-    Outcome,
-    ScaleReport,
-    Started,
-    StepsDone,
-    Verdict,
-)
+from amp_track.events import EpochEnded, Event, Started, StepsDone
+from amp_track.job import Job
+from amp_track.outcome import Outcome, ScaleReport, Verdict
 from amp_track.precision import Precision, float32_precision
 from amp_track.schedule import scaled_learning_rate
 from amp_track.step import StepTotals, TrainStep, sum_dtype

@@ -20,7 +20,8 @@ from amp_track import device as devices
 from amp_track import precision
 from amp_track.data import digest, length
 from amp_track.errors import BadInput
-from amp_track.job import Inspection, Job, Outcome, Verdict
+from amp_track.job import Inspection, Job
+from amp_track.outcome import Outcome, Verdict
 from amp_track.trainer import Trainer
 from amp_track.values import PRECISIONS
 from amp_track.workload import load_workload, option_values, source_digest, users_traceback

@@ -25,7 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from amp_track import commands
-from amp_track.job import Event, Job, Outcome
+from amp_track.events import Event
+from amp_track.job import Job
+from amp_track.outcome import Outcome
 from amp_track.request import Request, Stores
 from amp_track.sandbox import Sandbox
 from amp_track.session import Session

@@ -8,7 +8,8 @@ from conftest import DIGITS, MEBIBYTE
 
 from amp_track.device import is_kernel_limit, is_out_of_memory, open_device, requested_bytes
 from amp_track.errors import BadInput
-from amp_track.job import Job, Verdict, resolve
+from amp_track.job import Job, resolve
+from amp_track.outcome import Verdict
 from amp_track.sandbox import Sandbox
 
 

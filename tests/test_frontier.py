@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
-from amp_track.job import Verdict
+from amp_track.outcome import Verdict
 
 MEBIBYTE = 2**20
 UNLIMITED = Limit(2**24, "dataset")

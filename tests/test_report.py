@@ -6,7 +6,8 @@ from rich.console import Console
 
 from amp_track import report
 from amp_track.frontier import Edge
-from amp_track.job import Job, Outcome, ScaleReport, Verdict
+from amp_track.job import Job
+from amp_track.outcome import Outcome, ScaleReport, Verdict
 from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
 
 MEBIBYTE = 2**20

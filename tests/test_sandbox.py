@@ -14,7 +14,9 @@ import pytest
 from conftest import DIGITS, FAULTS, MEBIBYTE, ROOT, WORKLOADS
 
 from amp_track.errors import BadInput, WorkloadFailed
-from amp_track.job import EpochEnded, Event, Job, Started, Verdict, resolve
+from amp_track.events import EpochEnded, Event, Started
+from amp_track.job import Job, resolve
+from amp_track.outcome import Verdict
 from amp_track.sandbox import Sandbox
 
 FaultJob = Callable[..., Job]

@@ -3,7 +3,9 @@ import pytest
 from conftest import DIGITS, request
 
 from amp_track import commands
-from amp_track.job import EpochEnded, Job, ScaleReport
+from amp_track.events import EpochEnded
+from amp_track.job import Job
+from amp_track.outcome import ScaleReport
 from amp_track.tracking import Run, Tracker
 
 URI = "sqlite:///mlflow.db"

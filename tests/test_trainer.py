@@ -3,7 +3,9 @@ import dataclasses
 import pytest
 from conftest import DIGITS
 
-from amp_track.job import EpochEnded, Event, Job, Outcome, resolve
+from amp_track.events import EpochEnded, Event
+from amp_track.job import Job, resolve
+from amp_track.outcome import Outcome
 from amp_track.sandbox import Sandbox
 
 

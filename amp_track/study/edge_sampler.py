@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
-from amp_track.job import Outcome, Verdict
+from amp_track.outcome import Outcome, Verdict
 from amp_track.study import storage
 from amp_track.values import PRECISIONS
 

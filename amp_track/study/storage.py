@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track import stores
 from amp_track.errors import BadInput
-from amp_track.job import Outcome, ScaleReport, Verdict
+from amp_track.outcome import Outcome, ScaleReport, Verdict
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"

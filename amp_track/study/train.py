@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.job import Job, Outcome
+from amp_track.job import Job
+from amp_track.outcome import Outcome
 from amp_track.results import TrialResult
 from amp_track.study import storage
 from amp_track.study.fit import memory_violation

@@ -12,7 +12,8 @@ from optuna.trial import TrialState
 
 from amp_track import commands, values
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
-from amp_track.job import Job, Verdict
+from amp_track.job import Job
+from amp_track.outcome import Verdict
 
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from amp_track.errors import BadInput
-from amp_track.job import Outcome, ScaleReport, Verdict
+from amp_track.outcome import Outcome, ScaleReport, Verdict
 from amp_track.study import storage
 
 URL = "sqlite:///optuna.db"

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track import commands
-from amp_track.job import Job, Outcome, Verdict
+from amp_track.job import Job
+from amp_track.outcome import Outcome, Verdict
 from amp_track.study.fit import memory_violation
 from amp_track.study.train import Space
 

@@ -1,0 +1,94 @@
+"""What came of a job: its verdict, its measurements, what the GradScaler did. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What a job came to. Out of memory is a result; a bug is never mistaken for it."""
+
+    FITS = "fits"
+    OOM = "oom"
+    KERNEL_LIMIT = "kernel_limit"
+    OVER_DATASET = "over_dataset"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleReport:
+    """What the GradScaler did. `history` holds (optimizer step, scale after it): the first, every change, the last."""
+
+    initial: float
+    final: float
+    history: tuple[tuple[int, float], ...]
+
+    @property
+    def backoffs(self) -> int:
+        """How often the scale fell: each is an overflow whose update was skipped."""
+        return sum(after < before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
+
+    @property
+    def growths(self) -> int:
+        """How often the scale rose, after a run of steps without an overflow."""
+        return sum(after > before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A verdict and its measurements. What was not reached is None. Times in seconds, memory in bytes.
+
+    Of a job that failed, the peaks are those until then.
+
+    `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
+    accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
+    the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
+    """
+
+    verdict: Verdict
+    phase: str = ""
+    """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
+    message: str = ""
+    traceback: str = ""
+    requested_bytes: int | None = None
+    """What the allocation that failed asked for."""
+    wall_seconds: float = 0.0
+    train_seconds: float | None = None
+    samples_per_second: float | None = None
+    eval_samples_per_second: float | None = None
+    max_allocated_bytes: int | None = None
+    max_memory_bytes: int | None = None
+    eval_max_allocated_bytes: int | None = None
+    max_resident_bytes: int | None = None
+    """Main memory of the whole process, libraries and all: what `top` shows, not what a budget limits."""
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    quality: float | None = None
+    steps: int = 0
+    """Optimizer steps attempted; `steps - skipped_steps` updates were made."""
+    skipped_steps: int = 0
+    non_finite_losses: int = 0
+    scale: ScaleReport | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict is Verdict.FITS
+
+    @property
+    def updates(self) -> int:
+        return self.steps - self.skipped_steps
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """The larger one of training and evaluation."""
+        return max(self.max_allocated_bytes or 0, self.eval_max_allocated_bytes or 0) or None
+
+    @property
+    def wanted_bytes(self) -> int | None:
+        """What a job that ran out of memory had taken and then asked for: about the least it needs."""
+        if self.verdict is not Verdict.OOM or self.peak_allocated_bytes is None:
+            return None
+        return self.peak_allocated_bytes + (self.requested_bytes or 0)
