@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amp_track.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
+    from amp_track.evaluation import EvalStep, EvalTotals
     from amp_track.job import Job
     from amp_track.outcome import Outcome, ScaleReport, Verdict
-    from amp_track.precision import Precision
-    from amp_track.step import ScaleHistory, StepTotals, TrainStep
+    from amp_track.precision import Precision, float32_precision
+    from amp_track.scale_history import ScaleChanges, ScaleHistory
+    from amp_track.step import StepTotals, TrainStep
     from amp_track.workload import Quality, Workload, load_workload
 
 __version__ = "0.1.0"
@@ -21,11 +23,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpTrackError",
     "BadInput",
+    "EvalStep",
+    "EvalTotals",
     "Job",
     "NothingFits",
     "Outcome",
     "Precision",
     "Quality",
+    "ScaleChanges",
     "ScaleHistory",
     "ScaleReport",
     "StepTotals",
@@ -33,15 +38,18 @@ __all__ = [
     "Verdict",
     "Workload",
     "WorkloadFailed",
+    "float32_precision",
     "load_workload",
 ]
 
 _HOMES = {
     "errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
+    "evaluation": ["EvalStep", "EvalTotals"],
     "job": ["Job"],
     "outcome": ["Outcome", "ScaleReport", "Verdict"],
-    "precision": ["Precision"],
-    "step": ["ScaleHistory", "StepTotals", "TrainStep"],
+    "precision": ["Precision", "float32_precision"],
+    "scale_history": ["ScaleChanges", "ScaleHistory"],
+    "step": ["StepTotals", "TrainStep"],
     "workload": ["Quality", "Workload", "load_workload"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -18,7 +18,7 @@ import typer
 from amp_track import flags, stores
 from amp_track.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.job import DEFAULT_WORKLOAD, Job
-from amp_track.request import Edges, Request, Stores, Trainings
+from amp_track.request import Edges, Request, Resumption, Stores, Trainings
 
 app = typer.Typer(
     name="amp-track",
@@ -36,8 +36,13 @@ Workload = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 # A search chooses precision and batch size itself, and one timeout or seed holds for all of its jobs.
-_JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size"))
-_TRAIN_FLAGS = flags.flags_of(Job) + flags.flags_of(Edges, without=("precisions",)) + flags.flags_of(Stores)
+_JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
+_TRAIN_FLAGS = (
+    flags.flags_of(Job)
+    + flags.flags_of(Resumption)
+    + flags.flags_of(Edges, without=("precisions",))
+    + flags.flags_of(Stores)
+)
 _FIT_FLAGS = flags.flags_of(Edges) + _JOB_FLAGS + flags.flags_of(Stores)
 _SEARCH_FLAGS = (
     flags.flags_of(Edges, without=("multiple_of", "effective_batch_size"))
@@ -54,13 +59,15 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     """Train one job and track it in MLflow.
 
     amp-track train experiments/digits.py --precision bf16 --batch-size 64
+
+    amp-track train experiments/digits.py --checkpoint-every 50; if it is killed: amp-track train --resume RUN_ID
     """
     batch_size = flags.flag_named(_TRAIN_FLAGS, "--batch-size")
     find_batch_size = given[batch_size.parameter] == "auto"
     if find_batch_size:
         given[batch_size.parameter] = None
     request = _request(_TRAIN_FLAGS, given, workload, find_batch_size=find_batch_size)
-    from amp_track import commands, progress
+    from amp_track import advice, commands, progress, report
 
     result = _print_or_return(commands.train, request, as_json)
     if result is None:
@@ -70,6 +77,10 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     if outcome.scale is not None:
         scale = outcome.scale
         print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
+    for line in advice.explain(outcome, result.job.precision):
+        print(f"· {line}")
+    if outcome.diagnosis is not None:
+        _print_table(report.diagnosis_table(outcome.diagnosis))
     print(f"MLflow run {result.run_id}; see it with: {_mlflow_ui(request)}")
 
 
@@ -121,6 +132,8 @@ def _request(
         stores=flags.build(Stores, command_flags, given),
         edges=flags.build(Edges, command_flags, given),
         trainings=flags.build(Trainings, command_flags, given),
+        resumption=flags.build(Resumption, command_flags, given),
+        given=flags.given_fields(Job, command_flags, given),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track import progress
@@ -28,6 +30,8 @@ def train(request: Request) -> TrainResult:
         BadInput: before anything is written.
         WorkloadFailed, NothingFits, KeyboardInterrupt: after the run has been ended accordingly.
     """
+    if request.resumption.resume is not None:
+        return _resume(request, request.resumption.resume)
     request.check_batch_size_is_looked_for()
     session = Session.prepare(request, (request.job.precision,))
     job = session.job
@@ -42,12 +46,39 @@ def train(request: Request) -> TrainResult:
         job = _at_the_edge(job, _fit(session, tracker, given=None))
     name = f"{session.found.workload_name} {job.precision}"
     with tracker.run(name, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
-        outcome = session.run_tracked(job, run, kind="train", title=name, epoch_lines=True)
-        result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, found=session.found)
-        _raise_on_crash(job, outcome)
-        if not outcome.fits:
-            raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())
+        return _train(session, job, run, title=name)
+
+
+def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
+    try:
+        outcome = session.run_tracked(job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from)
+    except KeyboardInterrupt:
+        if job.checkpoint_every is not None:
+            progress.say(f"go on with: amp-track train --resume {run.run_id}")
+        raise
+    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, found=session.found)
+    _raise_on_crash(job, outcome)
+    if not outcome.fits:
+        raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())
     return result
+
+
+def _resume(request: Request, run_id: str) -> TrainResult:
+    from amp_track import resuming, tracking
+
+    tracker, resumable, request = resuming.open_run(request, run_id)
+    session = Session.prepare(request, (request.job.precision,))
+    resuming.warn_of_changes(session, resumable)
+    name = f"{session.found.workload_name} {session.job.precision}"
+    with tempfile.TemporaryDirectory(prefix="amp_track-resume-") as folder:
+        checkpoint = tracker.fetch_checkpoint(run_id, Path(folder))
+        given = tracking.run_id_of_environment()
+        if given is not None and given != run_id:
+            with tracker.run(f"goes on with {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
+                pass
+        with tracker.run(name, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
+            run.go_on(session.found.quality_name)
+            return _train(session, session.job, run, title=name, resume_from=checkpoint)
 
 
 def _accumulating(job: Job, effective_batch_size: int | None) -> Job:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy
@@ -19,6 +22,16 @@ from amp_track.workload import Workload
 
 Part = tuple[Any, float, bool]
 """A batch, its share of its optimizer step's samples, and whether it completes that step."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two optimizer steps: epoch and step within it, from 0, and the state of the generator of orders
+    when that epoch began."""
+
+    epoch: int
+    step: int
+    generator: Tensor
 
 
 class Batches:
@@ -40,26 +53,44 @@ class Batches:
         )
         full, rest = divmod(self.training_samples, self._batch_size)
         self._sizes = [self._batch_size] * full + ([rest] if rest else [])
-        self._steps_per_epoch = steps_per_epoch(job, self.training_samples)
+        self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the whole job."""
+        self.position = Position(0, 0, self._generator.get_state())
+        """Where the epoch that is being trained on began."""
 
     @property
     def go_on_after_an_evaluation(self) -> bool:
         """Whether there is more than one epoch, or a part of a second."""
-        return self.total_steps > self._steps_per_epoch
+        return self.total_steps > self.steps_per_epoch
 
-    def epochs(self) -> Iterator[Iterator[Part]]:
-        """The batches to train on, epoch by epoch."""
-        left = self.total_steps
-        while left > 0:
-            yield self._epoch(min(left, self._steps_per_epoch))
-            left -= self._steps_per_epoch
+    def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
+        """The batches to train on, epoch by epoch, from `start` on; its first epoch may have no batch left."""
+        steps_done = 0
+        if start is not None:
+            self._generator.set_state(start.generator)
+            steps_done = start.step
+        for epoch in range(start.epoch if start else 0, math.ceil(self.total_steps / self.steps_per_epoch)):
+            steps = min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
+            self.position = Position(epoch, steps_done, self._generator.get_state())
+            yield self._epoch(steps, steps_done)
+            steps_done = 0
 
-    def _epoch(self, steps: int) -> Iterator[Part]:
-        batches = self._load(self._sizes)
-        for start in range(0, steps * self._job.accumulate, self._job.accumulate):
-            yield from _one_step(batches, self._sizes[start : start + self._job.accumulate])
+    def position_after(self, steps: int) -> Position:
+        """Where to go on after so many optimizer steps in all, within the epoch that is being trained on."""
+        return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
+
+    def next_epoch(self) -> Position:
+        """Where to go on after the epoch that is being trained on, and its evaluation."""
+        return Position(self.position.epoch + 1, 0, self._generator.get_state())
+
+    def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
+        # Made at once: a DataLoader draws from torch's random generator as it is made, before a resume restores it.
+        batches = self._load(self._sizes, skip=steps_done * self._job.accumulate)
+        starts = range(steps_done * self._job.accumulate, steps * self._job.accumulate, self._job.accumulate)
+        return itertools.chain.from_iterable(
+            _one_step(batches, self._sizes[start : start + self._job.accumulate]) for start in starts
+        )
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
         """For a probe: optimizer steps of full batches, without end, but for a training that has only one such step: a
@@ -85,12 +116,13 @@ class Batches:
         sizes = self._sizes[-1:] if self.has_smaller_batch else []
         return _one_step(self._load(sizes), sizes)
 
-    def _load(self, sizes: Sequence[int]) -> Iterator[Any]:
-        """Batches of these sizes, in a new order."""
+    def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
+        """Batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
         if self._train_data is None:
-            return (_first(self._example, size) for size in sizes)
+            return (_first(self._example, size) for size in sizes[skip:])
         order = iter(RandomSampler(range(self.training_samples), generator=self._generator))
-        return iter(_loader(self._train_data, (list(itertools.islice(order, size)) for size in sizes)))
+        indices = (list(itertools.islice(order, size)) for size in sizes)
+        return iter(_loader(self._train_data, itertools.islice(indices, skip, None)))
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
@@ -159,6 +191,11 @@ def tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for value in batch:
             yield from tensors(value)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """For sums over an epoch: float64 keeps a long one's last digits; MPS does not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def batch_length(batch: Any) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amp_track.outcome import LayerGradients
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded:
-    """One epoch is over: its losses, its quality, and the changes of the scale within it."""
+    """One epoch is over: its losses and its quality."""
 
     epoch: int
     """Counted from 1."""
@@ -15,7 +17,28 @@ class EpochEnded:
     train_loss: float
     eval_loss: float | None = None
     quality: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsRecorded:
+    """What the steps since the last such event came to, read from the device at once."""
+
+    first_step: int
+    """The number of the first one; `losses` holds the others in order."""
+    losses: tuple[float, ...]
     scale_changes: tuple[tuple[int, float], ...] = ()
+    diagnosed: tuple[LayerGradients, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWritten:
+    """A checkpoint lies in a file, whole; whoever gets this may move it."""
+
+    file: str
+    step: int
+    is_last: bool
+    """To go on from; else it is only the best so far."""
+    is_best: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +56,4 @@ class Started:
     settings: tuple[tuple[str, str], ...]
 
 
-Event = EpochEnded | StepsDone | Started
+Event = EpochEnded | StepsRecorded | CheckpointWritten | StepsDone | Started

@@ -96,6 +96,11 @@ def build(owner: type, flags: Sequence[Flag], given: dict[str, Any], **fixed: An
         raise BadInput(str(error)) from None
 
 
+def given_fields(owner: type, flags: Sequence[Flag], given: dict[str, Any]) -> frozenset[str]:
+    """The fields of `owner` that the command line set."""
+    return frozenset(flag.field.name for flag in flags if flag.owner is owner and given[flag.parameter])
+
+
 def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
     """Arguments as `mlflow run -P` passes them, made ours: `--batch_size` is `--batch-size`, and a switch may be
     followed by true or false."""

@@ -8,6 +8,7 @@ A Job's fields are the single source of the command line's flags (`amp_track.fla
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +157,23 @@ class Job:
     synthetic: bool = switch(
         "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported."
     )
+    diagnose_every: int | None = setting(
+        None,
+        "Every N steps, look for overflow and underflow of float16 in the gradients of every layer.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        flag="diagnose",
+        metavar="N",
+        shown_default="never",
+    )
+    checkpoint_every: int | None = setting(
+        None,
+        "Every N steps, keep all that --resume needs with the MLflow run; the best and the last are kept.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="never",
+    )
     timeout_seconds: float | None = setting(
         None,
         "Give up on a job after this long.",
@@ -195,11 +213,29 @@ class Job:
             texts[item.name] = str(value)
         return texts
 
+    def as_json(self) -> str:
+        """All of it, for `from_json`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Job:
+        values = json.loads(text)
+        values["options"] = tuple((name, value) for name, value in values["options"])
+        return Job(**values)
+
     @property
     def short_name(self) -> str:
         """`experiments/digits.py` and `package.digits:Digits` are both `digits`."""
         module, colon, _ = self.workload.partition(":")
         return module.rpartition(".")[2] if colon else Path(module).stem
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFolder:
+    """Where a job's process leaves its checkpoints, and the one it goes on from."""
+
+    path: str
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

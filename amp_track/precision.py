@@ -102,6 +102,8 @@ def _float32_switches() -> dict[str, Any]:
 def float32_precision(mode: Precision) -> Iterator[dict[str, str]]:
     """Within: every float32 kernel computes as the mode says. Yields the settings as read back; restores them after.
 
+    Raises RuntimeError at the end if something else changed one in between: what was computed was not this mode.
+
     Set one by one because the defaults differ: convolutions run in TF32 unless told otherwise, matmuls do not, which is
     why "fp32" in many a comparison is not. Setting them through the older `allow_tf32` flags as well would raise.
     """
@@ -111,7 +113,15 @@ def float32_precision(mode: Precision) -> Iterator[dict[str, str]]:
         for name, switch in switches.items():
             # A CPU's TF32 (AMX) is not what this project calls tf32: there the mode is refused before this point.
             switch.fp32_precision = mode.float32_precision if name.startswith("cu") else "ieee"
-        yield {name: switch.fp32_precision for name, switch in switches.items()}
+        settings = {name: switch.fp32_precision for name, switch in switches.items()}
+        yield settings
+        for name, switch in switches.items():
+            if switch.fp32_precision != settings[name]:
+                raise RuntimeError(
+                    f"{name}.fp32_precision: got {switch.fp32_precision} at the end, expected the {settings[name]} of "
+                    f"{mode.name}: something set it while training, such as allow_tf32 or "
+                    "set_float32_matmul_precision; take that out, or choose tf32"
+                )
     finally:
         for name, switch in switches.items():
             switch.fp32_precision = before[name]

@@ -113,15 +113,32 @@ class Trainings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """Which training `train` goes on with."""
+
+    resume: str | None = setting(
+        None,
+        "Go on with the training of this MLflow run from its newest checkpoint; workload and settings are its own.",
+        values.run_id,
+        expected="the id of an MLflow run",
+        metavar="RUN_ID",
+        shown_default="a new training",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything one command was asked for."""
 
     job: Job
+    given: frozenset[str] = frozenset()
+    """The job's fields that were given, and not left at their defaults."""
     find_batch_size: bool = False
     """`train --batch-size auto`."""
     stores: Stores = Stores()
     edges: Edges = Edges()
     trainings: Trainings = Trainings()
+    resumption: Resumption = Resumption()
 
     def __post_init__(self) -> None:
         effective, accumulate = self.edges.effective_batch_size, self.job.accumulate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from amp_track import advice
 from amp_track.frontier import Edge
 from amp_track.job import Inspection, Job
 from amp_track.outcome import Outcome
@@ -180,6 +181,8 @@ class TrainResult:
             "max_memory_bytes": self.outcome.max_memory_bytes,
             "steps": self.outcome.steps,
             "skipped_steps": self.outcome.skipped_steps,
+            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
+            "advice": advice.explain(self.outcome, self.job.precision),
             "scale": scale
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
             "device": {"kind": self.found.device_kind, "name": self.found.device_name},

@@ -26,7 +26,7 @@ from typing import Any, assert_never
 
 from amp_track.errors import BadInput, WorkloadFailed
 from amp_track.events import Event
-from amp_track.job import Inspection, Job
+from amp_track.job import CheckpointFolder, Inspection, Job
 from amp_track.outcome import Outcome, Verdict
 from amp_track.values import format_bytes
 
@@ -73,14 +73,21 @@ class Sandbox:
         assert isinstance(found, Outcome)
         raise WorkloadFailed(f"{job.workload}: {found.message}", detail=found.traceback)
 
-    def run(self, job: Job, on_event: Callable[[Event], None] = _ignore) -> Outcome:
-        """Run a resolved job. Calls `on_event` in this process as events arrive.
+    def run(
+        self,
+        job: Job,
+        on_event: Callable[[Event], None] = _ignore,
+        *,
+        checkpoints: CheckpointFolder | None = None,
+    ) -> Outcome:
+        """Run a resolved job. Calls `on_event` in this process as events arrive. Its checkpoints, if it makes any, are
+        left in that folder, for whoever gets the event to move them.
 
         Raises:
             KeyboardInterrupt: passed on once the job's process is dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._in_fresh_process("run", job, on_event)
+        outcome = self._in_fresh_process("run", job, on_event, checkpoints)
         assert isinstance(outcome, Outcome)
         if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
@@ -108,13 +115,19 @@ class Sandbox:
             )
         return crash
 
-    def _in_fresh_process(self, task: str, job: Job, on_event: Callable[[Event], None]) -> Outcome | Inspection:
+    def _in_fresh_process(
+        self,
+        task: str,
+        job: Job,
+        on_event: Callable[[Event], None],
+        checkpoints: CheckpointFolder | None = None,
+    ) -> Outcome | Inspection:
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
         with _fixed_addresses():
             forkserver.ensure_running()
         connection, childs_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(task, job, childs_end))
+        process = self._context.Process(target=_child, args=(task, job, childs_end, checkpoints))
         with _no_main_module():
             process.start()
         childs_end.close()  # so that the child's death closes the pipe
@@ -254,15 +267,15 @@ def _imported_modules(workload: str) -> list[str]:
     return modules
 
 
-def _child(task: str, job: Job, connection: Connection[Any, Any]) -> None:
+def _child(task: str, job: Job, connection: Connection[Any, Any], checkpoints: CheckpointFolder | None) -> None:
     """Runs in the fresh process, where torch is already imported."""
     from amp_track import worker
 
     match task:
         case "run":
-            worker.run(job, connection, enforce_budget=True)
+            worker.run(job, connection, checkpoints, enforce_budget=True)
         case "measure":
-            worker.run(job, connection, enforce_budget=False)
+            worker.run(job, connection, None, enforce_budget=False)
         case "inspect":
             worker.inspect(job, connection)
         case _:

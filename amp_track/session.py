@@ -6,16 +6,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track import progress, stores
+from amp_track import advice, progress, stores
 from amp_track.errors import BadInput
 from amp_track.events import Event
 from amp_track.frontier import Limit
-from amp_track.job import Inspection, Job, resolve
+from amp_track.job import CheckpointFolder, Inspection, Job, resolve
 from amp_track.outcome import Outcome
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
@@ -116,6 +117,7 @@ class Session:
             memory_budget_bytes=budget_bytes,
             accumulate=accumulate,
             probe=task.kind != "confirm",
+            checkpoint_every=None,
         )
         return job if job.probe else dataclasses.replace(job, epochs=None, steps=self._confirm_steps(job))
 
@@ -146,6 +148,7 @@ class Session:
             "clip_norm",
             "channels_last",
             "compile",
+            "diagnose_every",
             "synthetic",
         )
         edges = self.request.edges
@@ -300,22 +303,30 @@ class Session:
         title: str,
         epoch_lines: bool = False,
         predicted_bytes: int | None = None,
+        resume_from: Path | None = None,
     ) -> Outcome:
-        """Run a job and log it to `run`, whatever comes of it."""
+        """Run a job and log it to `run`, whatever comes of it; or go on from a checkpoint with one that is there."""
         from amp_track import tracking
 
-        tracking.describe(run, job, self.found, kind=kind)
+        if resume_from is None:
+            tracking.describe(run, job, self.found, kind=kind)
         run.predicted(predicted_bytes)
         run.flush()
         quality_name = self.found.quality_name
-        with progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show:
+        with (
+            progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
+            tempfile.TemporaryDirectory(prefix="amp_track-checkpoints-") as folder,
+        ):
 
             def on_event(event: Event) -> None:
                 run.event(event, quality_name)
                 show(event)
 
-            outcome = self.sandbox.run(job, on_event)
+            checkpoints = CheckpointFolder(path=folder, resume_from=str(resume_from) if resume_from else None)
+            outcome = self.sandbox.run(job, on_event, checkpoints=checkpoints)
         run.outcome(outcome)
+        if words := advice.explain(outcome, job.precision):
+            run.tags({"amp_track.advice": "\n".join(words)})
         return outcome
 
     def bytes_needed(self, job: Job) -> int | None:

@@ -105,6 +105,12 @@ def study_name(text: str) -> str:
     return text
 
 
+def run_id(text: str) -> str:
+    if not re.fullmatch(r"[\w-]+", text):
+        raise ValueError(text)
+    return text
+
+
 def option(text: str) -> tuple[str, str]:
     """`width=32` -> ("width", "32")."""
     name, equals, value = text.partition("=")

@@ -20,14 +20,16 @@ from amp_track import device as devices
 from amp_track import precision
 from amp_track.data import digest, length
 from amp_track.errors import BadInput
-from amp_track.job import Inspection, Job
+from amp_track.job import CheckpointFolder, Inspection, Job
 from amp_track.outcome import Outcome, Verdict
 from amp_track.trainer import Trainer
 from amp_track.values import PRECISIONS
 from amp_track.workload import load_workload, option_values, source_digest, users_traceback
 
 
-def run(job: Job, connection: Connection[Any, Any], *, enforce_budget: bool) -> None:
+def run(
+    job: Job, connection: Connection[Any, Any], checkpoints: CheckpointFolder | None, *, enforce_budget: bool
+) -> None:
     """Train, and send events and then the outcome, whatever exception comes."""
     _settle_in()
     try:
@@ -36,9 +38,12 @@ def run(job: Job, connection: Connection[Any, Any], *, enforce_budget: bool) -> 
     except BadInput as error:
         connection.send(error)
         return
-    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget)
+    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget, checkpoints=checkpoints)
     try:
         outcome = trainer.run()
+    except BadInput as error:
+        connection.send(error)
+        return
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
         device.lift_budget()
         outcome = _outcome_of_exception(error, trainer.phase, device)

@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -70,6 +70,15 @@ class Workload(ABC):
         parameters = list(parameters)
         fused = all(p.device.type in ("cpu", "cuda", "xpu", "mps") and p.is_floating_point() for p in parameters)
         return torch.optim.Adam(parameters, lr=lr, fused=fused)
+
+    def schedule(self, total_steps: int) -> Callable[[int], float] | None:
+        """How the learning rate goes: a pure function from the updates made so far to its factor. Steps that amp skips
+        are no updates, so it may end before its end. Default: none, the learning rate stays.
+
+        Args:
+            total_steps: optimizer steps of the whole training.
+        """
+        return None
 
     def example(self, batch_size: int) -> tuple[Any, Any]:
         """One batch (input, target) of the real shapes and dtypes. Override it without touching the data, and

@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from amp_track import commands
-from amp_track.events import Event
 from amp_track.job import Job
 from amp_track.outcome import Outcome
 from amp_track.request import Request, Stores
@@ -101,10 +100,10 @@ class TimedSandbox(Sandbox):
 
     seconds = 0.0
 
-    def run(self, job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Outcome:
+    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
         started = time.perf_counter()
         try:
-            return super().run(job, on_event)
+            return super().run(job, *arguments, **settings)
         finally:
             self.seconds = time.perf_counter() - started
 

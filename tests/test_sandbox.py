@@ -101,7 +101,8 @@ def test_bad_input_found_in_the_child_is_raised_here(sandbox: Sandbox) -> None:
 def test_non_finite_losses_are_counted(sandbox: Sandbox, fault_job: FaultJob) -> None:
     outcome = sandbox.run(fault_job("nan", epochs=1))
     assert outcome.fits
-    assert outcome.non_finite_losses == outcome.steps == 16
+    assert outcome.non_finite_losses is not None
+    assert outcome.non_finite_losses.batches == outcome.steps == 16
 
 
 def test_the_jobs_of_one_seed_are_equal(sandbox: Sandbox, fault_job: FaultJob) -> None:

@@ -1,14 +1,21 @@
 import copy
-import itertools
+import io
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from amp_track.precision import Precision
-from amp_track.step import TrainStep
+from amp_track import Precision, TrainStep, float32_precision
 
 
 def model() -> nn.Sequential:
@@ -22,103 +29,76 @@ def batch(step: int, *, size: int = 8, overflows: bool = False) -> tuple[torch.T
     return inputs, torch.randint(0, 4, (size,), generator=generator)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("reads_every", [1, 7, 1000])
-def test_scale_history_is_what_get_scale_says(fused: bool, clip_norm: float | None, reads_every: int) -> None:
-    net = model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=10)
-    optimizer = torch.optim.Adam(net.parameters(), fused=fused)
-    step = TrainStep(
-        net, optimizer, functional.cross_entropy, Precision.named("amp"), scaler=scaler, clip_norm=clip_norm
-    )
-    true, changes, skipped = [scaler.get_scale()], [], 0
-    for number in range(1, 201):
-        step(*batch(number, overflows=number % 13 == 5))
-        true.append(scaler.get_scale())
-        if number % reads_every == 0:
-            totals = step.read()
-            changes += totals.scale_changes
-            skipped += totals.skipped_steps
-    totals = step.read()
-    changes += totals.scale_changes
-    skipped += totals.skipped_steps
-    expected = [(n, after) for n, (before, after) in enumerate(itertools.pairwise(true), 1) if before != after]
-    assert changes == expected
-    assert skipped == sum(after < before for before, after in itertools.pairwise(true)) > 10
-    assert sum(after > before for before, after in itertools.pairwise(true)) > 3
+def step_of(net: nn.Module, precision: str, *, fused: bool = True, lr: float = 0.1, **settings: Any) -> TrainStep:
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, fused=fused)
+    return TrainStep(net, optimizer, functional.cross_entropy, precision, **settings)
 
 
-def test_history_survives_a_full_buffer() -> None:
-    net = model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=300)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, fused=True)
-    step = TrainStep(net, optimizer, functional.cross_entropy, Precision.named("amp"), scaler=scaler)
-    for number in range(1100):  # the buffer holds 1024
-        step(*batch(number))
-    assert step.read().scale_changes == ((300, 128.0), (600, 256.0), (900, 512.0))
-
-
-def test_growth_stops_where_the_scale_would_be_infinite() -> None:
-    net = model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0, fused=True)
-
-    def no_gradient(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return sum((parameter.sum() for parameter in net.parameters()), torch.zeros(())) * 0.0
-
-    step = TrainStep(net, optimizer, no_gradient, Precision.named("amp"), scaler=scaler)
-    for number in range(6):
-        step(*batch(number))
-    assert step.read().scale_changes == ()
-    assert step.history is not None
-    assert step.history.scale == scaler.get_scale() == 2.0**127
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(dim=1) == target).float()
 
 
 def test_accumulated_batches_train_as_one() -> None:
     whole, parts = model(), model()
     inputs, targets = batch(1, size=12)
-    steps = [
-        TrainStep(net, torch.optim.SGD(net.parameters(), lr=0.1), functional.cross_entropy, Precision.named("fp32"))
-        for net in (whole, parts)
-    ]
+    steps = [step_of(net, "fp32") for net in (whole, parts)]
     steps[0](inputs, targets)
     steps[1](inputs[:8], targets[:8], share=8 / 12, update=False)
     steps[1](inputs[8:], targets[8:], share=4 / 12)
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    assert [step.read().steps for step in steps] == [1, 1]
+    one, other = (step.read() for step in steps)
+    assert (one.steps, other.steps) == (1, 1)
+    assert one.samples == other.samples == 12
+    assert one.step_losses == pytest.approx(other.step_losses)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
-def test_every_precision_is_the_plain_recipe(name: str) -> None:
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.Adam(parameters, fused=True),
+        lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=False),
+    ],
+    ids=["fused", "foreach", "plain"],
+)
+def test_every_precision_is_the_plain_recipe(
+    name: str, clip_norm: float | None, make: Callable[[Any], torch.optim.Optimizer]
+) -> None:
     ours, plain = model(), model()
-    precision = Precision.named(name)
-    optimizer = torch.optim.Adam(plain.parameters(), fused=True)
+    optimizer = make(plain.parameters())
     scaler = torch.amp.GradScaler("cpu", enabled=name == "amp")
-    step = TrainStep(ours, torch.optim.Adam(ours.parameters(), fused=True), functional.cross_entropy, precision)
+    step = TrainStep(ours, make(ours.parameters()), functional.cross_entropy, name, clip_norm=clip_norm)
     dtype = {"fp32": torch.bfloat16, "bf16": torch.bfloat16, "amp": torch.float16}[name]
+    losses = []
     for number in range(20):
-        inputs, targets = batch(number)
+        inputs, targets = batch(number, overflows=number == 7)
         step(inputs, targets)
         with torch.autocast("cpu", dtype=dtype, enabled=name != "fp32"):
             loss = functional.cross_entropy(plain(inputs), targets)
+        losses.append(loss.item())
         optimizer.zero_grad()
         scaler.scale(loss).backward()
+        if clip_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(plain.parameters(), clip_norm)
         scaler.step(optimizer)
         scaler.update()
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
+    totals = step.read()
+    assert numpy.array_equal(totals.step_losses, losses, equal_nan=True)
+    assert (len(totals.skipped_steps) > 0) == (name == "amp")
 
 
 def test_clipping_sees_unscaled_gradients() -> None:
     results = {}
     for name in ("fp32", "amp"):
         net = model()
-        step = TrainStep(
-            net, torch.optim.SGD(net.parameters(), lr=1.0), functional.cross_entropy, Precision.named(name),
-            clip_norm=0.01,
-        )  # fmt: skip
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0, fused=True)
+        step = TrainStep(net, optimizer, functional.cross_entropy, name, clip_norm=0.01)
         before = copy.deepcopy(net)
         step(*batch(1))
         moved = [(a - b).flatten() for a, b in zip(net.parameters(), before.parameters(), strict=True)]
@@ -127,45 +107,205 @@ def test_clipping_sees_unscaled_gradients() -> None:
     assert results["amp"] == pytest.approx(0.01, rel=1e-2)
 
 
+def test_losses_and_scores_are_means_over_samples() -> None:
+    step = step_of(model(), "fp32", lr=0.0, score=accuracy)
+    batches = [batch(1, size=8), batch(2, size=3), batch(3, size=5)]
+    for inputs, targets in batches:
+        step(inputs, targets)
+    totals = step.read()
+    outputs = model()(torch.cat([inputs for inputs, _ in batches]))
+    targets = torch.cat([targets for _, targets in batches])
+    assert totals.step_samples == (8, 3, 5)
+    assert totals.loss == pytest.approx(functional.cross_entropy(outputs, targets).item(), rel=1e-5)
+    assert totals.score == pytest.approx(accuracy(outputs, targets).mean().item())
+    assert step.read().steps == 0
+    assert math.isnan(step.read().loss)
+
+
+def test_steps_are_numbered_over_the_whole_training() -> None:
+    step = step_of(model(), "fp32")
+    firsts = []
+    for number in range(6):
+        step(*batch(number), update=number % 2 == 1, share=0.5)
+        if number == 2:  # in the middle of a step: its first batch waits for the second
+            totals = step.read()
+            assert totals.steps == 1
+            firsts.append(totals.first_step)
+    totals = step.read()
+    assert [*firsts, totals.first_step] == [1, 2]
+    assert totals.step_samples == (16, 16)
+
+
+def test_a_non_finite_loss_is_named_by_step_and_batch() -> None:
+    step = TrainStep(
+        net := model(), torch.optim.SGD(net.parameters(), lr=0.0), lambda o, t: o.sum() * 0.0 + t[0, 0], "fp32",
+    )  # fmt: skip
+    for number in range(6):
+        value = math.nan if number == 3 else math.inf if number == 4 else 1.0
+        step(batch(number)[0], torch.full((8, 4), value), share=0.5, update=number % 2 == 1)
+    assert step.read().non_finite_losses == ((2, 2), (3, 1))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    step = step_of(net := model(), "fp32")
+    assert step.non_finite_weights() == ""
+    with torch.no_grad():
+        net[2].bias[1] = math.inf
+    assert step.non_finite_weights() == "2.bias"
+
+
+@pytest.mark.parametrize("name", ["fp32", "amp"])
+def test_channels_last_changes_the_memory_order_alone(name: str) -> None:
+    def images(channels_last: bool) -> tuple[float, nn.Module]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+        step = step_of(net, name, channels_last=channels_last)
+        generator = torch.Generator().manual_seed(3)
+        step(torch.randn(4, 3, 8, 8, generator=generator), torch.arange(4))
+        return step.read().loss, net
+
+    plain, last = images(False), images(True)
+    assert last[1][0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert last[0] == pytest.approx(plain[0], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["amp", "bf16"])
+def test_a_compiled_step_trains_alike(name: str) -> None:
+    plain, fast = step_of(model(), name), step_of(model(), name, compile=True)
+    for number in range(5):
+        plain(*batch(number))
+        fast(*batch(number))
+    from torch._functorch import config
+
+    assert config.backward_pass_autocast == "off"
+    assert fast.read().step_losses == pytest.approx(plain.read().step_losses, rel=2e-2)
+    assert fast.state_dict()["model"].keys() == plain.state_dict()["model"].keys()
+
+
 class _HostReads(TorchDispatchMode):
-    """Counts the operations that make the host wait for the device's numbers."""
+    """Counts the operators that bring a number of the device to the host."""
 
     count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
-def test_no_host_sync_between_reads(name: str) -> None:
-    net = model()
-    step = TrainStep(
-        net, torch.optim.Adam(net.parameters(), fused=True), functional.cross_entropy, Precision.named(name)
-    )
-    step(*batch(0))
-    with _HostReads() as reads:
-        for number in range(1, 6):
-            step(*batch(number))
-    assert reads.count == 0
+class _HostCopies(TorchFunctionMode):
+    """Counts the calls that copy to the host, which a tensor that is there already does not dispatch."""
 
-
-def test_the_counter_of_host_syncs_counts() -> None:
-    with _HostReads() as reads:
-        torch.ones(()).item()
-    assert reads.count == 1
-
-
-def test_a_non_finite_loss_is_counted_apart() -> None:
-    net = model()
-    step = TrainStep(
-        net, torch.optim.SGD(net.parameters(), lr=0.0), lambda o, t: o.sum() * t[0, 0],
-        Precision.named("fp32"),
+    _READS = (
+        torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.__bool__,
+        torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__array__,
+        torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.nonzero,
     )  # fmt: skip
-    inputs, _ = batch(1)
-    step(inputs, torch.ones(8, 4))
-    step(inputs, torch.full((8, 4), float("nan")))
-    assert step.read().non_finite_losses == 1
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # By its name: the device of the tensors, to which inputs and sums are moved, is here the CPU too.
+        to_host = func is torch.Tensor.to and "cpu" in [
+            place for place in (*args[1:], (kwargs or {}).get("device")) if isinstance(place, str)
+        ]
+        self.count += func in self._READS or to_host
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def host_reads() -> Iterator[Callable[[], int]]:
+    with _HostReads() as reads, _HostCopies() as copies:
+        yield lambda: reads.count + copies.count
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip_norm": 1.0},
+    "scheduled": {"schedule": lambda updates: 1 / (1 + updates)},
+    "scored": {"score": accuracy},
+    "diagnosed": {"diagnose_every": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_nothing_comes_to_the_host_between_reads(name: str, settings: dict[str, Any]) -> None:
+    step = step_of(model(), name, **settings)
+    step(*batch(0))
+    with host_reads() as count:
+        for number in range(1, 7):
+            step(*batch(number, overflows=number == 3), share=0.5, update=number % 2 == 0)
+    assert count() == 0
+
+
+def test_an_optimizer_that_is_not_fused_waits_once_a_step_and_only_under_amp() -> None:
+    for name, expected in (("fp32", 0), ("bf16", 0), ("amp", 6)):
+        step = step_of(model(), name, fused=False)
+        step(*batch(0))
+        with _HostReads() as reads:
+            for number in range(1, 7):
+                step(*batch(number))
+        assert reads.count == expected
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.item(), lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.to("cpu"), lambda x: float(x),
+        lambda x: bool(x), lambda x: x.numpy(), lambda x: x.to(device="cpu"),
+    ],
+)  # fmt: skip
+def test_the_counter_of_host_reads_counts(read: Callable[[torch.Tensor], Any]) -> None:
+    with host_reads() as count:
+        read(torch.ones(()))
+    assert count() >= 1
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_saved_step_goes_on_to_the_bit(name: str, fused: bool) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, 4))
+
+    def make(**settings: Any) -> TrainStep:
+        return step_of(network(), name, fused=fused, schedule=lambda updates: 1 / (1 + updates), **settings)
+
+    def train(step: TrainStep, numbers: range) -> list[float]:
+        noise = []
+        for number in numbers:
+            inputs, targets = batch(number, overflows=number % 7 == 3)
+            noise.append(random.random() + float(numpy.random.standard_normal()))
+            step(inputs + noise[-1], targets)
+        return noise
+
+    whole = make()
+    train(whole, range(12))
+    stored = io.BytesIO()
+    torch.save(whole.state_dict(), stored)
+    expected_noise = train(whole, range(12, 30))
+    expected = whole.read()
+
+    stored.seek(0)
+    resumed = make()
+    train(resumed, range(3))  # whatever it did before is forgotten
+    resumed.load_state_dict(torch.load(stored, weights_only=True))
+    assert train(resumed, range(12, 30)) == expected_noise
+    found = resumed.read()
+    assert numpy.array_equal(found.step_losses, expected.step_losses, equal_nan=True)
+    assert found.scale_changes == expected.scale_changes
+    assert found.skipped_steps == expected.skipped_steps
+    assert found.first_step == expected.first_step == 1, "what was not read before it was saved is not lost"
+    for one, other in zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert whole.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
+
+
+def test_a_step_half_done_is_not_saved() -> None:
+    step = step_of(model(), "fp32")
+    step(*batch(1), update=False)
+    with pytest.raises(ValueError, match="after an update"):
+        step.state_dict()
 
 
 def test_an_optimizer_without_parameters_is_refused() -> None:
@@ -173,23 +313,62 @@ def test_an_optimizer_without_parameters_is_refused() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.param_groups[0]["params"] = []
     with pytest.raises(ValueError, match="no parameters"):
-        TrainStep(net, optimizer, functional.cross_entropy, Precision.named("fp32"))
+        TrainStep(net, optimizer, functional.cross_entropy, "fp32")
+
+
+def test_a_precision_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
+        step_of(model(), "fp16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16", "amp"])
-def test_steps_run_under_cuda_sync_debug_mode_error(name: str, cuda: torch.device) -> None:
-    net = model().to(cuda)
-    step = TrainStep(
-        net, torch.optim.Adam(net.parameters(), fused=True), functional.cross_entropy, Precision.named(name)
-    )
-    data = [tuple(tensor.to(cuda) for tensor in batch(number)) for number in range(8)]
+@pytest.mark.parametrize("settings", [s for n, s in SETTINGS.items() if n != "diagnosed"], ids=lambda s: "".join(s))
+def test_steps_run_under_cuda_sync_debug_mode_error(name: str, settings: dict[str, Any], cuda: torch.device) -> None:
+    step = step_of(model().to(cuda), name, **settings)
+    data = [tuple(tensor.pin_memory() for tensor in batch(number, overflows=number == 3)) for number in range(8)]
+    with float32_precision(Precision.named(name)):
+        step(*data[0])
+        step.read()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for inputs, targets in data:
+                step(inputs, targets)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    totals = step.read()
+    assert totals.steps == 8
+    assert bool(totals.skipped_steps) == (name == "amp")
+
+
+@pytest.mark.gpu
+def test_a_plain_optimizer_under_amp_syncs_exactly_once_a_step(cuda: torch.device) -> None:
+    step = step_of(model().to(cuda), "amp", fused=False)
+    data = [tuple(tensor.to(cuda) for tensor in batch(number)) for number in range(6)]
     step(*data[0])
     step.read()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for inputs, targets in data:
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for inputs, targets in data[1:]:
             step(inputs, targets)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert step.read().steps == 8
+    torch.cuda.set_sync_debug_mode("default")
+    assert len([warning for warning in warned if "synchron" in str(warning.message)]) == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [True, False])
+def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device) -> None:
+    step = step_of(model().to(cuda), "amp", fused=fused, schedule=lambda updates: 1 / (1 + updates))
+    true = []
+    for number in range(60):
+        step(*batch(number, overflows=number % 5 == 2))
+        true.append(step.scaler.get_scale())
+    scales, now = [], 65536.0
+    changes = dict(step.read().scale_changes)
+    for number in range(1, 61):
+        now = changes.get(number, now)
+        scales.append(now)
+    assert scales == true
+    assert step.history is not None
+    assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + step.history.updates))

@@ -12,6 +12,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from amp_track import processes
 from amp_track.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
 from amp_track.outcome import Outcome, Verdict
 from amp_track.study import storage
@@ -170,7 +171,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     ) -> dict[str, Any]:
         # `_storage` and `_trial_id` are private: a trial's attributes have no other interface here. Without the name, a
         # worker that waits long is taken for dead; without the claim, two workers may probe the same batch.
-        study._storage.set_trial_user_attr(trial._trial_id, storage.WORKER, storage.this_worker())
+        study._storage.set_trial_user_attr(trial._trial_id, storage.WORKER, processes.this_process())
         task = self._wait_for_turn(study, trial.number)
         if task is None:
             return {}

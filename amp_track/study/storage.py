@@ -6,24 +6,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import socket
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
-import psutil
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import TypeAdapter
 
-from amp_track import stores
+from amp_track import processes, stores
 from amp_track.errors import BadInput
-from amp_track.outcome import Outcome, ScaleReport, Verdict
+from amp_track.outcome import Outcome
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
-_CLOCK_SECONDS = 5
-"""A process's start is reckoned from the boot time, which moves when the clock is set."""
 _SECONDS_TO_SAY_WHO = 30
 """A worker names itself within milliseconds of making a trial; one that has not by then died in between."""
 
@@ -83,13 +80,7 @@ def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dic
 
 def name_worker(trial: optuna.Trial) -> None:
     """Record which process runs a trial, so that the next one can tell whether it is still alive."""
-    trial.set_user_attr(WORKER, this_worker())
-
-
-def this_worker() -> dict[str, Any]:
-    """This process, told from a later one of the same number."""
-    process = psutil.Process()
-    return {"host": socket.gethostname(), "pid": process.pid, "started": process.create_time()}
+    trial.set_user_attr(WORKER, processes.this_process())
 
 
 def fail_dead_trials(study: optuna.Study) -> None:
@@ -106,13 +97,7 @@ def _is_dead(trial: FrozenTrial) -> bool:
     if worker is None:
         assert trial.datetime_start is not None
         return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_SAY_WHO
-    if worker["host"] != socket.gethostname():
-        return False
-    try:
-        started = psutil.Process(worker["pid"]).create_time()
-    except psutil.NoSuchProcess:
-        return True
-    return bool(abs(started - worker["started"]) > _CLOCK_SECONDS)
+    return processes.is_gone(worker)
 
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
@@ -126,13 +111,7 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
-    values: dict[str, Any] = json.loads(text)
-    scale = values.pop("scale")
-    if scale is not None:
-        scale["history"] = tuple((step, value) for step, value in scale["history"])
-        values["scale"] = ScaleReport(**scale)
-    values["verdict"] = Verdict(values["verdict"])
-    return Outcome(**values)
+    return TypeAdapter(Outcome).validate_python(json.loads(text))
 
 
 def run_id_of(trial: FrozenTrial) -> str:

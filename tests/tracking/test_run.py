@@ -3,7 +3,7 @@ import pytest
 from conftest import DIGITS, request
 
 from amp_track import commands
-from amp_track.events import EpochEnded
+from amp_track.events import StepsRecorded
 from amp_track.job import Job
 from amp_track.outcome import ScaleReport
 from amp_track.tracking import Run, Tracker
@@ -35,8 +35,9 @@ def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
 def test_more_metrics_than_one_batch_takes_are_all_kept(client: mlflow.MlflowClient) -> None:
     changes = tuple((step, float(step)) for step in range(1, 2501))
     with Tracker(URI).run("many", tags={}) as run:
-        run.event(EpochEnded(epoch=1, step=2500, train_loss=1.0, scale_changes=changes), "accuracy")
+        run.event(StepsRecorded(first_step=3, losses=(0.5,) * 1500, scale_changes=changes), "accuracy")
     assert [(m.step, m.value) for m in client.get_metric_history(run.run_id, "amp/scale")] == list(changes)
+    assert [m.step for m in client.get_metric_history(run.run_id, "train/step_loss")] == list(range(3, 1503))
 
 
 def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.MlflowClient) -> None:

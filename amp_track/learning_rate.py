@@ -1,0 +1,76 @@
+"""Learning rates that follow the updates made, not the steps attempted, without asking the device how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Schedule = Callable[[int], float]
+"""From the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
+
+
+class LearningRates:
+    """Sets each group's learning rate to its own times `schedule(updates)`.
+
+    Where the host knows of every update (no scaler, or an optimizer that is not fused) it sets plain numbers. With a
+    fused optimizer under a GradScaler only the device knows whether a step was skipped: there the learning rates are
+    tensors, the factors of the next `capacity` updates lie on the device, and it looks up its own. torch's fused
+    optimizers take such a learning rate; it is rounded to float32.
+
+    Args:
+        optimizer: with its groups' own learning rates.
+        schedule: a pure function; it is called ahead of time.
+        on_device: whether only the device knows.
+        capacity: how many steps there are at most between two calls of `known`.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: Schedule, *, on_device: bool, capacity: int = 1024
+    ) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._updates = 0
+        self._on_device = on_device
+        if on_device:
+            device = next(p for group in optimizer.param_groups for p in group["params"]).device
+            self._made = torch.zeros(1, dtype=torch.int64, device=device)
+            self._rates = [torch.zeros(capacity + 1, device=device) for _ in self._base]
+            self._current = [torch.zeros(1, device=device) for _ in self._base]
+        self.known(0)
+
+    def after_step(self, skipped: Tensor | bool) -> None:
+        """Count one attempt, skipped or not."""
+        if isinstance(skipped, Tensor):
+            self._made.add_(skipped == 0)
+            for rates, current in zip(self._rates, self._current, strict=True):
+                torch.index_select(rates, 0, self._made, out=current)
+        elif not skipped:
+            self.known(self._updates + 1)
+
+    def known(self, updates: int) -> None:
+        """So many updates have been made in all."""
+        self._updates = updates
+        if not self._on_device:
+            factor = self._schedule(updates)
+            for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+                group["lr"] = base * factor
+            return
+        factors = [self._schedule(updates + ahead) for ahead in range(len(self._rates[0]))]
+        self._made.zero_()
+        groups = zip(self._optimizer.param_groups, self._base, self._rates, self._current, strict=True)
+        for group, base, rates, current in groups:
+            rates.copy_(torch.tensor([base * factor for factor in factors]))
+            current.copy_(rates[:1])
+            group["lr"] = current[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self._base, "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the optimizer's own, which replaces its groups' learning rates."""
+        self._base = list(state["base"])
+        self.known(state["updates"])

@@ -1,0 +1,199 @@
+"""What a job adds up while it trains: losses, what the scaler did, the diagnosis, the clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from amp_track.device import Device
+from amp_track.outcome import (
+    Diagnosis,
+    LayerGradients,
+    LayerSummary,
+    NonFinite,
+    NonFiniteLosses,
+    ScaleReport,
+)
+from amp_track.step import StepTotals, TrainStep
+
+
+class Tally:
+    """What the step counts, added up over a job, and over each epoch."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._scale_history = [(0, step.history.scale)] if step.history is not None else []
+        self._skipped_steps = 0
+        self._skipped_for_the_loss = 0
+        self._non_finite: list[tuple[int, int]] = []
+        self._epoch_loss, self._epoch_samples = 0.0, 0
+        self._looks: list[LayerGradients] = []
+        self.train_loss = math.nan
+        """Of the last epoch that ended."""
+
+    def read(self) -> StepTotals:
+        """What came since the last reading. Waits for the device."""
+        totals = self._step.read()
+        non_finite_steps = {step for step, _ in totals.non_finite_losses}
+        self._skipped_steps += len(totals.skipped_steps)
+        self._skipped_for_the_loss += len(non_finite_steps.intersection(totals.skipped_steps))
+        self._non_finite += totals.non_finite_losses
+        self._scale_history += totals.scale_changes
+        for loss, samples in zip(totals.step_losses, totals.step_samples, strict=True):
+            # One by one: the sum is then the same however often it is read, and so after a resume.
+            self._epoch_loss += loss * samples
+            self._epoch_samples += samples
+        self._looks += totals.diagnosed
+        return totals
+
+    def end_epoch(self) -> float:
+        """The mean loss over the samples of the epoch."""
+        self.train_loss = self._epoch_loss / self._epoch_samples if self._epoch_samples else math.nan
+        self._epoch_loss, self._epoch_samples = 0.0, 0
+        return self.train_loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """To go on from. The diagnosis is not a part of it."""
+        return {
+            "scale_history": self._scale_history,
+            "skipped_steps": self._skipped_steps,
+            "skipped_for_the_loss": self._skipped_for_the_loss,
+            "non_finite": self._non_finite,
+            "epoch": [self._epoch_loss, self._epoch_samples],
+            "train_loss": self.train_loss,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scale_history = [(step, scale) for step, scale in state["scale_history"]]
+        self._skipped_steps = state["skipped_steps"]
+        self._skipped_for_the_loss = state["skipped_for_the_loss"]
+        self._non_finite = [(step, batch) for step, batch in state["non_finite"]]
+        self._epoch_loss, self._epoch_samples = state["epoch"]
+        self.train_loss = state["train_loss"]
+
+    def measured(self) -> dict[str, Any]:
+        """For the Outcome."""
+        return {
+            "train_loss": self.train_loss,
+            "steps": self._step.steps,
+            "skipped_steps": self._skipped_steps,
+            "non_finite_losses": self._non_finite_losses(),
+            "scale": self._scale_report(),
+            "diagnosis": self._diagnosis(),
+        }
+
+    def _non_finite_losses(self) -> NonFiniteLosses | None:
+        if not self._non_finite:
+            return None
+        step, batch = self._non_finite[0]
+        return NonFiniteLosses(
+            batches=len(self._non_finite),
+            first_step=step,
+            first_batch=batch,
+            skipped_steps=self._skipped_for_the_loss,
+        )
+
+    def _scale_report(self) -> ScaleReport | None:
+        if self._step.history is None:
+            return None
+        final = self._step.history.scale
+        history = self._scale_history
+        if history[-1][0] != self._step.steps:
+            history = [*history, (self._step.steps, final)]
+        return ScaleReport(initial=history[0][1], final=final, history=tuple(history))
+
+    def _diagnosis(self) -> Diagnosis | None:
+        if self._step.diagnosis is None:
+            return None
+        return summarized(self._looks, every=self._step.diagnosis.every, seconds=self._step.diagnosis.seconds)
+
+
+def summarized(looks: list[LayerGradients], *, every: int, seconds: float) -> Diagnosis:
+    """All diagnosed steps in one: fractions of all values, and where something was first not finite."""
+    layers: dict[str, list[LayerGradients]] = {}
+    for look in looks:
+        layers.setdefault(look.layer, []).append(look)
+    return Diagnosis(
+        every=every,
+        steps=len({look.step for look in looks}),
+        seconds=seconds,
+        layers=tuple(_summary(layer, of_layer) for layer, of_layer in layers.items()),
+        first_non_finite=first_non_finite(looks),
+    )
+
+
+def _summary(layer: str, looks: list[LayerGradients]) -> LayerSummary:
+    values = sum(look.values for look in looks)
+    non_finite = sum(look.non_finite for look in looks)
+    outputs = [look.largest_output for look in looks if look.largest_output is not None]
+    return LayerSummary(
+        layer=layer,
+        has_gradients=values > 0,
+        non_finite=non_finite / max(values, 1),
+        underflowing=sum(look.underflowing for look in looks) / max(values - non_finite, 1),
+        zero=sum(look.zero for look in looks) / max(values, 1),
+        largest_output=max(outputs, key=lambda size: math.inf if math.isnan(size) else size, default=None),
+    )
+
+
+def first_non_finite(looks: list[LayerGradients]) -> NonFinite | None:
+    """At the first step that has any: the first layer of the forward pass with such an output, or else the first of the
+    backward pass with such a gradient, from where it spreads."""
+    bad_outputs = [
+        look for look in looks if look.largest_output is not None and not math.isfinite(look.largest_output)
+    ]  # fmt: skip
+    bad_gradients = [look for look in looks if look.non_finite]
+    step = min((look.step for look in [*bad_outputs, *bad_gradients]), default=None)
+    if step is None:
+        return None
+    if outputs := [look for look in bad_outputs if look.step == step]:
+        first = min(outputs, key=lambda look: look.forward_order or 0)
+        return NonFinite(step=step, layer=first.layer, in_pass="forward")
+    first = min(
+        (look for look in bad_gradients if look.step == step),
+        key=lambda look: look.backward_order or 0,
+    )
+    return NonFinite(step=step, layer=first.layer, in_pass="backward")
+
+
+class TrainingClock:
+    """Seconds of training, and samples per second once warm: the first steps allocate, tune and compile."""
+
+    def __init__(self, device: Device, warm_up_steps: int) -> None:
+        self._device = device
+        self._warm_up_steps = warm_up_steps
+        self._samples = 0
+        self._steps = 0
+        self._started = 0.0
+        self._warm_at: tuple[int, float] | None = (0, 0.0) if warm_up_steps == 0 else None
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        self._device.synchronize()
+        self._started = time.perf_counter()
+
+    def count(self, samples: int, *, step: bool = True) -> None:
+        """So many samples more; `step` when they complete one."""
+        self._samples += samples
+        self._steps += step
+        if self._warm_at is None and self._steps >= self._warm_up_steps:
+            self._device.synchronize()  # once per job
+            self._warm_at = (self._samples, self.seconds + time.perf_counter() - self._started)
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether that long has been timed since the warm-up, by a clock that waits for the device."""
+        self._device.synchronize()
+        return self._warm_at is not None and time.perf_counter() - self._started - self._warm_at[1] > seconds
+
+    def stop(self) -> None:
+        """Call it when the device has nothing left to do."""
+        self.seconds += time.perf_counter() - self._started
+
+    @property
+    def samples_per_second(self) -> float:
+        """After the warm-up; of all there was, where there was no more."""
+        cold_samples, cold_seconds = self._warm_at or (0, 0.0)
+        if cold_samples == self._samples:
+            cold_samples, cold_seconds = 0, 0.0
+        return (self._samples - cold_samples) / max(self.seconds - cold_seconds, 1e-9)

@@ -1,0 +1,52 @@
+"""The state of every random generator a training draws from, in types that `torch.load(weights_only=True)` reads."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import torch
+
+
+def seed(number: int) -> None:
+    """All of them alike."""
+    torch.manual_seed(number)
+    random.seed(number)
+    numpy.random.seed(number % 2**32)
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """Of torch on the CPU and on `device`, of Python and of numpy."""
+    version, numbers, next_gaussian = random.getstate()
+    numpy_state = numpy.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    return {
+        "torch": torch.get_rng_state(),
+        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "python": (version, list(numbers), next_gaussian),
+        "numpy": {
+            "key": [int(number) for number in numpy_state["state"]["key"]],
+            "pos": int(numpy_state["state"]["pos"]),
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
+        },
+    }
+
+
+def restore(state: dict[str, Any], device: torch.device) -> None:
+    """Go on from what `capture` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["device"] is not None and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(state["device"], device)
+    version, numbers, next_gaussian = state["python"]
+    random.setstate((version, tuple(numbers), next_gaussian))
+    kept = state["numpy"]
+    numpy.random.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": numpy.array(kept["key"], dtype=numpy.uint32), "pos": kept["pos"]},
+            "has_gauss": kept["has_gauss"],
+            "gauss": kept["gauss"],
+        }
+    )

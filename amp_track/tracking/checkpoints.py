@@ -1,0 +1,85 @@
+"""Checkpoints as artifacts of a run: the last and the best, each whole or not there.
+
+MLflow's artifact stores write a file in place, so one that is being written cannot be told from one that is there. A
+tag of the run is what counts: it names a file that has been stored completely, with its digest, and is set in one
+transaction; what no tag names is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mlflow
+from mlflow.entities import RunTag
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from amp_track.errors import BadInput
+from amp_track.events import CheckpointWritten
+
+_FOLDER = "checkpoints"
+_LAST, _BEST = "amp_track.checkpoint.last", "amp_track.checkpoint.best"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    file: str
+    step: int
+    sha256: str
+
+
+def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
+    """Store a checkpoint and remove those it takes the place of. Its local file is removed too."""
+    file = Path(written.file)
+    stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
+    client.log_artifact(run_id, str(file), _FOLDER)
+    names = [name for name, applies in ((_LAST, written.is_last), (_BEST, written.is_best)) if applies]
+    client.log_batch(run_id, tags=[RunTag(name, json.dumps(asdict(stored))) for name in names])
+    file.unlink()
+    _remove_others(client, run_id)
+
+
+def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
+    """Bring the newest checkpoint of a run into `folder`.
+
+    Raises:
+        BadInput: the run has none, or it is not what was stored.
+    """
+    known = _known(client, run_id)
+    if not known:
+        raise BadInput(
+            f"--resume: got run {run_id}, which has no checkpoint, expected one trained with --checkpoint-every; "
+            "train anew with that"
+        )
+    newest = max(known, key=lambda stored: stored.step)
+    file = Path(client.download_artifacts(run_id, newest.file, str(folder)))
+    if _digest(file) != newest.sha256:
+        raise BadInput(
+            f"--resume: got {newest.file} of run {run_id}, whose content has changed since it was stored, expected it "
+            "as it was; restore it or train anew"
+        )
+    return file
+
+
+def _known(client: mlflow.MlflowClient, run_id: str) -> list[_Stored]:
+    tags = client.get_run(run_id).data.tags
+    return [_Stored(**json.loads(tags[name])) for name in (_LAST, _BEST) if name in tags]
+
+
+def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
+    """MlflowClient cannot delete an artifact; the repository behind it can. The one place that uses it: should it
+    move, checkpoints pile up."""
+    keep = {stored.file for stored in _known(client, run_id)}
+    repository = get_artifact_repository(
+        client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri
+    )  # fmt: skip
+    for file in client.list_artifacts(run_id, _FOLDER):
+        if file.path not in keep:
+            repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,207 @@
+"""One MLflow run while it is written: what a job streams and comes to, as metrics, tags and artifacts."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+from amp_track.events import CheckpointWritten, EpochEnded, Event, Started, StepsRecorded
+from amp_track.job import Inspection
+from amp_track.outcome import LayerGradients, Outcome
+from amp_track.tracking import checkpoints
+
+_MEBIBYTE = 2**20
+_FLUSH_SECONDS = 2.0
+_METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
+"""The most that MLflow takes in one log_batch."""
+
+
+class Run:
+    """One MLflow run while it is written. Metrics are buffered and go out every two seconds: one commit of SQLite takes
+    as long as a thousand metrics."""
+
+    def __init__(self, client: mlflow.MlflowClient, run_id: str, experiment_id: str) -> None:
+        self.run_id = run_id
+        self.experiment_id = experiment_id
+        self._client = client
+        self._metrics: list[Metric] = []
+        self._params: dict[str, str] = {}
+        self._tags: dict[str, str] = {}
+        self._flushed = time.monotonic()
+        self._known_params: dict[str, str] | None = None
+        self._on_record: dict[str, set[int]] = {}
+        self._diagnosed: list[LayerGradients] = []
+
+    def metric(self, name: str, value: float | None, step: int = 0) -> None:
+        """Buffer a metric; None is left out, and so is what a resumed run has on record at that step."""
+        if value is not None and step not in self._on_record.get(name, ()):
+            self._metrics.append(Metric(name, float(value), int(time.time() * 1000), step))
+
+    def params(self, params: dict[str, str]) -> None:
+        self._params |= {name: value[:6000] for name, value in params.items()}
+
+    def tags(self, tags: dict[str, str]) -> None:
+        self._tags |= {name: value[:8000] for name, value in tags.items()}
+
+    def predicted(self, peak_bytes: int | None) -> None:
+        """What the memory model expected before the job ran."""
+        self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
+
+    def event(self, event: Event, quality_name: str) -> None:
+        """Log what a job streamed."""
+        match event:
+            case Started(settings=settings):
+                self.tags({f"amp_track.{name}": value for name, value in settings})
+            case EpochEnded():
+                self.metric("train/loss", event.train_loss, event.epoch)
+                self.metric("eval/loss", event.eval_loss, event.epoch)
+                self.metric(f"eval/{quality_name}", event.quality, event.epoch)
+            case StepsRecorded():
+                for step, loss in enumerate(event.losses, start=event.first_step):
+                    self.metric("train/step_loss", loss, step)
+                for step, scale in event.scale_changes:
+                    self.metric("amp/scale", scale, step)
+                self._diagnosis(event.diagnosed)
+            case CheckpointWritten():
+                self.flush()  # what came before a checkpoint is not computed again when it is resumed
+                checkpoints.keep(self._client, self.run_id, event)
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Log what a job came to."""
+        self.tags({"amp_track.verdict": str(outcome.verdict)})
+        if outcome.message:
+            self.tags({"amp_track.message": outcome.message})
+        if outcome.traceback:
+            self.text("traceback.txt", outcome.traceback)
+        self.metric("time/wall_s", outcome.wall_seconds)
+        self.metric("time/train_s", outcome.train_seconds)
+        self.metric("throughput/samples_per_s", outcome.samples_per_second)
+        self.metric("throughput/eval_samples_per_s", outcome.eval_samples_per_second)
+        for name, size in (
+            ("max_allocated", outcome.max_allocated_bytes),
+            ("max_reserved", outcome.max_memory_bytes),
+            ("eval_max_allocated", outcome.eval_max_allocated_bytes),
+            ("max_resident", outcome.max_resident_bytes),
+            ("requested", outcome.requested_bytes),
+        ):
+            self.metric(f"memory/{name}_mib", size / _MEBIBYTE if size is not None else None)
+        if outcome.fits:
+            self.metric("train/steps", outcome.steps)
+            self.metric("train/updates", outcome.updates)
+            losses = outcome.non_finite_losses
+            self.metric("train/non_finite_losses", losses.batches if losses is not None else 0)
+        if outcome.scale is not None:
+            self.metric("amp/skipped_steps", outcome.skipped_steps)
+            self.metric("amp/final_scale", outcome.scale.final)
+            self.metric("amp/scale", outcome.scale.initial, 0)
+            last_step, last_scale = outcome.scale.history[-1]
+            if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
+                self.metric("amp/scale", last_scale, last_step)
+
+        if outcome.diagnosis is not None:
+            self.metric("amp/diagnosis_seconds", outcome.diagnosis.seconds)
+            if self._diagnosed:
+                self.table("diagnosis.json", _columns(self._diagnosed))
+
+    def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
+        """The whole model's fractions by step as metrics; the layers' go into a table at the end."""
+        self._diagnosed += looks
+        for step in dict.fromkeys(look.step for look in looks):
+            of_step = [look for look in looks if look.step == step]
+            values = max(sum(look.values for look in of_step), 1)
+            self.metric("amp/non_finite_fraction", sum(look.non_finite for look in of_step) / values, step)
+            self.metric("amp/underflow_fraction", sum(look.underflowing for look in of_step) / values, step)
+            self.metric("amp/zero_fraction", sum(look.zero for look in of_step) / values, step)
+
+    def dataset(self, found: Inspection) -> None:
+        """What the run was trained and evaluated on."""
+        inputs = []
+        for context, samples in (("train", found.training_samples), ("eval", found.evaluation_samples)):
+            dataset = Dataset(
+                name=f"{found.workload_name}-{context}",
+                digest=found.dataset_digest,
+                source_type="code",
+                source=json.dumps({"workload": found.workload_name, "digest": found.workload_digest}),
+                profile=json.dumps({"num_rows": samples}),
+            )
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+        self._client.log_inputs(self.run_id, datasets=inputs)
+
+    def text(self, file: str, text: str) -> None:
+        self._client.log_text(self.run_id, text, file)
+
+    def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """A table as MLflow's log_table writes it, in place of an earlier one: that would append to it."""
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        self._client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
+
+    def artifact(self, file: Path) -> None:
+        self._client.log_artifact(self.run_id, str(file))
+
+    def artifact_path(self, file: str) -> str:
+        """Where an artifact is: a path where the store keeps files on this machine, else an address."""
+        uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
+        return uri.removeprefix("file://")
+
+    def flush(self) -> None:
+        metrics, self._metrics = self._metrics, []
+        params, self._params = list(self._without_clashes(self._params).items()), {}
+        tags, self._tags = self._tags, {}
+        while metrics or params or tags:
+            self._client.log_batch(
+                self.run_id,
+                metrics=metrics[:_METRICS_PER_BATCH],
+                params=[Param(name, value) for name, value in params[:_PARAMS_PER_BATCH]],
+                tags=[RunTag(name, value) for name, value in tags.items()],
+            )
+            metrics, params, tags = metrics[_METRICS_PER_BATCH:], params[_PARAMS_PER_BATCH:], {}
+        self._flushed = time.monotonic()
+
+    def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
+        """`mlflow run` has already logged what was given with -P, as it was typed; a param's value cannot be changed,
+        so where ours says more ("auto" became 525) it is kept beside it."""
+        if not params or self._known_params is None:
+            return params
+        known = self._known_params
+        return {
+            name if name not in known else f"{name}.resolved": value
+            for name, value in params.items()
+            if known.get(name) != value
+        }
+
+    def adopt(self) -> None:
+        """This run was made by someone else: respect what is in it."""
+        self._known_params = dict(self._client.get_run(self.run_id).data.params)
+
+    def go_on(self, quality_name: str) -> None:
+        """This run goes on from a checkpoint: what was logged after that will come again, and is on record."""
+        by_step = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", f"eval/{quality_name}")
+        diagnosed = ("amp/non_finite_fraction", "amp/underflow_fraction", "amp/zero_fraction")
+        for name in (*by_step, *diagnosed):
+            history = self._client.get_metric_history(self.run_id, name)
+            self._on_record[name] = {metric.step for metric in history}
+
+
+def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
+    """For people and plots: fractions instead of counts; JSON has no inf, so it is text."""
+    return {
+        "step": [look.step for look in looks],
+        "layer": [look.layer for look in looks],
+        "gradient values": [look.values for look in looks],
+        "non-finite": [look.non_finite / max(look.values, 1) for look in looks],
+        "underflowing": [look.underflowing / max(look.values, 1) for look in looks],
+        "zero": [look.zero / max(look.values, 1) for look in looks],
+        "largest output": [
+            str(size) if size is not None and not math.isfinite(size) else size
+            for size in (look.largest_output for look in looks)
+        ],
+    }

@@ -1,0 +1,139 @@
+"""Trainings that are killed at some step and resumed: to the bit as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from conftest import DIGITS, WORKLOADS
+
+SPIKY = str(WORKLOADS / "spiky.py")
+BY_STEP = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", "eval/accuracy")
+
+
+def amp_track(*arguments: str, kill_at_batch: int = 0) -> subprocess.CompletedProcess[str]:
+    """In a process group of its own, which the workload kills as it trains on that batch of this process."""
+    return subprocess.run(
+        [sys.executable, "-m", "amp_track", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        start_new_session=True,
+        env=os.environ | {"KILL_AT_BATCH": str(kill_at_batch)},
+    )
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
+
+
+def record(run_id: str) -> dict[str, Any]:
+    """All that a training leaves: what it logged step by step, and the state it ended with."""
+    logged = {
+        name: sorted((metric.step, metric.value) for metric in client().get_metric_history(run_id, name))
+        for name in BY_STEP
+    }
+    (folder,) = Path("mlruns").glob(f"*/{run_id}/artifacts/checkpoints")
+    last = max(folder.glob("*.pt"))
+    state = torch.load(last, weights_only=True)
+    flat = dict(state["step"]["model"])
+    for index, values in state["step"]["optimizer"]["state"].items():
+        flat |= {f"{index}.{name}": tensor for name, tensor in values.items()}
+    return logged | {"state": {name: tensor.tolist() for name, tensor in flat.items()}, "file": last.name}
+
+
+def killed_run() -> str:
+    (run,) = client().search_runs(["1"], "attributes.status = 'RUNNING'")
+    return run.info.run_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "kills"),
+    # Within an epoch; in the last step of one; just after a checkpoint, and after the end of an epoch.
+    [("fp32", [13]), ("bf16", [16]), ("amp", [6, 12])],
+)
+def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int]) -> None:
+    command = [
+        "train", SPIKY, "--precision", precision, "--accumulate", "1", "--checkpoint-every", "5", "--json",
+    ]  # fmt: skip
+    whole = amp_track(*command)
+    assert whole.returncode == 0, whole.stderr
+    expected = json.loads(whole.stdout)
+
+    assert amp_track(*command, kill_at_batch=kills[0]).returncode == -signal.SIGKILL
+    run_id = killed_run()
+    for kill in kills[1:]:
+        assert amp_track("train", "--resume", run_id, kill_at_batch=kill).returncode == -signal.SIGKILL
+    done = amp_track("train", "--resume", run_id, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    assert record(run_id) == record(expected["run_id"])
+    assert found["run_id"] == run_id
+    for name in ("quality", "steps", "skipped_steps", "scale"):
+        assert found[name] == expected[name]
+    if precision == "amp":
+        assert found["skipped_steps"] >= 5
+    run = client().get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == client().get_run(expected["run_id"]).data.params
+
+
+def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_longer() -> None:
+    command = [sys.executable, "-m", "amp_track", "train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3"]
+    with subprocess.Popen([*command, "--epochs", "200"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("epoch 2"):
+                process.send_signal(signal.SIGINT)
+                break
+        (how,) = [line for line in process.stderr if "--resume" in line]
+    assert process.returncode == 130
+    run_id = how.split()[-1]
+    assert client().get_run(run_id).info.status == "KILLED"
+
+    done = amp_track("train", "--resume", run_id, "--epochs", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3 * 23
+    again = amp_track("train", "--resume", run_id)
+    assert again.returncode == 2
+    assert "has finished its training" in again.stderr
+    longer = amp_track("train", "--resume", run_id, "--epochs", "4", "--json")
+    assert json.loads(longer.stdout)["steps"] == 4 * 23, longer.stderr
+    epochs = [metric.step for metric in client().get_metric_history(run_id, "train/loss")]
+    assert epochs == [1, 2, 3, 4]
+
+
+def test_bad_resumptions_change_nothing() -> None:
+    made = amp_track("train", SPIKY, "--precision", "fp32", "--epochs", "1", "--json")
+    run_id = json.loads(made.stdout)["run_id"]
+    client().set_terminated(run_id, "KILLED")
+    before = client().get_run(run_id).to_dictionary()
+    for arguments, said in (
+        (["--resume", "0" * 32], "expected a run in"),
+        (["--resume", "RUN"], "which has no checkpoint"),
+        (["--resume", "RUN", "--precision", "bf16"], "--precision: got bf16 with --resume, expected the fp32"),
+        (["--resume", "RUN", "--batch-size", "auto"], "--batch-size: got auto with --resume"),
+        (["--resume", "RUN", "--headroom", "5%"], "--headroom: got it with --resume"),
+        ([DIGITS, "--resume", "RUN"], "WORKLOAD: got"),
+        (["--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
+    ):
+        done = amp_track("train", *(run_id if argument == "RUN" else argument for argument in arguments))
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert client().get_run(run_id).to_dictionary() == before
+
+
+def test_a_folder_without_a_store_is_left_without() -> None:
+    done = amp_track("train", "--resume", "0" * 32)
+    assert done.returncode == 2
+    assert "there is no store" in done.stderr
+    assert list(Path.cwd().iterdir()) == []

@@ -1,0 +1,44 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from amp_track import EvalStep, Precision, TrainStep
+
+
+def test_means_are_over_samples_and_begin_anew() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(6, 3)
+    step = EvalStep(
+        net, functional.cross_entropy, lambda o, t: (o.argmax(1) == t).float(), Precision.named("fp32"),
+        torch.device("cpu"),
+    )  # fmt: skip
+    inputs, targets = torch.randn(11, 6), torch.arange(11) % 3
+    for part in (slice(0, 8), slice(8, 11)):
+        step(inputs[part], targets[part])
+    totals = step.read()
+    assert totals.samples == 11
+    assert totals.loss == pytest.approx(functional.cross_entropy(net(inputs), targets).item())
+    assert totals.quality == pytest.approx((net(inputs).argmax(1) == targets).float().mean().item())
+    assert step.read().samples == 0
+    assert math.isnan(step.read().loss)
+
+
+def test_it_sees_the_weights_as_they_are_now() -> None:
+    """Autocast caches weights: those of a step before must not be used."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 3)
+    train = TrainStep(net, torch.optim.SGD(net.parameters(), lr=1.0, fused=True), functional.cross_entropy, "bf16")
+    evaluate = EvalStep(
+        net, functional.cross_entropy, lambda o, t: o[:, 0], Precision.named("bf16"), torch.device("cpu")
+    )
+    inputs, targets = torch.randn(8, 6), torch.arange(8) % 3
+    losses = []
+    for _ in range(3):
+        evaluate(inputs, targets)
+        losses.append(evaluate.read().loss)
+        train(inputs, targets)
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 3

@@ -1,0 +1,118 @@
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from amp_track import TrainStep
+from amp_track.scale_history import skips_on_device
+
+OPTIMIZERS = {
+    "fused Adam": lambda groups: torch.optim.Adam(groups, fused=True),
+    "fused AdamW": lambda groups: torch.optim.AdamW(groups, fused=True),
+    "fused SGD": lambda groups: torch.optim.SGD(groups, lr=1e-3, momentum=0.9, fused=True),
+    "foreach Adam": lambda groups: torch.optim.Adam(groups, foreach=True),
+    "plain SGD": lambda groups: torch.optim.SGD(groups, lr=1e-3, foreach=False),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def step_of(optimizer: str, *, growth_interval: int = 10, init_scale: float = 2.0**15, **settings: Any) -> TrainStep:
+    net = network()
+    groups = [{"params": net[0].parameters(), "lr": 1e-3}, {"params": net[2].parameters(), "lr": 1e-4}]
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
+    return TrainStep(net, OPTIMIZERS[optimizer](groups), functional.cross_entropy, "amp", scaler=scaler, **settings)
+
+
+def batch(number: int, *, overflows: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(8, 16, generator=generator) * (1e5 if overflows else 1.0)
+    return inputs, torch.randint(0, 4, (8,), generator=generator)
+
+
+def changes_of(scales: list[float]) -> list[tuple[int, float]]:
+    return [(n, after) for n, (before, after) in enumerate(itertools.pairwise(scales), 1) if before != after]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_history_is_what_get_scale_says(optimizer: str, clip_norm: float | None, accumulate: int) -> None:
+    step = step_of(optimizer, clip_norm=clip_norm)
+    true, changes, skipped = [step.scaler.get_scale()], [], []
+    for number in range(1, 151):
+        for part in range(accumulate):
+            overflows = number % 13 == 5 and part == 0
+            last = part == accumulate - 1
+            step(*batch(accumulate * number + part, overflows=overflows), share=1 / accumulate, update=last)
+        true.append(step.scaler.get_scale())
+        if number % 7 == 0:
+            totals = step.read()
+            changes += totals.scale_changes
+            skipped += totals.skipped_steps
+    totals = step.read()
+    assert changes + list(totals.scale_changes) == changes_of(true)
+    falls = [n for n, (before, after) in enumerate(itertools.pairwise(true), 1) if after < before]
+    assert skipped + list(totals.skipped_steps) == falls
+    assert len(falls) > 10
+    assert sum(after > before for before, after in itertools.pairwise(true)) > 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    overflowing=st.sets(st.integers(1, 60)), reads=st.sets(st.integers(1, 60)),
+    saves=st.sets(st.integers(1, 60), max_size=3), fused=st.booleans(),
+)  # fmt: skip
+def test_any_overflows_any_reads_any_checkpoints(
+    overflowing: set[int], reads: set[int], saves: set[int], fused: bool
+) -> None:
+    optimizer = "fused SGD" if fused else "plain SGD"
+    step = step_of(optimizer, growth_interval=4)
+    true, changes = [step.scaler.get_scale()], []
+    for number in range(1, 61):
+        step(*batch(number, overflows=number in overflowing))
+        true.append(step.scaler.get_scale())
+        if number in reads:
+            changes += step.read().scale_changes
+        if number in saves:
+            state = step.state_dict()
+            step = step_of(optimizer, growth_interval=4, init_scale=1.0)
+            step.load_state_dict(state)
+    assert changes + list(step.read().scale_changes) == changes_of(true)
+
+
+def test_a_full_buffer_is_read_by_itself() -> None:
+    step = step_of("fused SGD", growth_interval=300, init_scale=64.0)
+    for number in range(1100):  # the buffer holds 1024
+        step(*batch(number, overflows=False))
+    assert step.read().scale_changes == ((300, 128.0), (600, 256.0), (900, 512.0))
+
+
+def test_growth_stops_where_the_scale_would_be_infinite() -> None:
+    net = network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0, fused=True)
+
+    def no_gradient(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return sum((parameter.sum() for parameter in net.parameters()), torch.zeros(())) * 0.0
+
+    step = TrainStep(net, optimizer, no_gradient, "amp", scaler=scaler)
+    for number in range(6):
+        step(*batch(number, overflows=False))
+    assert step.read().scale_changes == ()
+    assert step.history is not None
+    assert step.history.scale == scaler.get_scale() == 2.0**127
+
+
+def test_which_optimizers_skip_on_the_device() -> None:
+    found = {name: skips_on_device(make([{"params": network().parameters()}])) for name, make in OPTIMIZERS.items()}
+    assert found == {name: name.startswith("fused") for name in OPTIMIZERS}

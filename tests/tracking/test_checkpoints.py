@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from amp_track.errors import BadInput
+from amp_track.events import CheckpointWritten
+from amp_track.tracking import Run, Tracker, checkpoints
+
+URI = "sqlite:///mlflow.db"
+
+
+@pytest.fixture
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=URI)
+
+
+def write(step: int, *, is_last: bool = True, is_best: bool = False, name: str | None = None) -> CheckpointWritten:
+    file = Path("scratch") / (name or f"step-{step}.pt")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"state of step {step}")
+    return CheckpointWritten(file=str(file), step=step, is_last=is_last, is_best=is_best)
+
+
+def stored(client: mlflow.MlflowClient, run: Run) -> list[str]:
+    return sorted(Path(file.path).name for file in client.list_artifacts(run.run_id, "checkpoints"))
+
+
+def fetched(client: mlflow.MlflowClient, run: Run) -> str:
+    return checkpoints.fetch(client, run.run_id, Path("scratch")).read_text()
+
+
+def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient) -> None:
+    with Tracker(URI).run("run", tags={}) as run:
+        for event in (
+            write(10), write(20), write(20, is_last=False, is_best=True, name="step-20-best.pt"), write(30), write(40),
+        ):  # fmt: skip
+            checkpoints.keep(client, run.run_id, event)
+            assert not Path(event.file).exists(), "it has been moved"
+        assert stored(client, run) == ["step-20-best.pt", "step-40.pt"]
+        assert fetched(client, run) == "state of step 40"
+        checkpoints.keep(client, run.run_id, write(50, is_best=True))
+        assert stored(client, run) == ["step-50.pt"]
+
+
+def test_a_best_one_that_is_newer_is_gone_on_from(client: mlflow.MlflowClient) -> None:
+    with Tracker(URI).run("run", tags={}) as run:
+        checkpoints.keep(client, run.run_id, write(10))
+        checkpoints.keep(client, run.run_id, write(16, is_last=False, is_best=True))
+        assert fetched(client, run) == "state of step 16"
+
+
+def test_one_that_was_killed_while_it_was_stored_does_not_count(client: mlflow.MlflowClient) -> None:
+    with Tracker(URI).run("run", tags={}) as run:
+        checkpoints.keep(client, run.run_id, write(10))
+        client.log_artifact(run.run_id, write(20).file, "checkpoints")  # and no more: no tag names it
+        assert fetched(client, run) == "state of step 10"
+        checkpoints.keep(client, run.run_id, write(30))
+        assert stored(client, run) == ["step-30.pt"]
+
+
+def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> None:
+    with Tracker(URI).run("run", tags={}) as run:
+        checkpoints.keep(client, run.run_id, write(10))
+        client.log_artifact(run.run_id, write(99, name="step-10.pt").file, "checkpoints")
+        with pytest.raises(BadInput, match="has changed since it was stored"):
+            fetched(client, run)
+
+
+def test_a_run_without_one_is_refused(client: mlflow.MlflowClient) -> None:
+    with Tracker(URI).run("run", tags={}) as run, pytest.raises(BadInput, match="expected one trained with"):
+        fetched(client, run)

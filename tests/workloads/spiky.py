@@ -1,0 +1,71 @@
+"""Overflows now and then, draws from every random generator, and can be killed at any step."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from amp_track import Workload
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.ReLU(), nn.Linear(32, 4))
+        self.calls = 0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        if self.calls == int(os.environ.get("KILL_AT_BATCH", "0")):
+            time.sleep(1)  # by then the tracking process has stored what it was sent
+            os.killpg(0, signal.SIGKILL)
+        return self.layers(input)
+
+
+class Samples(Dataset[Any]):
+    """One in eleven is so large that float16 gradients overflow at a high scale, while the loss stays finite."""
+
+    def __init__(self, count: int, noise: float) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._inputs = torch.randn(count, 16, generator=generator)
+        self._inputs[::11] *= 300
+        self._targets = torch.arange(count) % 4
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shift = random.random() + float(numpy.random.standard_normal())
+        return self._inputs[index] + self._noise * (torch.randn(16) + shift), self._targets[index]
+
+
+@dataclass(frozen=True)
+class Spiky(Workload):
+    fused: bool = True
+    learning_rate: float = 1e-2
+    batch_size: int = 8
+    epochs: int = 4
+
+    def model(self) -> nn.Module:
+        return Net()
+
+    def train_data(self) -> Dataset[Any]:
+        return Samples(61, 0.1)
+
+    def eval_data(self) -> Dataset[Any]:
+        return Samples(16, 0.0)
+
+    def optimizer(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=lr, fused=self.fused)
+
+    def schedule(self, total_steps: int) -> Callable[[int], float]:
+        return lambda updates: 1 / (1 + updates)
