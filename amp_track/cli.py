@@ -108,7 +108,7 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
 def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the largest batches, then train inside them, and compare speed and quality.
 
-    amp-track search experiments/digits.py --memory-budget 64MiB --trials 12
+    amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
     """
     request = _request(_SEARCH_FLAGS, given, workload)
     from amp_track import commands, report
@@ -117,6 +117,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     if result is None:
         return
     _print_table(report.search_table(result))
+    if result.seeds is not None:
+        _print_table(report.seeds_table(result.seeds, result.quality_name))
     for line in report.notes(result):
         print(f"· {line}")
     _print_how_to_look(request, result.fit.study)

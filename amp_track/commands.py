@@ -12,7 +12,7 @@ from amp_track.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
 from amp_track.request import Request
-from amp_track.results import FitResult, PrecisionFit, SearchResult, TrainResult, TrialResult
+from amp_track.results import FitResult, PrecisionFit, SearchResult, SeedsResult, TrainResult, TrialResult
 from amp_track.session import Session
 from amp_track.values import format_bytes
 
@@ -144,10 +144,13 @@ def search(request: Request) -> SearchResult:
     with session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)
+        seeds = _train_seeds(session, tracker, parent, fitted) if request.trainings.seeds > 1 else None
         result = SearchResult(
             fit=fitted,
+            seeds=seeds,
             quality_name=session.found.quality_name,
             higher_is_better=session.found.higher_is_better,
+            workload_batch_size=session.found.batch_size,
             trials=tuple(trials),
             pareto=tuple(pareto),
         )
@@ -207,12 +210,14 @@ def run_trial(
     job: Job,
     *,
     task: Task | None = None,
+    note: str = "",
 ) -> tuple[Outcome, str]:
-    """One job as an Optuna trial and an MLflow run under `parent`: a training, or a `task` of the fit study."""
+    """One job as an Optuna trial and an MLflow run under `parent`: a training, or a `task` of the fit study. `note` is
+    what tells it from others like it."""
     from amp_track.study import storage
 
     kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
-    title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "")
+    title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "") + (f" {note}" if note else "")
     tags = {"optuna.study": study.study_name, "optuna.trial": str(trial.number)}
     if task is not None:
         tags["amp_track.reason"] = task.reason
@@ -223,7 +228,7 @@ def run_trial(
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             _raise_on_crash(job, outcome)
     shown = session.found.quality_name if task is None else None  # a probe's few steps teach nothing
-    progress.say(progress.outcome_line(job, outcome, quality_name=shown, why=task.reason if task else ""))
+    progress.say(progress.outcome_line(job, outcome, quality_name=shown, why=task.reason if task else note))
     return outcome, run.run_id
 
 
@@ -251,6 +256,23 @@ def _train_inside(
         higher_is_better=session.found.higher_is_better,
         run_training=run_training,
     )
+
+
+def _train_seeds(session: Session, tracker: Tracker, parent: Run, fitted: FitResult) -> SeedsResult:
+    """At one batch size, so that precision alone differs: the workload's own, or the largest that fits everywhere."""
+    from amp_track.study import seeds
+
+    asked = session.request.trainings
+    edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
+    job = dataclasses.replace(session.job, batch_size=min(session.found.batch_size, *edges.values()))
+    study = session.open_seeds_study()
+    progress.say(f"comparing {', '.join(edges)} over {asked.seeds} seeds at batch {job.batch_size}")
+
+    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
+        return run_trial(session, tracker, parent, study, trial, job, note=f"seed {job.seed}")
+
+    trainings = seeds.train_seeds(study, job, precisions=tuple(edges), seeds=asked.seeds, run_training=run_training)
+    return SeedsResult(job=job, seeds=asked.seeds, margin=asked.margin, trainings=tuple(trainings))
 
 
 def _raise_on_crash(job: Job, outcome: Outcome) -> None:

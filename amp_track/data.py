@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,14 +38,18 @@ class Batches:
     """What a job trains and evaluates on: its data by epochs, or made-up batches.
 
     The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
+    With `pin_memory` batches lie in pinned memory, from where a GPU fetches them while it computes.
     """
 
-    def __init__(self, job: Job, workload: Workload) -> None:
+    def __init__(self, job: Job, workload: Workload, *, pin_memory: bool = False) -> None:
         assert job.batch_size is not None
         self._job = job
         self._batch_size = job.batch_size
         self._generator = torch.Generator().manual_seed(job.seed)
+        self._pin_memory = pin_memory
         self._example = workload.example(self._batch_size) if job.synthetic else None
+        if self._example is not None and pin_memory:
+            self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         self._train_data = None if job.synthetic else workload.train_data()
         self._eval_data = None if job.synthetic else workload.eval_data()
         self.training_samples = (
@@ -122,7 +126,7 @@ class Batches:
             return (_first(self._example, size) for size in sizes[skip:])
         order = iter(RandomSampler(range(self.training_samples), generator=self._generator))
         indices = (list(itertools.islice(order, size)) for size in sizes)
-        return iter(_loader(self._train_data, itertools.islice(indices, skip, None)))
+        return iter(_loader(self._train_data, itertools.islice(indices, skip, None), pin_memory=self._pin_memory))
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
@@ -132,7 +136,7 @@ class Batches:
         if self._job.probe:
             listed = list(batches)
             batches = [*listed[:1], *listed[1:][-1:]]
-        return iter(_loader(self._eval_data, batches))
+        return iter(_loader(self._eval_data, batches, pin_memory=self._pin_memory))
 
 
 def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
@@ -140,21 +144,17 @@ def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
         yield next(batches), size / sum(sizes), index == len(sizes)
 
 
-def _loader(dataset: Dataset[Any], indices: Iterable[list[int]]) -> DataLoader[Any]:
+def _loader(dataset: Dataset[Any], indices: Iterable[list[int]], *, pin_memory: bool) -> DataLoader[Any]:
     """One batch for each list of indices. Data that already lies in tensors is indexed a batch at a time, which costs
     microseconds where collating sample by sample costs milliseconds."""
     if isinstance(dataset, TensorDataset):
-        return DataLoader(dataset, sampler=indices, batch_size=None)
-    return DataLoader(dataset, batch_sampler=indices)
+        return DataLoader(dataset, sampler=indices, batch_size=None, pin_memory=pin_memory)
+    return DataLoader(dataset, batch_sampler=indices, pin_memory=pin_memory)
 
 
 def _first(batch: Any, size: int) -> Any:
     """The first `size` samples of a batch."""
-    if isinstance(batch, Tensor):
-        return batch[:size]
-    if isinstance(batch, dict):
-        return {name: _first(value, size) for name, value in batch.items()}
-    return _like(batch, (_first(value, size) for value in batch))
+    return map_tensors(lambda tensor: tensor[:size], batch)
 
 
 def length(dataset: Dataset[Any]) -> int:
@@ -163,22 +163,27 @@ def length(dataset: Dataset[Any]) -> int:
 
 
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
-    """The same structure of tuples, lists and dicts with its tensors on `device`. `channels_last` changes the memory
-    order of four-dimensional tensors."""
+    """The same structure with its tensors on `device`, without waiting. `channels_last` changes the memory order of
+    four-dimensional tensors."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if channels_last and tensor.dim() == 4:
+            return tensor.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return tensor.to(device, non_blocking=True)
+
+    return map_tensors(moved, batch)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The same structure of tuples, named tuples, lists and dicts with its tensors replaced."""
     if isinstance(batch, Tensor):
-        if channels_last and batch.dim() == 4:
-            return batch.to(device, non_blocking=True, memory_format=torch.channels_last)
-        return batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, dict):
-        return {name: move(value, device, channels_last=channels_last) for name, value in batch.items()}
+        return {name: map_tensors(function, value) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return _like(batch, (move(value, device, channels_last=channels_last) for value in batch))
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
-
-
-def _like(batch: Any, values: Iterable[Any]) -> Any:
-    """A list, tuple or named tuple as `batch` is one."""
-    return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:

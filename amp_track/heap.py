@@ -78,6 +78,8 @@ def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
 
 def _set_python_objects_aside() -> None:
     """Python asks for its small objects' memory a MiB at a time and returns each MiB once it is empty: keep one object
-    in each, so that the rest of it stays at hand."""
-    objects = [bytes(480) for _ in range(_PYTHON_OBJECTS_BYTES // 512)]
-    _kept.extend(objects[:: 2**20 // 512 // 2])
+    in each, so that the rest of it stays at hand. An object of more than 512 bytes, its head of 33 counted, would be
+    malloc's."""
+    size = 512
+    objects = [bytes(size - 33) for _ in range(_PYTHON_OBJECTS_BYTES // size)]
+    _kept.extend(objects[:: 2**20 // size // 2])

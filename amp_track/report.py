@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from amp_track.equivalence import Comparison
 from amp_track.outcome import Diagnosis, Outcome
-from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
+from amp_track.results import FitResult, PrecisionFit, SearchResult, SeedsResult, TrialResult
 from amp_track.values import format_bytes
 
 if TYPE_CHECKING:
@@ -124,8 +125,70 @@ def notes(result: SearchResult) -> list[str]:
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
-    lines.append("One seed for each training: differences of quality within a few samples are noise.")
+    if result.seeds is not None:
+        lines += _seeds_notes(result, result.seeds)
+    else:
+        lines.append(
+            "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
+            "precisions over several."
+        )
     return lines
+
+
+def seeds_table(seeds: SeedsResult, quality_name: str) -> Table:
+    """One row for each precision: the mean over seeds, and whether it is fp32's."""
+    title = f"{quality_name} over {seeds.seeds} seeds at batch {seeds.job.batch_size}, against fp32 ± {seeds.margin}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "mean ± 95 %", "difference\n(90 % interval)", "verdict", "updates\nmade"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for name in seeds.precisions:
+        found, against = seeds.interval(name), seeds.comparison(name)
+        updates = sorted({t.outcome.updates for t in seeds.trainings if t.precision == name})
+        table.add_row(
+            name,
+            "–" if found is None else f"{found.mean:.4f} ± {_number(found.half_width)}",
+            "–" if against is None else _difference(against),
+            _seeds_verdict(seeds, name),
+            str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",
+        )
+    return table
+
+
+def _seeds_verdict(seeds: SeedsResult, name: str) -> str:
+    against, diverged = seeds.comparison(name), seeds.diverged(name)
+    words = [f"{diverged} of {seeds.seeds} diverged"] if diverged else []
+    if against is not None:
+        words.append(against.verdict)
+    elif name == "fp32":
+        words.append("what the others are compared with")
+    else:
+        words.append("no fp32 to compare with")
+    return ", ".join(words)
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4f}"
+
+
+def _difference(against: Comparison) -> str:
+    low, high = ("?" if bound is None else f"{bound:+.4f}" for bound in (against.low, against.high))
+    return f"{against.difference:+.4f}\n({low} to {high})"
+
+
+def _seeds_notes(result: SearchResult, seeds: SeedsResult) -> list[str]:
+    """How the trainings compared over seeds were made alike."""
+    job = seeds.job
+    reference = result.workload_batch_size
+    if job.steps is not None:
+        matched = f"updates-matched: each makes {job.steps:,} steps"
+    else:
+        matched = f"epochs-matched: each goes through the data {job.epochs} times"
+    rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
+    return [
+        f"seeds: {matched}, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; a step that amp "
+        "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided Welch "
+        "t-tests at 5 %); different: it is significant at 5 %."
+    ]
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
@@ -147,6 +210,8 @@ def log(result: SearchResult, parent: Run) -> str:
     """Keep table, notes and picture with the study's MLflow run. Returns the path of the report."""
     console = Console(record=True, width=160, file=io.StringIO())
     console.print(search_table(result))
+    if result.seeds is not None:
+        console.print(seeds_table(result.seeds, result.quality_name))
     for line in notes(result):
         console.print("·", line)
     parent.text("report.txt", console.export_text())

@@ -110,6 +110,21 @@ class Trainings:
         metavar="LOW,HIGH",
         shown_default="not searched",
     )
+    seeds: int = setting(
+        1,
+        "Train every precision with so many seeds at one batch size, and test whether their quality is fp32's.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="1: no test",
+    )
+    margin: values.Margin = setting(
+        values.Margin(fraction=0.01),
+        "Difference of quality that does not matter: 1% of fp32's, or 0.005.",
+        values.margin,
+        expected="a part of the quality, such as 1%, or a number above 0, such as 0.005",
+        metavar="SIZE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

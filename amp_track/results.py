@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from amp_track import advice
+from amp_track.equivalence import Comparison, Interval, compare, interval
 from amp_track.frontier import Edge
 from amp_track.job import Inspection, Job
 from amp_track.outcome import Outcome
 from amp_track.schedule import micro_batch
+from amp_track.values import PRECISIONS, Margin
 
 _NO_SLOWER = 0.97
 """Of the best throughput: what is within 3 % of it counts as the best."""
@@ -140,20 +145,86 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """One training of a comparison over seeds."""
+
+    precision: str
+    seed: int
+    outcome: Outcome
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsResult:
+    """The same training at every precision with several seeds."""
+
+    job: Job
+    seeds: int
+    margin: Margin
+    trainings: tuple[SeedResult, ...]
+
+    def qualities(self, precision: str) -> list[float]:
+        """Of the trainings that came to one, by seed."""
+        found = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
+        return [t.outcome.quality for t in found if t.outcome.quality is not None and math.isfinite(t.outcome.quality)]
+
+    def diverged(self, precision: str) -> int:
+        """How many came to none."""
+        return sum(t.precision == precision for t in self.trainings) - len(self.qualities(precision))
+
+    @property
+    def precisions(self) -> list[str]:
+        there = {training.precision for training in self.trainings}
+        return [precision for precision in PRECISIONS if precision in there]
+
+    def interval(self, precision: str) -> Interval | None:
+        qualities = self.qualities(precision)
+        return interval(qualities) if qualities else None
+
+    def comparison(self, precision: str) -> Comparison | None:
+        """With fp32; None for itself, or where one of the two has no quality."""
+        reference, qualities = self.qualities("fp32"), self.qualities(precision)
+        if precision == "fp32" or not reference or not qualities:
+            return None
+        return compare(qualities, reference, self.margin.of(fmean(reference)))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seeds": self.seeds,
+            "margin": str(self.margin),
+            "batch_size": self.job.batch_size,
+            "precisions": {
+                name: {
+                    "values": self.qualities(name),
+                    "diverged": self.diverged(name),
+                    "interval": (found := self.interval(name)) and dataclasses.asdict(found),
+                    "against_fp32": (against := self.comparison(name)) and dataclasses.asdict(against),
+                    "run_ids": [t.run_id for t in self.trainings if t.precision == name],
+                }
+                for name in self.precisions
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """Edges, trainings inside them, and the numbers of the trials that no other beats in both quality and speed."""
 
     fit: FitResult
     quality_name: str
     higher_is_better: bool
+    workload_batch_size: int
+    """What the workload's learning rate was chosen for."""
     trials: tuple[TrialResult, ...]
     pareto: tuple[int, ...]
+    seeds: SeedsResult | None = None
     report: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return self.fit.as_json() | {
             "trials": [trial.as_json() for trial in self.trials],
             "pareto": list(self.pareto),
+            "seeds": self.seeds.as_json() if self.seeds is not None else None,
             "report": self.report,
         }
 
@@ -181,10 +252,11 @@ class TrainResult:
             "max_memory_bytes": self.outcome.max_memory_bytes,
             "steps": self.outcome.steps,
             "skipped_steps": self.outcome.skipped_steps,
-            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
-            "advice": advice.explain(self.outcome, self.job.precision),
             "scale": scale
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
             "device": {"kind": self.found.device_kind, "name": self.found.device_name},
             "memory_budget_bytes": self.job.memory_budget_bytes,
+            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
+            "advice": advice.explain(self.outcome, self.job.precision),
+            "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
         }

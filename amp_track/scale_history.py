@@ -54,7 +54,6 @@ class ScaleHistory:
         """Made, as far as read."""
         device = next(p for group in optimizer.param_groups for p in group["params"]).device
         self._buffer = torch.zeros(capacity, device=device)
-        self._slots = self._buffer.unbind()
         self._not_called: set[int] = set()
         self._pending = 0
         self._called = False
@@ -75,7 +74,7 @@ class ScaleHistory:
         self._called = True
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:
-            self._slots[self._pending].copy_(found_inf, non_blocking=True)
+            self._buffer[self._pending].copy_(found_inf, non_blocking=True)
 
     def step(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor | bool:
         """`scaler.step(optimizer)` and `scaler.update()`, remembered.
@@ -86,7 +85,7 @@ class ScaleHistory:
         self._called = False
         scaler.step(optimizer)
         scaler.update()
-        slot = self._slots[self._pending]
+        slot = self._buffer[self._pending]
         if not self._called:
             self._not_called.add(self._pending)
         self._pending += 1
@@ -95,7 +94,7 @@ class ScaleHistory:
     @property
     def is_full(self) -> bool:
         """Whether it must be read before the next step."""
-        return self._pending == len(self._slots)
+        return self._pending == len(self._buffer)
 
     def read(self) -> ScaleChanges:
         """What happened since the last reading. Waits for the device once."""

@@ -202,7 +202,8 @@ class Session:
             return
         storage.check_settings(f"{self.study_name}/fit", self.storage, self.edge_settings())
         if training:
-            storage.check_settings(f"{self.study_name}/train", self.storage, self.training_settings())
+            for part in ("train", "seeds"):
+                storage.check_settings(f"{self.study_name}/{part}", self.storage, self.training_settings())
 
     def open_tracker(self) -> Tracker:
         from amp_track.tracking import Tracker
@@ -252,6 +253,17 @@ class Session:
             sampler=optuna.samplers.TPESampler(),
         )
 
+    def open_seeds_study(self) -> optuna.Study:
+        from amp_track.study import storage
+
+        return storage.open_study(
+            f"{self.study_name}/seeds",
+            self.storage,
+            self.request.stores.storage,
+            directions=["maximize" if self.found.higher_is_better else "minimize"],
+            settings=self.training_settings(),
+        )
+
     @contextmanager
     def study_run(self, tracker: Tracker, fit_study: optuna.Study, *, given: str | None) -> Iterator[Run]:
         """The MLflow run that stands for the study: one, however often the study is gone on with.
@@ -280,7 +292,9 @@ class Session:
             else:
                 progress.say(f"going on with study {self.study_name}")
                 self._warn_of_other_free_memory(fit_study.user_attrs[storage.FREE_BYTES])
-                killed = tracker.kill_orphans(known, storage.finished_trials(fit_study, f"{self.study_name}/train"))
+                killed = tracker.kill_orphans(
+                    known, storage.finished_trials(fit_study, f"{self.study_name}/train", f"{self.study_name}/seeds")
+                )
                 if killed:
                     progress.say(f"ended {killed} runs whose process had died")
             yield parent

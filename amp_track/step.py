@@ -142,7 +142,6 @@ class TrainStep:
             LearningRates(optimizer, schedule, on_device=on_device, capacity=CAPACITY) if schedule is not None else None
         )
         self._losses = torch.zeros(CAPACITY, device=self.device)
-        self._slots = self._losses.unbind()
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
         self._unfetched: list[tuple[int, bool]] = []
         self._clear()
@@ -169,7 +168,7 @@ class TrainStep:
             loss, samples = self._forward_and_backward(input, target, share)
         if diagnosis:
             diagnosis.look(self.steps + 1)
-        self._slots[len(self._unfetched)].copy_(loss)
+        self._losses[len(self._unfetched)].copy_(loss)
         self._unfetched.append((samples, update))
         if update:
             self.phase = "optimizer"

@@ -72,7 +72,7 @@ class Trainer:
         """Train, evaluate after every epoch, and measure. Exceptions come through as they are."""
         self._started = time.perf_counter()
         random_state.seed(self._job.seed)
-        batches = Batches(self._job, self._workload)
+        batches = Batches(self._job, self._workload, pin_memory=self._device.torch_device.type == "cuda")
         if self._batch_size > batches.training_samples:
             return Outcome(
                 verdict=Verdict.OVER_DATASET,

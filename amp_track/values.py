@@ -92,6 +92,27 @@ def headroom(text: str) -> Headroom:
     return Headroom(fraction=percent / 100)
 
 
+@dataclass(frozen=True)
+class Margin:
+    """A difference of quality that does not matter: a part of the reference's, or so much."""
+
+    fraction: float = 0.0
+    absolute: float = 0.0
+
+    def of(self, reference: float) -> float:
+        return self.fraction * abs(reference) + self.absolute
+
+    def __str__(self) -> str:
+        return f"{self.fraction * 100:.6g}%" if self.fraction else f"{self.absolute:.6g}"
+
+
+def margin(text: str) -> Margin:
+    """`1%` of the reference's quality, or `0.005`."""
+    if text.strip().endswith("%"):
+        return Margin(fraction=positive_number(text.strip()[:-1]) / 100)
+    return Margin(absolute=positive_number(text))
+
+
 def device(text: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", text):
         raise ValueError(text)

@@ -1,5 +1,6 @@
-"""The five models that finders of the largest batch are compared on, small enough for a laptop CPU: a plain CNN, a
-transformer encoder, an LSTM, a U-Net and torchvision's ResNet-18. The data is random numbers of the usual shapes."""
+"""Models to measure on, their data random numbers of the usual shapes. Small enough for a laptop CPU: a plain CNN, a
+transformer encoder, an LSTM, a U-Net and torchvision's ResNet-18, which finders of the largest batch are compared on,
+and a tiny MLP. For a GPU: ResNet-50 at 224 px."""
 
 from __future__ import annotations
 
@@ -179,4 +180,32 @@ class ResNet18(_Classifier):
 
     def model(self) -> nn.Module:
         model: nn.Module = torchvision.models.resnet18(num_classes=10)
+        return model
+
+
+@dataclass(frozen=True)
+class Mlp(_Classifier):
+    """So little work that all a step costs beside it shows."""
+
+    samples: int = 32000
+    batch_size: int = 64
+
+    def shape(self) -> tuple[int, ...]:
+        return (64,)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+@dataclass(frozen=True)
+class ResNet50(_Classifier):
+    """torchvision's, on 3×224×224 images."""
+
+    batch_size: int = 256
+
+    def shape(self) -> tuple[int, ...]:
+        return 3, 224, 224
+
+    def model(self) -> nn.Module:
+        model: nn.Module = torchvision.models.resnet50(num_classes=10)
         return model

@@ -1,10 +1,14 @@
-"""What tracking costs: a trial beyond its own job, a fresh process, and a step against the bare loop, in one run.
+"""What tracking costs a training: a bare PyTorch AMP loop, amp_track's tracked training, Lightning with MLFlowLogger.
 
-    python -m benchmarks.overhead [--repeats 15] [--device cpu]
+    python -m benchmarks.overhead [--device cpu] [--repeats 5]
 
-Writes benchmarks/results/overhead-<device>.json and prints the same as a table. Times are medians; the ratios are what
-to compare, the absolute numbers are this machine's. Every job is on the same digits, model, precision (fp32) and batch
-size as the bare loop, without a memory budget (an enforced CPU budget costs speed of its own).
+The same model, data, batches, optimizer and precision in one run, each training in a fresh process, in turns. Steps/s
+of the training loop alone: evaluation, start and end are left out. amp_track records every step's loss and scale in
+MLflow on SQLite, Lightning logs the loss to the same store every step or every 50. Medians; the ratios are what to
+compare. glibc is told to keep freed memory in all of them: otherwise it depends on how its heap happens to lie whether
+one and the same loop takes 2.6 or 5.4 ms a step.
+
+Writes benchmarks/results/overhead-<device>.json and prints it as a table, in Markdown.
 """
 
 from __future__ import annotations
@@ -15,210 +19,291 @@ import datetime
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from amp_track import commands
-from amp_track.job import Job
-from amp_track.outcome import Outcome
-from amp_track.request import Request, Stores
-from amp_track.sandbox import Sandbox
-from amp_track.session import Session
-
-if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
-    import optuna
-
-    from amp_track.tracking import Run
-
-DIGITS = str(Path(__file__).parent.parent / "experiments" / "digits.py")
+ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+WARM_UP_STEPS = 20
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+}
 
 
-def bare_loop(connection: Any, device: str, epochs: int) -> None:
-    """The loop a careful user writes by hand, in a process of its own: it evaluates after each epoch, but has no
-    events, no history, no tracking. Sends its milliseconds per training step, the first epoch left out."""
+@dataclass(frozen=True)
+class Case:
+    """One training to compare. `steps` are timed, after the warm-up."""
+
+    name: str
+    workload: str
+    precision: str
+    batch_size: int
+    steps: int
+    device: str = "cpu"
+    channels_last: bool = False
+    synthetic: bool = False
+
+
+DIGITS = str(ROOT / "experiments" / "digits.py")
+CASES = {
+    "cpu": [
+        Case("tiny MLP, amp", "benchmarks.models:Mlp", "amp", 64, 3000),
+        Case("digits CNN, amp", DIGITS, "amp", 12, 600),
+        Case("digits CNN, bf16", DIGITS, "bf16", 64, 600),
+    ],
+    "cuda": [
+        Case("tiny MLP, amp", "benchmarks.models:Mlp", "amp", 64, 5000, device="cuda"),
+        Case(
+            "ResNet-50 at 224 px, amp, channels_last", "benchmarks.models:ResNet50", "amp", 128, 200,
+            device="cuda", channels_last=True, synthetic=True,
+        ),
+    ],
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------- each in its own process, printing steps/s
+
+
+def batches_of(case: Case, workload: Any) -> Any:
+    """The loader that a careful user makes: whole batches out of the tensors, in a new order each epoch."""
     import torch
-    from torch.nn import functional
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-    from amp_track.workload import load_workload
+    pin = case.device != "cpu"
+    if case.synthetic:
+        batch = workload.example(case.batch_size)
+        return [tuple(tensor.pin_memory() if pin else tensor for tensor in batch)] * 16
+    data = workload.train_data()
+    sampler = BatchSampler(RandomSampler(data, generator=torch.Generator().manual_seed(0)), case.batch_size, True)
+    return DataLoader(data, sampler=sampler, batch_size=None, pin_memory=pin)
+
+
+def model_of(case: Case, workload: Any) -> Any:
+    import torch
 
     torch.manual_seed(0)
-    workload = load_workload(DIGITS)
-    model = workload.model().to(device)
+    model = workload.model().to(case.device)
+    return model.to(memory_format=torch.channels_last) if case.channels_last else model
+
+
+def bare(case: Case) -> float:
+    """The recipe of torch's documentation, and nothing else."""
+    import torch
+
+    from amp_track import Precision, float32_precision, load_workload
+
+    workload = load_workload(case.workload)
+    model = model_of(case, workload)
     optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-    data, eval_inputs = workload.train_data(), workload.eval_data()[:][0]
-    batches = BatchSampler(RandomSampler(data), workload.batch_size, drop_last=False)  # type: ignore[arg-type]
-    loader: DataLoader[Any] = DataLoader(data, sampler=batches, batch_size=None)
-    steps, seconds = 0, 0.0
-    for epoch in range(epochs):
-        model.train()
-        started = time.perf_counter()
-        for inputs, targets in loader:
-            loss = functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-            steps += epoch > 0
-        loss.item()
-        seconds += (time.perf_counter() - started) * (epoch > 0)
-        model.eval()
-        with torch.inference_mode():
-            for part in eval_inputs.split(workload.batch_size):
-                model(part.to(device)).argmax(dim=1)
-    connection.send(seconds / steps * 1000)
+    scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
+    dtype = torch.float16 if case.precision == "amp" else torch.bfloat16
+    layout = torch.channels_last if case.channels_last else torch.preserve_format
+    steps, started = 0, 0.0
+    model.train()
+    with float32_precision(Precision.named(case.precision)):
+        while True:
+            for inputs, targets in batches_of(case, workload):
+                if steps == WARM_UP_STEPS:
+                    synchronize(case)
+                    started = time.perf_counter()
+                inputs = inputs.to(case.device, non_blocking=True, memory_format=layout)
+                targets = targets.to(case.device, non_blocking=True)
+                with torch.autocast(case.device, dtype=dtype):
+                    loss = workload.loss(model(inputs), targets)
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                steps += 1
+                if steps == WARM_UP_STEPS + case.steps:
+                    synchronize(case)
+                    return case.steps / (time.perf_counter() - started)
 
 
-def nothing(connection: Any) -> None:
-    """A fresh process that has torch and does nothing with it."""
-    connection.send(None)
+def lightning(case: Case, log_every: int) -> float:
+    import lightning
+    import torch
+    from lightning.pytorch.loggers import MLFlowLogger
+    from lightning.pytorch.plugins import MixedPrecision
+
+    from amp_track import load_workload
+
+    workload = load_workload(case.workload)
+    model = model_of(case, workload)
+    clock = {}
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            if self.global_step == WARM_UP_STEPS:
+                synchronize(case)
+                clock["started"] = time.perf_counter()
+            inputs, targets = batch
+            if case.channels_last:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            loss = workload.loss(self.model(inputs), targets)
+            self.log("train_loss", loss)
+            return loss
+
+        def on_train_end(self) -> None:
+            synchronize(case)
+            clock["ended"] = time.perf_counter()
+
+        def configure_optimizers(self) -> Any:
+            return workload.optimizer(self.model.parameters(), workload.learning_rate)
+
+    scaler = torch.amp.GradScaler(case.device) if case.precision == "amp" else None
+    precision: Any = MixedPrecision("16-mixed" if scaler else "bf16-mixed", device=case.device, scaler=scaler)
+    trainer = lightning.Trainer(
+        accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, plugins=[precision],
+        max_steps=WARM_UP_STEPS + case.steps, max_epochs=-1, log_every_n_steps=log_every,
+        logger=MLFlowLogger(tracking_uri="sqlite:///mlflow.db"), enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), batches_of(case, workload))
+    return case.steps / (clock["ended"] - clock["started"])
 
 
-def in_fresh_process(target: Callable[..., None], *arguments: Any) -> tuple[Any, float]:
-    """What `target` sends from a process forked from the sandbox's own server, and the seconds it took in all."""
-    import multiprocessing
+def synchronize(case: Case) -> None:
+    if case.device != "cpu":
+        import torch
 
-    context = multiprocessing.get_context("forkserver")
-    receiver, sender = context.Pipe(duplex=False)
-    started = time.perf_counter()
-    process = context.Process(target=target, args=(sender, *arguments))
-    process.start()
-    sender.close()
-    result = receiver.recv()
-    process.join()
-    return result, time.perf_counter() - started
+        torch.accelerator.synchronize()
 
 
-class TimedSandbox(Sandbox):
-    """Notes how long each job took, its process included."""
+def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
+    """`amp-track train` as a user calls it, and what it left in MLflow."""
+    import mlflow
 
-    seconds = 0.0
+    from amp_track import commands
+    from amp_track.job import Job
+    from amp_track.request import Request, Stores
 
-    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
-        started = time.perf_counter()
-        try:
-            return super().run(job, *arguments, **settings)
-        finally:
-            self.seconds = time.perf_counter() - started
-
-
-class Trials:
-    """Trials as `search` runs them, on stores of their own in the current folder."""
-
-    def __init__(self, device: str) -> None:
-        import optuna
-
-        request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="overhead"))
-        self.session = Session.prepare(request, ("fp32",))
-        self.session.sandbox = self.sandbox = TimedSandbox(DIGITS)
-        self.tracker = self.session.open_tracker()
-        self.study, _ = self.session.open_fit_study()
-        self.study.sampler = optuna.samplers.RandomSampler()
-
-    def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:
-        """The outcome of one trial, and the seconds of the whole trial."""
-        from amp_track.study import storage
-
-        outcomes = []
-
-        def objective(trial: optuna.Trial) -> float:
-            storage.name_worker(trial)
-            outcome, run_id = commands.run_trial(self.session, self.tracker, parent, self.study, trial, job)
-            storage.remember(trial, outcome, run_id)
-            storage.constrain(trial, "memory", 0.0)
-            outcomes.append(outcome)
-            return outcome.samples_per_second or 0.0
-
-        started = time.perf_counter()
-        self.study.optimize(objective, n_trials=1)
-        return outcomes[0], time.perf_counter() - started
-
-
-def measure(repeats: int, device: str, epochs: int = 40) -> dict[str, Any]:
-    # For the fork server, and so for both loops. By default glibc gives memory back or keeps it as its heap happens to
-    # lie, which made one and the same loop take 2.6 or 5.4 ms a step, and the ratio anything from 0.76 to 1.21.
-    os.environ |= {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        trials = Trials(device)
-        found = trials.session.found
-        job = dataclasses.replace(trials.session.job, epochs=epochs)
-        assert job.batch_size is not None
-        steps_per_epoch = -(-found.training_samples // job.batch_size)
-        bare, tracked, beyond, processes, empty = [], [], [], [], []
-        with trials.tracker.run("overhead", tags={}) as parent:
-            for repeat in range(repeats + 1):  # the first of each warms up, and is left out
-                bare_milliseconds = 0.0
-                if repeat % 2:  # in turns, so that neither always comes first
-                    bare_milliseconds, _ = in_fresh_process(bare_loop, found.device, epochs)
-                outcome, trial_seconds = trials.run(parent, job)
-                job_seconds = trials.sandbox.seconds
-                if not repeat % 2:
-                    bare_milliseconds, _ = in_fresh_process(bare_loop, found.device, epochs)
-                short, _ = trials.run(parent, dataclasses.replace(job, epochs=1))
-                short_seconds = trials.sandbox.seconds
-                _, empty_seconds = in_fresh_process(nothing)
-                if repeat == 0:
-                    continue
-                assert outcome.samples_per_second is not None
-                bare.append(bare_milliseconds)
-                tracked.append(1000 * found.training_samples / steps_per_epoch / outcome.samples_per_second)
-                beyond.append(trial_seconds - job_seconds)
-                processes.append(short_seconds - short.wall_seconds)
-                empty.append(empty_seconds)
-        trials.session.storage.engine.dispose()
-    median = statistics.median
+    job = Job(
+        workload=case.workload, precision=case.precision, batch_size=case.batch_size, device=case.device,
+        steps=WARM_UP_STEPS + case.steps, channels_last=case.channels_last, synthetic=case.synthetic,
+        diagnose_every=diagnose_every,
+    )  # fmt: skip
+    result = commands.train(Request(job=job, stores=Stores()))
+    outcome = result.outcome
+    assert outcome.samples_per_second is not None and outcome.train_seconds is not None
+    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    on_record = len(client.get_metric_history(result.run_id, "train/step_loss"))
+    assert on_record == outcome.steps, f"{on_record} losses of {outcome.steps} steps are on record"
+    run = client.get_run(result.run_id)
     return {
-        "date": datetime.date.today().isoformat(),
-        "device": found.device_name,
-        "versions": dict(found.versions),
-        "n": repeats,
-        "epochs": epochs,
-        "batch_size": job.batch_size,
-        "bare_loop_ms_per_step": bare,
-        "tracked_ms_per_step": tracked,
-        # Each pair ran within seconds: the median of their ratios is steadier than the ratio of the medians.
-        "tracked_over_bare": median(one / other for one, other in zip(tracked, bare, strict=True)),
-        "trial_overhead_seconds": beyond,
-        "trial_overhead_seconds_median": median(beyond),
-        "fresh_process_seconds": processes,
-        "fresh_process_seconds_median": median(processes),
-        "empty_process_seconds_median": median(empty),
-        "trial_overhead_over_training": median(beyond) / (median(tracked) / 1000 * steps_per_epoch * epochs),
+        "steps_per_second": outcome.samples_per_second / case.batch_size,
+        # What the tracking process still wrote when the job was over.
+        "seconds_after": run.info.end_time / 1000 - run.info.start_time / 1000 - outcome.wall_seconds,
+        "scale_changes": len(client.get_metric_history(result.run_id, "amp/scale")),
+        "diagnosis_seconds": outcome.diagnosis.seconds if outcome.diagnosis is not None else None,
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['device']}, n={result['n']}, {result['date']}, torch {result['versions']['torch']}")
-    for heading in ("what", "median", "goal"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
-    median = statistics.median
-    table.add_row("bare loop", f"{median(result['bare_loop_ms_per_step']):.2f} ms/step", "")
-    table.add_row("tracked training", f"{median(result['tracked_ms_per_step']):.2f} ms/step", "")
-    table.add_row("tracked / bare", f"{result['tracked_over_bare']:.3f}", "≤ 1.05")
-    table.add_row("a trial beyond its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.2 s")
-    table.add_row("… as a part of its training", f"{result['trial_overhead_over_training']:.3f}", "")
-    table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", "≤ 0.15 s")
-    table.add_row("an empty fresh process", f"{result['empty_process_seconds_median']:.3f} s", "")
-    Console(width=100).print(table)
+WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "bare loop": lambda case: {"steps_per_second": bare(case)},
+    "amp_track": lambda case: tracked(case, None),
+    "amp_track --diagnose 100": lambda case: tracked(case, 100),
+    "Lightning, every step": lambda case: {"steps_per_second": lightning(case, 1)},
+    "Lightning, every 50": lambda case: {"steps_per_second": lightning(case, 50)},
+}
+
+
+# ------------------------------------------------------------------------- all of them, in turns
+
+
+def in_own_process(case: Case, way: str) -> dict[str, Any]:
+    """In an empty folder, with MLflow's tables made before."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [
+                sys.executable, "-W", "ignore", "-m", "benchmarks.overhead",
+                "--one", way, json.dumps(dataclasses.asdict(case)),
+            ],
+            capture_output=True, text=True, cwd=folder,
+            env=os.environ | ENVIRONMENT,
+        )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"{way} of {case.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
+    import lightning as peer
+    import mlflow
+    import torch
+
+    from amp_track.device import open_device
+
+    found = []
+    for case in cases:
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for repeat in range(repeats):
+            order = list(WAYS) if repeat % 2 == 0 else list(reversed(WAYS))
+            for way in order:
+                runs[way].append(in_own_process(case, way))
+                print(f"{case.name}: {way}: {runs[way][-1]['steps_per_second']:.0f} steps/s", file=sys.stderr)
+        found.append({"case": dataclasses.asdict(case), "runs": runs, "ratios": ratios(runs)})
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": open_device(cases[0].device).name,
+        "cores": os.cpu_count(),
+        "versions": {
+            "python": sys.version.split()[0], "torch": torch.__version__, "mlflow": mlflow.__version__,
+            "lightning": peer.__version__, "cuda": torch.version.cuda if cases[0].device != "cpu" else None,
+        },
+        "n": repeats,
+        "cases": found,
+    }  # fmt: skip
+
+
+def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Of medians of steps/s, against the bare loop; the diagnosis against the same training without it."""
+    medians = {way: statistics.median(run["steps_per_second"] for run in found) for way, found in runs.items()}
+    over_bare = {way: median / medians["bare loop"] for way, median in medians.items()}
+    diagnosing = medians["amp_track --diagnose 100"] / medians["amp_track"]
+    return over_bare | {"--diagnose 100 over without": diagnosing}
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = ["| training | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+    for found in result["cases"]:
+        cells = []
+        for way in WAYS:
+            speeds = [run["steps_per_second"] for run in found["runs"][way]]
+            cells.append(f"{statistics.median(speeds):,.0f} steps/s, {found['ratios'][way]:.2f} ×")
+        case = found["case"]
+        lines.append(f"| {case['name']}, batch {case['batch_size']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=15, help="measurements of each (default 15)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each (default 5)")
+    parser.add_argument("--device", choices=list(CASES), default="cpu")
+    parser.add_argument("--one", nargs=2, metavar=("WAY", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    result = measure(arguments.repeats, arguments.device)
+    if arguments.one:
+        way, case = arguments.one
+        print(json.dumps(WAYS[way](Case(**json.loads(case)))))
+        return
+    result = measure(CASES[arguments.device], arguments.repeats)
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"overhead-{arguments.device.replace(':', '')}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
+    (RESULTS / f"overhead-{arguments.device}.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
 
 
 if __name__ == "__main__":

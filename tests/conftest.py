@@ -70,7 +70,9 @@ def request(job: Job, **settings: Any) -> Request:
             **{field.name: settings.pop(field.name) for field in dataclasses.fields(Edges) if field.name in settings}
         ),
         trainings=Trainings(
-            trials=settings.pop("trials", 12), learning_rates=settings.pop("learning_rates", None)
+            trials=settings.pop("trials", 12),
+            learning_rates=settings.pop("learning_rates", None),
+            seeds=settings.pop("seeds", 1),
         ),
         **settings,
     )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Is the quality the same? Mean and interval over seeds, and a test of equivalence with a stated margin.
+
+A difference that is not significant is no proof that there is none: with few seeds nothing is significant. So the
+question is put the other way round, as two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): is the
+difference proven to lie within the margin?
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+EQUIVALENT, DIFFERENT, UNKNOWN = "equivalent", "different", "not enough seeds to tell"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean and the interval that holds it, at 95 %, by Student's t; without two values there is none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How the mean of one precision lies to the reference's."""
+
+    verdict: str
+    """`equivalent`, `different` or `not enough seeds to tell`."""
+    difference: float
+    low: float | None
+    """Of the 90 % interval of the difference: it lies within the margin if, and only if, both one-sided tests at 5 %
+    say so."""
+    high: float | None
+    margin: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Of the mean of at least one value."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return Interval(mean=mean, low=None, high=None)
+    if stdev(values) == 0:
+        return Interval(mean=mean, low=mean, high=mean)
+    from scipy import stats
+
+    with _nearly_identical_values():
+        found = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return Interval(mean=mean, low=float(found.low), high=float(found.high))
+
+
+def compare(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
+    """Whether the means are equivalent within ±margin, different, or neither is proven. Welch's t-tests at 5 %: the
+    variances may differ, and the seeds of both are taken as independent, which is on the safe side where they agree."""
+    difference = fmean(values) - fmean(reference)
+    if len(values) < 2 or len(reference) < 2:
+        return Comparison(verdict=UNKNOWN, difference=difference, low=None, high=None, margin=margin)
+    if stdev(values) == stdev(reference) == 0:
+        low = high = difference
+        is_different = difference != 0
+    else:
+        from scipy import stats
+
+        with _nearly_identical_values():
+            test = stats.ttest_ind(values, reference, equal_var=False)
+            found = test.confidence_interval(0.90)
+        low, high = float(found.low), float(found.high)
+        is_different = float(test.pvalue) < 0.05
+    if -margin < low and high < margin:
+        verdict = EQUIVALENT
+    else:
+        verdict = DIFFERENT if is_different and math.isfinite(difference) else UNKNOWN
+    return Comparison(verdict=verdict, difference=difference, low=low, high=high, margin=margin)
+
+
+@contextmanager
+def _nearly_identical_values() -> Iterator[None]:
+    """scipy warns that their variance is inexact. It is next to nothing, and that is the answer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
+        yield

@@ -1,0 +1,162 @@
+"""What a trial costs beyond its own job, and a job's fresh process.
+
+    python -m benchmarks.trials [--repeats 15] [--device cpu]
+
+Writes benchmarks/results/trials-<device>.json and prints the same as a table. Times are medians, on the digits, fp32,
+without a memory budget. What tracking costs a step is another benchmark: benchmarks/overhead.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from amp_track import commands
+from amp_track.job import Job
+from amp_track.outcome import Outcome
+from amp_track.request import Request, Stores
+from amp_track.sandbox import Sandbox
+from amp_track.session import Session
+
+if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
+    import optuna
+
+    from amp_track.tracking import Run
+
+DIGITS = str(Path(__file__).parent.parent / "experiments" / "digits.py")
+RESULTS = Path(__file__).parent / "results"
+
+
+def nothing(connection: Any) -> None:
+    """A fresh process that has torch and does nothing with it."""
+    connection.send(None)
+
+
+def in_fresh_process(target: Callable[..., None], *arguments: Any) -> tuple[Any, float]:
+    """What `target` sends from a process forked from the sandbox's own server, and the seconds it took in all."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    started = time.perf_counter()
+    process = context.Process(target=target, args=(sender, *arguments))
+    process.start()
+    sender.close()
+    result = receiver.recv()
+    process.join()
+    return result, time.perf_counter() - started
+
+
+class TimedSandbox(Sandbox):
+    """Notes how long each job took, its process included."""
+
+    seconds = 0.0
+
+    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
+        started = time.perf_counter()
+        try:
+            return super().run(job, *arguments, **settings)
+        finally:
+            self.seconds = time.perf_counter() - started
+
+
+class Trials:
+    """Trials as `search` runs them, on stores of their own in the current folder."""
+
+    def __init__(self, device: str) -> None:
+        import optuna
+
+        request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="trials"))
+        self.session = Session.prepare(request, ("fp32",))
+        self.session.sandbox = self.sandbox = TimedSandbox(DIGITS)
+        self.tracker = self.session.open_tracker()
+        self.study, _ = self.session.open_fit_study()
+        self.study.sampler = optuna.samplers.RandomSampler()
+
+    def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:
+        """The outcome of one trial, and the seconds of the whole trial."""
+        from amp_track.study import storage
+
+        outcomes = []
+
+        def objective(trial: optuna.Trial) -> float:
+            storage.name_worker(trial)
+            outcome, run_id = commands.run_trial(self.session, self.tracker, parent, self.study, trial, job)
+            storage.remember(trial, outcome, run_id)
+            storage.constrain(trial, "memory", 0.0)
+            outcomes.append(outcome)
+            return outcome.samples_per_second or 0.0
+
+        started = time.perf_counter()
+        self.study.optimize(objective, n_trials=1)
+        return outcomes[0], time.perf_counter() - started
+
+
+def measure(repeats: int, device: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        trials = Trials(device)
+        found = trials.session.found
+        job = dataclasses.replace(trials.session.job, epochs=1)
+        beyond, processes, empty = [], [], []
+        with trials.tracker.run("trials", tags={}) as parent:
+            for repeat in range(repeats + 1):  # the first of each warms up, and is left out
+                outcome, trial_seconds = trials.run(parent, job)
+                job_seconds = trials.sandbox.seconds
+                _, empty_seconds = in_fresh_process(nothing)
+                if repeat == 0:
+                    continue
+                beyond.append(trial_seconds - job_seconds)
+                processes.append(job_seconds - outcome.wall_seconds)
+                empty.append(empty_seconds)
+        trials.session.storage.engine.dispose()
+    median = statistics.median
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": found.device_name,
+        "versions": dict(found.versions),
+        "n": repeats,
+        "trial_overhead_seconds": beyond,
+        "trial_overhead_seconds_median": median(beyond),
+        "fresh_process_seconds": processes,
+        "fresh_process_seconds_median": median(processes),
+        "empty_process_seconds_median": median(empty),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['device']}, n={result['n']}, {result['date']}, torch {result['versions']['torch']}")
+    for heading in ("what", "median", "goal"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    table.add_row("a trial beyond its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.2 s")
+    table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", "≤ 0.15 s")
+    table.add_row("an empty fresh process", f"{result['empty_process_seconds_median']:.3f} s", "")
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=15, help="measurements of each (default 15)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
+    arguments = parser.parse_args()
+    result = measure(arguments.repeats, arguments.device)
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"trials-{arguments.device.replace(':', '')}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
