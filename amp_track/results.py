@@ -224,8 +224,8 @@ class SearchResult:
         return self.fit.as_json() | {
             "trials": [trial.as_json() for trial in self.trials],
             "pareto": list(self.pareto),
-            "seeds": self.seeds.as_json() if self.seeds is not None else None,
             "report": self.report,
+            "seeds": self.seeds.as_json() if self.seeds is not None else None,
         }
 
 

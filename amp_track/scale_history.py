@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
+from amp_track.scalar_log import ScalarLog
+
 
 @dataclass(frozen=True)
 class ScaleChanges:
@@ -33,10 +35,10 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 class ScaleHistory:
     """The scale after every optimizer step.
 
-    A fused optimizer is handed `found_inf` by the scaler and skips on the device. A step-pre-hook copies it into a
-    preallocated buffer there; reading fetches the buffer once and replays growth and backoff as `_amp_update_scale_`
-    does. Any other optimizer is simply not called when the gradients overflowed: a hook that did not fire is a skipped
-    step, and the host knows at once, since `GradScaler.step` itself has waited for the device.
+    A fused optimizer is handed `found_inf` by the scaler and skips on the device. A step-pre-hook keeps it there;
+    reading fetches them all at once and replays growth and backoff as `_amp_update_scale_` does. Any other optimizer is
+    simply not called when the gradients overflowed: a hook that did not fire is a skipped step, and the host knows at
+    once, since `GradScaler.step` itself has waited for the device.
 
     Relies on two things that GradScaler does not document: the attribute `found_inf` on fused optimizers, and the rule
     of growth and backoff. Should either change, `tests/test_scale_history.py` fails, which compares with `get_scale()`.
@@ -44,7 +46,7 @@ class ScaleHistory:
     Args:
         scaler: enabled, at any point of its life.
         optimizer: the only one it steps.
-        capacity: steps between two waits for the device at most, read or not.
+        capacity: the most steps between two reads.
     """
 
     def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer, *, capacity: int = 1024) -> None:
@@ -53,10 +55,9 @@ class ScaleHistory:
         self.updates = 0
         """Made, as far as read."""
         device = next(p for group in optimizer.param_groups for p in group["params"]).device
-        self._buffer = torch.zeros(capacity, device=device)
-        self._not_called: set[int] = set()
-        self._pending = 0
-        self._called = False
+        self._found_inf = ScalarLog(capacity, device)
+        self._none_found, self._some_found = torch.zeros((), device=device), torch.ones((), device=device)
+        self._of_this_step: Tensor | None = None
         self._changes: list[tuple[int, float]] = []
         self._skipped: list[int] = []
         self._adopt(scaler)
@@ -71,10 +72,7 @@ class ScaleHistory:
         self._growth_tracker = int(state["_growth_tracker"])
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._called = True
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None:
-            self._buffer[self._pending].copy_(found_inf, non_blocking=True)
+        self._of_this_step = getattr(optimizer, "found_inf", self._none_found)
 
     def step(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor | bool:
         """`scaler.step(optimizer)` and `scaler.update()`, remembered.
@@ -82,19 +80,12 @@ class ScaleHistory:
         Returns:
             Whether the gradients overflowed: for a fused optimizer a tensor on the device, above 0 if they did.
         """
-        self._called = False
+        self._of_this_step = None
         scaler.step(optimizer)
         scaler.update()
-        slot = self._buffer[self._pending]
-        if not self._called:
-            self._not_called.add(self._pending)
-        self._pending += 1
-        return slot if skips_on_device(optimizer) else not self._called
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it must be read before the next step."""
-        return self._pending == len(self._buffer)
+        found_inf = self._of_this_step if self._of_this_step is not None else self._some_found
+        self._found_inf.append(found_inf)
+        return found_inf if skips_on_device(optimizer) else found_inf is self._some_found
 
     def read(self) -> ScaleChanges:
         """What happened since the last reading. Waits for the device once."""
@@ -105,26 +96,21 @@ class ScaleHistory:
 
     def state_dict(self) -> dict[str, int]:
         """Counters; the scale itself is the scaler's to keep. Read first."""
-        assert not self._pending, "read before saving"
+        assert not len(self._found_inf), "read before saving"
         return {"steps": self.steps, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, int], scaler: GradScaler) -> None:
         """Go on from there, with a scaler whose own state has been loaded."""
         self._adopt(scaler)
         self.steps, self.updates = state["steps"], state["updates"]
-        self._pending = 0
-        self._not_called.clear()
+        self._found_inf.clear()
         self._changes, self._skipped = [], []
 
     def _replay(self) -> None:
-        if not self._pending:
-            return
-        found_inf = self._buffer[: self._pending].tolist()
-        self._buffer.zero_()
-        for index, found in enumerate(found_inf):
+        for found in self._found_inf.fetch():
             before = self.scale
             self.steps += 1
-            if found or index in self._not_called:
+            if found:
                 self._skipped.append(self.steps)
                 self._growth_tracker = 0
                 self.scale = float(numpy.float32(self.scale * self._backoff_factor))
@@ -138,5 +124,3 @@ class ScaleHistory:
                     self.scale = grown if numpy.isfinite(grown) else self.scale  # it stops where it would be infinite
             if self.scale != before:
                 self._changes.append((self.steps, self.scale))
-        self._not_called.clear()
-        self._pending = 0

@@ -22,6 +22,7 @@ from amp_track.diagnosis import GradientDiagnosis
 from amp_track.learning_rate import LearningRates, Schedule
 from amp_track.outcome import LayerGradients
 from amp_track.precision import Precision
+from amp_track.scalar_log import ScalarLog
 from amp_track.scale_history import ScaleHistory, skips_on_device
 
 CAPACITY = 1024
@@ -141,7 +142,7 @@ class TrainStep:
         self._rates = (
             LearningRates(optimizer, schedule, on_device=on_device, capacity=CAPACITY) if schedule is not None else None
         )
-        self._losses = torch.zeros(CAPACITY, device=self.device)
+        self._losses = ScalarLog(CAPACITY, self.device)
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
         self._unfetched: list[tuple[int, bool]] = []
         self._clear()
@@ -168,7 +169,7 @@ class TrainStep:
             loss, samples = self._forward_and_backward(input, target, share)
         if diagnosis:
             diagnosis.look(self.steps + 1)
-        self._losses[len(self._unfetched)].copy_(loss)
+        self._losses.append(loss)
         self._unfetched.append((samples, update))
         if update:
             self.phase = "optimizer"
@@ -205,8 +206,9 @@ class TrainStep:
 
     def _fetch(self) -> None:
         """Bring what lies on the device to the host. Waits for the device."""
-        losses = self._losses[: len(self._unfetched)].tolist()
-        self._parts += [(loss, *part) for loss, part in zip(losses, self._unfetched, strict=True)]
+        self._parts += [
+            (loss, *part) for loss, part in zip(self._losses.fetch(), self._unfetched, strict=True)
+        ]  # fmt: skip
         self._unfetched = []
         if self.history is not None:
             changes = self.history.read()
@@ -292,6 +294,7 @@ class TrainStep:
         if self._rates is not None:
             self._rates.load_state_dict(state["schedule"])
         self.steps = state["steps"]
+        self._losses.clear()
         self._unfetched = []
         unread = state["unread"]
         self._parts = list(unread["parts"])

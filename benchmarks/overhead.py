@@ -212,12 +212,17 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     }
 
 
+def fewer_steps(case: Case) -> Case:
+    return dataclasses.replace(case, steps=case.steps // 3)
+
+
 WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "bare loop": lambda case: {"steps_per_second": bare(case)},
     "amp_track": lambda case: tracked(case, None),
     "amp_track --diagnose 100": lambda case: tracked(case, 100),
-    "Lightning, every step": lambda case: {"steps_per_second": lightning(case, 1)},
-    "Lightning, every 50": lambda case: {"steps_per_second": lightning(case, 50)},
+    # A third of the steps: they take up to five times as long.
+    "Lightning, every step": lambda case: {"steps_per_second": lightning(fewer_steps(case), 1)},
+    "Lightning, every 50": lambda case: {"steps_per_second": lightning(fewer_steps(case), 50)},
 }
 
 

@@ -40,7 +40,9 @@ def result() -> SearchResult:
         multiple_of=24, effective_batch_size=1008, headroom_bytes=3 * MEBIBYTE,
     )  # fmt: skip
     trials = (trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69))
-    return SearchResult(fit=fit, quality_name="accuracy", higher_is_better=True, trials=trials, pareto=(0, 1))
+    return SearchResult(
+        fit=fit, quality_name="accuracy", higher_is_better=True, trials=trials, pareto=(0, 1), workload_batch_size=64
+    )
 
 
 def text(result: SearchResult) -> str:
@@ -87,7 +89,12 @@ def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> No
 
 def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
     reordered = SearchResult(
-        fit=result.fit, quality_name="accuracy", higher_is_better=True, trials=result.trials[::-1], pareto=()
+        fit=result.fit,
+        quality_name="accuracy",
+        higher_is_better=True,
+        trials=result.trials[::-1],
+        pareto=(),
+        workload_batch_size=64,
     )
     assert "0.9900" in text(reordered)
 
@@ -96,7 +103,7 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
         "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "precisions", "trials", "pareto", "report",
+        "precisions", "trials", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "largest_batch", "first_failing_batch", "bound", "fails_in", "probes", "confirmed_steps", "largest_multiple",
