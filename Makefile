@@ -23,10 +23,12 @@ format: $(VENV)/installed-dev
 gpu: $(VENV)/installed-peers  ## on a machine with a GPU: its tests, and its benchmarks into benchmarks/results/
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m benchmarks.overhead --device cuda
+	$(BIN)/python -m benchmarks.trials --device cuda
 	$(BIN)/python -m benchmarks.finders --device cuda
 
-benchmark: $(VENV)/installed-dev  ## what tracking and a fresh process cost, into benchmarks/results/
+benchmark: $(VENV)/installed-peers  ## what tracking and a fresh process cost, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.trials
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_track import checkpoint, random_state
+from amp_track import random_state
+from amp_track.checkpoint import Checkpoints
 from amp_track.data import Batches, Part, Position, batch_length
 from amp_track.device import Device, peak_resident_bytes
 from amp_track.evaluation import EvalStep, EvalTotals
-from amp_track.events import CheckpointWritten, EpochEnded, Event, Started, StepsDone, StepsRecorded
+from amp_track.events import EpochEnded, Event, Started, StepsDone, StepsRecorded
 from amp_track.job import CheckpointFolder, Job
 from amp_track.measurements import Tally, TrainingClock
 from amp_track.outcome import Outcome, Verdict
@@ -29,8 +31,6 @@ _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
 _RECORD_SECONDS = 5.0
 """How long the losses of a long epoch stay on the device before they are sent."""
-_FILES_WAITING = 2
-"""Checkpoints written and not yet fetched by the tracking process: with more, training waits for it."""
 
 
 class Trainer:
@@ -53,7 +53,9 @@ class Trainer:
         self._device = device
         self._send = send
         self._enforce_budget = enforce_budget
-        self._checkpoints = checkpoints
+        self._checkpoints = Checkpoints(
+            job.checkpoint_every, checkpoints, higher_is_better=workload.quality.higher_is_better, send=send
+        )
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
@@ -61,8 +63,7 @@ class Trainer:
         self._evaluation_seconds = 0.0
         self._eval_max_allocated_bytes = 0
         self._max_allocated_bytes = 0
-        self._started = time.perf_counter()
-        self._best: float | None = None
+        self._started = self._last_progress = self._last_record = time.perf_counter()
 
     @property
     def phase(self) -> str:
@@ -78,9 +79,8 @@ class Trainer:
                 verdict=Verdict.OVER_DATASET,
                 message=f"batch size {self._batch_size} is above the {batches.training_samples} training samples",
             )
-        known = None
-        if self._checkpoints is not None and self._checkpoints.resume_from is not None:
-            known = checkpoint.load(Path(self._checkpoints.resume_from))
+        known = self._checkpoints.to_go_on_from()
+        if known is not None:
             self._started -= known["wall_seconds"]
         self._phase = "model"
         self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
@@ -129,37 +129,32 @@ class Trainer:
         tally = Tally(step)
         evaluation: EvalTotals | None = None
         non_finite_weights = ""
-        last_progress = last_record = time.perf_counter()
-        for parts in batches.epochs(Position(**known["position"]) if known is not None else None):
-            if known is not None:
-                self._go_on(known, step, tally, clock)
+
+        def state(position: Position) -> dict[str, Any]:
+            return {
+                "position": dataclasses.asdict(position),
+                "step": step.state_dict(),
+                "tally": tally.state_dict(),
+                "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
+                "non_finite_weights": non_finite_weights,
+                "train_seconds": clock.seconds,
+                "wall_seconds": time.perf_counter() - self._started,
+            }
+
+        start = Position(**known["position"]) if known is not None else None
+        for parts in itertools.chain(batches.epochs(start), [None]):
+            if known is not None:  # after the first epoch's loader is made, which draws from a random generator
+                step.load_state_dict(known["step"])
+                tally.load_state_dict(known["tally"])
+                evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
+                non_finite_weights, clock.seconds = known["non_finite_weights"], known["train_seconds"]
                 known = None
-            self._begin_training(step)
-            clock.start()
-            for part in parts:
-                samples, update = self._train_on(step, part), part[2]
-                del part  # before the next batch is loaded: two at once are not what fits
-                clock.count(samples, step=update)
-                if not update:
-                    continue
-                now = time.perf_counter()
-                if now - last_progress > _PROGRESS_SECONDS:
-                    last_progress = now
-                    self._send(StepsDone(step=step.steps, total_steps=batches.total_steps))
-                if now - last_record > _RECORD_SECONDS:
-                    last_record = now
-                    self._record(tally)
-                if self._job.checkpoint_every is not None and step.steps % self._job.checkpoint_every == 0:
-                    self._record(tally)
-                    clock.stop()
-                    self._save(step, tally, clock, batches.position_after(step.steps))
-                    clock.start()
-            self._record(tally)
-            clock.stop()
-            self._note_peak_of_training()
+            if parts is None:
+                break  # an ended training that is gone on with has no epoch left
+            self._train_epoch(step, batches, parts, tally, clock, state)
             non_finite_weights = non_finite_weights or step.non_finite_weights()
             evaluation = self._evaluate(step, batches)
-            quality = evaluation.quality if evaluation and not self._job.synthetic else None
+            quality = self._quality(evaluation)
             self._send(
                 EpochEnded(
                     epoch=batches.position.epoch + 1,
@@ -169,18 +164,55 @@ class Trainer:
                     quality=quality,
                 )
             )
-            if self._job.checkpoint_every is not None:
-                is_over = step.steps == batches.total_steps
-                is_best = self._is_best(quality)
-                if is_over or is_best:
-                    self._save(step, tally, clock, batches.next_epoch(), is_last=is_over, is_best=is_best)
+            self._checkpoints.after_epoch(
+                step.steps,
+                lambda: state(batches.next_epoch()),
+                quality=quality,
+                is_over=step.steps == batches.total_steps,
+            )
         return tally.measured() | {
             "train_seconds": clock.seconds,
             "samples_per_second": clock.samples_per_second,
             "non_finite_weights": non_finite_weights,
             "eval_loss": evaluation.loss if evaluation else None,
-            "quality": evaluation.quality if evaluation and not self._job.synthetic else None,
+            "quality": self._quality(evaluation),
         }
+
+    def _train_epoch(
+        self,
+        step: TrainStep,
+        batches: Batches,
+        parts: Iterator[Part],
+        tally: Tally,
+        clock: TrainingClock,
+        state: Callable[[Position], dict[str, Any]],
+    ) -> None:
+        self._begin_training(step)
+        clock.start()
+        for part in parts:
+            samples, update = self._train_on(step, part), part[2]
+            del part  # before the next batch is loaded: two at once are not what fits
+            clock.count(samples, step=update)
+            if not update:
+                continue
+            now = time.perf_counter()
+            if now - self._last_progress > _PROGRESS_SECONDS:
+                self._last_progress = now
+                self._send(StepsDone(step=step.steps, total_steps=batches.total_steps))
+            if now - self._last_record > _RECORD_SECONDS:
+                self._last_record = now
+                self._record(tally)
+            if self._checkpoints.is_due(step.steps):
+                self._record(tally)  # first: what a checkpoint has counted must be on record when it is
+                clock.stop()
+                self._checkpoints.after_step(step.steps, state(batches.position_after(step.steps)))
+                clock.start()
+        self._record(tally)
+        clock.stop()
+        self._note_peak_of_training()
+
+    def _quality(self, evaluation: EvalTotals | None) -> float | None:
+        return evaluation.quality if evaluation is not None and not self._job.synthetic else None
 
     def _record(self, tally: Tally) -> None:
         totals = tally.read()
@@ -193,48 +225,6 @@ class Trainer:
                     diagnosed=totals.diagnosed,
                 )
             )
-
-    def _is_best(self, quality: float | None) -> bool:
-        if quality is None or quality != quality:
-            return False
-        better = max if self._workload.quality.higher_is_better else min
-        if self._best is not None and better(quality, self._best) == self._best:
-            return False
-        self._best = quality
-        return True
-
-    def _save(
-        self,
-        step: TrainStep,
-        tally: Tally,
-        clock: TrainingClock,
-        position: Position,
-        *,
-        is_last: bool = True,
-        is_best: bool = False,
-    ) -> None:
-        """Leave a checkpoint for the tracking process to fetch. Everything must have been read and sent before."""
-        assert self._checkpoints is not None
-        folder = Path(self._checkpoints.path)
-        while len(list(folder.glob("*.pt"))) >= _FILES_WAITING:
-            time.sleep(0.01)
-        file = folder / f"step-{step.steps:09d}{'-best' if is_best else ''}.pt"
-        state = {
-            "position": {"epoch": position.epoch, "step": position.step, "generator": position.generator},
-            "step": step.state_dict(),
-            "tally": tally.state_dict(),
-            "train_seconds": clock.seconds,
-            "wall_seconds": time.perf_counter() - self._started,
-            "best": self._best,
-        }
-        checkpoint.save(state, file)
-        self._send(CheckpointWritten(file=str(file), step=step.steps, is_last=is_last, is_best=is_best))
-
-    def _go_on(self, known: dict[str, Any], step: TrainStep, tally: Tally, clock: TrainingClock) -> None:
-        step.load_state_dict(known["step"])
-        tally.load_state_dict(known["tally"])
-        clock.seconds = known["train_seconds"]
-        self._best = known["best"]
 
     def _probe(self, step: TrainStep, batches: Batches) -> dict[str, Any]:
         """The training with the middle of its epochs left out, as it stands once it has come through one: the smaller

@@ -5,6 +5,8 @@ import torch
 
 from amp_track import checkpoint
 from amp_track.errors import BadInput
+from amp_track.events import CheckpointWritten
+from amp_track.job import CheckpointFolder
 
 
 def test_what_is_saved_is_loaded(clean_folder: Path) -> None:
@@ -42,3 +44,61 @@ def test_another_format_is_refused(clean_folder: Path) -> None:
     torch.save({"format": 2}, file)
     with pytest.raises(BadInput, match="got a checkpoint of format 2, expected 1"):
         checkpoint.load(file)
+
+
+class Tracking:
+    """Notes each file as it is sent, and fetches it at once."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bool, bool]] = []
+
+    def __call__(self, written: CheckpointWritten) -> None:
+        file = Path(written.file)
+        checkpoint.load(file)
+        file.unlink()
+        self.sent.append((file.name, written.is_last, written.is_best))
+
+
+@pytest.mark.parametrize(("higher_is_better", "qualities"), [(True, [0.5, 0.4, 0.6]), (False, [1.0, 2.0, 0.5])])
+def test_when_a_training_leaves_one(clean_folder: Path, higher_is_better: bool, qualities: list[float]) -> None:
+    tracking = Tracking()
+    checkpoints = checkpoint.Checkpoints(
+        4, CheckpointFolder(path=str(clean_folder)), higher_is_better=higher_is_better, send=tracking
+    )
+    for step in range(1, 10):
+        if checkpoints.is_due(step):
+            checkpoints.after_step(step, {})
+        if step % 3 == 0:
+            checkpoints.after_epoch(step, dict, quality=qualities[step // 3 - 1], is_over=step == 9)
+    assert tracking.sent == [
+        ("step-000000003-evaluated.pt", False, True),
+        ("step-000000004.pt", True, False),
+        ("step-000000008.pt", True, False),
+        ("step-000000009-evaluated.pt", True, True),
+    ]
+
+
+def test_the_best_so_far_is_remembered_over_a_resume(clean_folder: Path) -> None:
+    kept: list[CheckpointWritten] = []
+    first = checkpoint.Checkpoints(
+        1, CheckpointFolder(path=str(clean_folder)), higher_is_better=True, send=kept.append
+    )  # fmt: skip
+    first.after_epoch(1, dict, quality=0.9, is_over=False)
+    tracking = Tracking()
+    second = checkpoint.Checkpoints(
+        1, CheckpointFolder(path=str(clean_folder), resume_from=kept[0].file), higher_is_better=True, send=tracking
+    )
+    assert second.to_go_on_from() is not None
+    second.after_epoch(2, dict, quality=0.8, is_over=False)
+    second.after_epoch(3, dict, quality=float("nan"), is_over=False)
+    assert tracking.sent == []
+
+
+def test_without_an_interval_there_are_none(clean_folder: Path) -> None:
+    tracking = Tracking()
+    checkpoints = checkpoint.Checkpoints(
+        None, CheckpointFolder(path=str(clean_folder)), higher_is_better=True, send=tracking
+    )  # fmt: skip
+    checkpoints.after_epoch(1, dict, quality=0.9, is_over=True)
+    assert not checkpoints.is_due(1)
+    assert tracking.sent == []

@@ -102,6 +102,10 @@ def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_
     done = amp_track("train", "--resume", run_id, "--epochs", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 3 * 23
+    client().set_terminated(run_id, "KILLED")  # as it would be, killed after its last checkpoint
+    ended = amp_track("train", "--resume", run_id, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["quality"] == json.loads(done.stdout)["quality"]
     again = amp_track("train", "--resume", run_id)
     assert again.returncode == 2
     assert "has finished its training" in again.stderr
