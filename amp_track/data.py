@@ -126,7 +126,11 @@ class Batches:
             return (_first(self._example, size) for size in sizes[skip:])
         order = iter(RandomSampler(range(self.training_samples), generator=self._generator))
         indices = (list(itertools.islice(order, size)) for size in sizes)
-        return iter(_loader(self._train_data, itertools.islice(indices, skip, None), pin_memory=self._pin_memory))
+        for _ in range(
+            min(skip, len(sizes))
+        ):  # now: the order is drawn with its first sample, and must be though all are left out
+            next(indices)
+        return iter(_loader(self._train_data, indices, pin_memory=self._pin_memory))
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""

@@ -23,7 +23,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     assert isinstance(numpy_state, dict)
     return {
         "torch": torch.get_rng_state(),
-        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(*_which(device)),
         "python": (version, list(numbers), next_gaussian),
         "numpy": {
             "key": [int(number) for number in numpy_state["state"]["key"]],
@@ -38,7 +38,7 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     """Go on from what `capture` returned."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(state["device"], device)
+        torch.get_device_module(device).set_rng_state(state["device"], *_which(device))
     version, numbers, next_gaussian = state["python"]
     random.setstate((version, tuple(numbers), next_gaussian))
     kept = state["numpy"]
@@ -50,3 +50,8 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
             "gauss": kept["gauss"],
         }
     )
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    """MPS has one device, and its functions take none."""
+    return () if device.type == "mps" else (device,)

@@ -153,7 +153,8 @@ class TrainStep:
         self._skipped: list[int] = []
 
     def __call__(self, input: Any, target: Any, *, share: float = 1.0, update: bool = True) -> Tensor:
-        """Train on one batch and return its loss: a scalar, detached, still on the device.
+        """Train on one batch and return its loss: a scalar, detached, still on the device. It is also what `read` reads
+        later: do not change it in place.
 
         Args:
             input: what the model takes: a tensor, or tuples, lists and dicts of tensors, first dimension N. Moved to

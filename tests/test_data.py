@@ -91,3 +91,38 @@ class _Augmented(Dataset[tuple[torch.Tensor, int]]):
 
 def test_the_digest_of_augmented_data_is_always_the_same() -> None:
     assert digest(_Augmented()) == digest(_Augmented())
+
+
+@given(
+    batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 4), steps=st.integers(1, 40), stop=st.integers(0, 40)
+)
+def test_going_on_from_any_step_gives_the_rest(
+    workload: Workload, batch_size: int, accumulate: int, steps: int, stop: int
+) -> None:
+    settings = {"batch_size": batch_size, "accumulate": accumulate, "epochs": None, "steps": steps, "seed": 3}
+    whole = batches_of(workload, **settings)  # type: ignore[arg-type]
+    parts, done, position = [], 0, whole.position
+    for epoch in whole.epochs():
+        for (input, _), share, update in epoch:
+            if done >= stop:
+                parts.append((input, share, update))
+            done += update
+            if update and done == stop:
+                position = whole.position_after(done)
+    if stop > done:
+        return
+    resumed = batches_of(workload, **settings)  # type: ignore[arg-type]
+    rest = [(input, share, update) for epoch in resumed.epochs(position) for (input, _), share, update in epoch]
+    assert [part[1:] for part in rest] == [part[1:] for part in parts]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(rest, parts, strict=True))
+
+
+def test_going_on_after_an_epoch_begins_the_next(workload: Workload) -> None:
+    whole = batches_of(workload, batch_size=10, epochs=3)
+    epochs = whole.epochs()
+    first = [input for (input, _), _, _ in next(epochs)]
+    position = whole.next_epoch()
+    second = torch.cat([input for (input, _), _, _ in next(epochs)])
+    resumed = torch.cat([input for (input, _), _, _ in next(batches_of(workload, batch_size=10).epochs(position))])
+    assert torch.equal(second, resumed)
+    assert not torch.equal(second, torch.cat(first))

@@ -36,3 +36,24 @@ def test_float32_kernels_are_set_read_back_and_restored(name: str) -> None:
         assert {settings[key] for key in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")} == {expected}
         assert settings["mkldnn.matmul"] == "ieee"
     assert torch.backends.cudnn.conv.fp32_precision == before  # type: ignore[attr-defined]
+
+
+def test_a_setting_that_something_else_changed_is_no_result() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
+    with (
+        pytest.raises(
+            RuntimeError, match=r"cuda.matmul.fp32_precision: got tf32 at the end, expected the ieee of fp32"
+        ),
+        float32_precision(Precision.named("fp32")),
+    ):
+        torch.set_float32_matmul_precision("high")
+    assert torch.backends.cuda.matmul.fp32_precision == before  # type: ignore[attr-defined]
+
+
+def test_older_flags_set_before_do_not_count() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with float32_precision(Precision.named("fp32")) as settings:
+            assert settings["cuda.matmul"] == "ieee"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False

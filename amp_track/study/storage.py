@@ -21,6 +21,7 @@ from amp_track.outcome import Outcome
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
+_OUTCOMES = TypeAdapter(Outcome)
 _SECONDS_TO_SAY_WHO = 30
 """A worker names itself within milliseconds of making a trial; one that has not by then died in between."""
 
@@ -111,7 +112,7 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
-    return TypeAdapter(Outcome).validate_python(json.loads(text))
+    return _OUTCOMES.validate_python(json.loads(text))
 
 
 def run_id_of(trial: FrozenTrial) -> str:
