@@ -6,6 +6,8 @@ import math
 
 from amp_track.outcome import Diagnosis, LayerSummary, Outcome, ScaleReport
 
+_SETTLED = 0.05
+"""Part of the training in which a scale that only falls is finding its level."""
 _OFTEN = 0.01
 """Of the steps: so many more overflows than the scaler's own trials of a larger scale explain are too many."""
 _UNDERFLOWS = 0.25
@@ -42,7 +44,6 @@ def _of_the_loss(outcome: Outcome, precision: str) -> list[str]:
 
 def _of_the_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
     lines = []
-    overflows = outcome.skipped_steps - (outcome.non_finite_losses.skipped_steps if outcome.non_finite_losses else 0)
     below_one = _fell_below_one_for_good(scale)
     if below_one is not None:
         what = "the loss itself" if outcome.non_finite_losses else "gradients overflow unscaled, so the backward pass"
@@ -50,16 +51,23 @@ def _of_the_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
             f"the scale fell below 1 at step {below_one:,} and never recovered: {what} overflows float16; try bf16"
         )
         return lines
+    if outcome.non_finite_losses is not None:
+        return lines  # which of the falls were overflows of gradients is not known
     changes = list(zip(scale.history, scale.history[1:], strict=False))
     first_growth = next((step for (_, before), (step, after) in changes if after > before), math.inf)
-    settling = [(step, after) for (_, before), (step, after) in changes if after < before and step < first_growth]
-    if settling:
-        step, level = settling[-1]
-        lines.append(
-            f"{len(settling)} of the first {step:,} steps overflowed and were skipped, until the scale was down from "
-            f"{scale.initial:,g} to {level:,g}: normal, the scaler begins high and finds its level"
+    falls = [(step, after) for (_, before), (step, after) in changes if after < before and step < first_growth]
+    if falls:
+        step, level = falls[-1]
+        what = (
+            "normal, the scaler begins high and finds its level"
+            if step <= max(_SETTLED * outcome.steps, 50)
+            else "the largest gradients are still finding their level; watch it, or try bf16"
         )
-    later = overflows - len(settling)
+        lines.append(
+            f"{len(falls)} of the first {step:,} steps overflowed and were skipped, until the scale was down from "
+            f"{scale.initial:,g} to {level:,g}: {what}"
+        )
+    later = outcome.skipped_steps - len(falls)
     if later - scale.growths > max(_OFTEN * outcome.steps, 2):
         lines.append(
             f"{later:,} steps after that overflowed, and made no update, though the scale was tried higher only "

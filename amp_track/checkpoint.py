@@ -75,6 +75,7 @@ class Checkpoints:
         self._higher_is_better = higher_is_better
         self._send = send
         self._best: float | None = None
+        self._is_checked = False
 
     def to_go_on_from(self) -> dict[str, Any] | None:
         """The state to go on from, if there is one. Raises BadInput if it cannot be read."""
@@ -109,7 +110,21 @@ class Checkpoints:
             time.sleep(0.01)
         file = folder / name
         save(state | {"best": self._best}, file)
+        self._check_once(file)
         self._send(CheckpointWritten(file=str(file), step=step, is_last=is_last, is_best=is_best))
+
+    def _check_once(self, file: Path) -> None:
+        """Find out at the first one, and not at the resume."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        try:
+            load(file)
+        except BadInput as error:
+            raise RuntimeError(
+                f"--checkpoint-every: the state of this training cannot be read back: {error.__cause__}; model and "
+                "optimizer may keep only tensors, numbers, texts, lists and dicts"
+            ) from error
 
     def _is_best(self, quality: float | None) -> bool:
         if quality is None or math.isnan(quality):

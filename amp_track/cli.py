@@ -149,7 +149,7 @@ def main() -> NoReturn:
     except AmpTrackError as error:
         _leave(error.exit_code, str(error), getattr(error, "detail", ""))
     except KeyboardInterrupt:
-        _leave(INTERRUPTED_EXIT_CODE, "interrupted; the same command goes on where it stopped")
+        _leave(INTERRUPTED_EXIT_CODE, "interrupted")
     except _usage_error() as error:
         _leave(BadInput.exit_code, _usage_message(error))
     sys.exit()

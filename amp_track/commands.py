@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track import progress
+from amp_track import processes, progress
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
@@ -53,7 +54,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
     try:
         outcome = session.run_tracked(job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from)
     except KeyboardInterrupt:
-        if job.checkpoint_every is not None:
+        if run.has_checkpoint:
             progress.say(f"go on with: amp-track train --resume {run.run_id}")
         raise
     result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, found=session.found)
@@ -70,8 +71,8 @@ def _resume(request: Request, run_id: str) -> TrainResult:
     session = Session.prepare(request, (request.job.precision,))
     resuming.warn_of_changes(session, resumable)
     name = f"{session.found.workload_name} {session.job.precision}"
-    with tempfile.TemporaryDirectory(prefix="amp_track-resume-") as folder:
-        checkpoint = tracker.fetch_checkpoint(run_id, Path(folder))
+    with processes.scratch_folder() as folder:
+        checkpoint = tracker.fetch_checkpoint(run_id, folder)
         given = tracking.run_id_of_environment()
         if given is not None and given != run_id:
             with tracker.run(f"goes on with {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
@@ -127,7 +128,7 @@ def fit(request: Request) -> FitResult:
 
 def _fit(session: Session, tracker: Tracker, *, given: str | None) -> FitResult:
     study, sampler = session.open_fit_study()
-    with session.study_run(tracker, study, given=given) as parent:
+    with _can_be_repeated(), session.study_run(tracker, study, given=given) as parent:
         return _find_edges(session, tracker, parent, study, sampler)
 
 
@@ -136,12 +137,14 @@ def search(request: Request) -> SearchResult:
     if request.job.synthetic:
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
     session = Session.prepare(request, request.edges.precisions)
+    if request.trainings.seeds > 1:
+        _check_seeds(session)
     session.check_study_settings(training=True)
     from amp_track import report, tracking
 
     tracker = session.open_tracker()
     study, sampler = session.open_fit_study()
-    with session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+    with _can_be_repeated(), session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)
         seeds = _train_seeds(session, tracker, parent, fitted) if request.trainings.seeds > 1 else None
@@ -155,6 +158,15 @@ def search(request: Request) -> SearchResult:
             pareto=tuple(pareto),
         )
         return dataclasses.replace(result, report=report.log(result, parent))
+
+
+@contextmanager
+def _can_be_repeated() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.say("the same command goes on where it stopped")
+        raise
 
 
 def _find_edges(
@@ -256,6 +268,20 @@ def _train_inside(
         higher_is_better=session.found.higher_is_better,
         run_training=run_training,
     )
+
+
+def _check_seeds(session: Session) -> None:
+    asked = session.request.trainings.seeds
+    if "fp32" not in session.precisions:
+        raise BadInput(
+            f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them, which "
+            "the others are compared with; add it"
+        )
+    if not session.found.evaluation_samples:
+        raise BadInput(
+            f"--seeds: got {asked}, expected a workload with evaluation data, whose quality is compared; "
+            f"{session.job.workload} has none"
+        )
 
 
 def _train_seeds(session: Session, tracker: Tracker, parent: Run, fitted: FitResult) -> SeedsResult:

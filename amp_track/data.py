@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 from amp_track.job import Job
 from amp_track.schedule import steps_per_epoch, synthetic_samples, total_steps
@@ -84,12 +84,13 @@ class Batches:
         """Where to go on after so many optimizer steps in all, within the epoch that is being trained on."""
         return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
 
-    def next_epoch(self) -> Position:
-        """Where to go on after the epoch that is being trained on, and its evaluation."""
-        return Position(self.position.epoch + 1, 0, self._generator.get_state())
+    def position_after_evaluation(self, steps: int) -> Position:
+        """Where to go on once the epoch that is being trained on has been evaluated: in the next, unless --steps ended
+        it before its end."""
+        after = self.position_after(steps)
+        return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
-        # Made at once: a DataLoader draws from torch's random generator as it is made, before a resume restores it.
         batches = self._load(self._sizes, skip=steps_done * self._job.accumulate)
         starts = range(steps_done * self._job.accumulate, steps * self._job.accumulate, self._job.accumulate)
         return itertools.chain.from_iterable(
@@ -124,13 +125,10 @@ class Batches:
         """Batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
         if self._train_data is None:
             return (_first(self._example, size) for size in sizes[skip:])
-        order = iter(RandomSampler(range(self.training_samples), generator=self._generator))
+        order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
         indices = (list(itertools.islice(order, size)) for size in sizes)
-        for _ in range(
-            min(skip, len(sizes))
-        ):  # now: the order is drawn with its first sample, and must be though all are left out
-            next(indices)
-        return iter(_loader(self._train_data, indices, pin_memory=self._pin_memory))
+        rest = itertools.islice(indices, skip, None)
+        return iter(_loader(self._train_data, rest, self._generator, pin_memory=self._pin_memory))
 
     def evaluation(self) -> Iterator[Any]:
         """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
@@ -140,7 +138,8 @@ class Batches:
         if self._job.probe:
             listed = list(batches)
             batches = [*listed[:1], *listed[1:][-1:]]
-        return iter(_loader(self._eval_data, batches, pin_memory=self._pin_memory))
+        generator = torch.Generator().manual_seed(self._job.seed)
+        return iter(_loader(self._eval_data, batches, generator, pin_memory=self._pin_memory))
 
 
 def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
@@ -148,12 +147,15 @@ def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
         yield next(batches), size / sum(sizes), index == len(sizes)
 
 
-def _loader(dataset: Dataset[Any], indices: Iterable[list[int]], *, pin_memory: bool) -> DataLoader[Any]:
+def _loader(
+    dataset: Dataset[Any], indices: Iterable[list[int]], generator: torch.Generator, *, pin_memory: bool
+) -> DataLoader[Any]:
     """One batch for each list of indices. Data that already lies in tensors is indexed a batch at a time, which costs
-    microseconds where collating sample by sample costs milliseconds."""
+    microseconds where collating sample by sample costs milliseconds. A loader draws a number as it is made: from
+    `generator`, so that making one does not change what a dataset's augmentation draws."""
     if isinstance(dataset, TensorDataset):
-        return DataLoader(dataset, sampler=indices, batch_size=None, pin_memory=pin_memory)
-    return DataLoader(dataset, batch_sampler=indices, pin_memory=pin_memory)
+        return DataLoader(dataset, sampler=indices, batch_size=None, generator=generator, pin_memory=pin_memory)
+    return DataLoader(dataset, batch_sampler=indices, generator=generator, pin_memory=pin_memory)
 
 
 def _first(batch: Any, size: int) -> Any:

@@ -1,7 +1,7 @@
 """Where gradients overflow and underflow float16, layer by layer, every N steps.
 
-Counts are taken on the device, before the gradients are unscaled, and fetched with the losses: a diagnosed step costs
-kernels, not a wait.
+Counts are taken on the device, before the gradients are unscaled, and fetched with the losses. A diagnosed step waits
+for the device twice, to know what the diagnosis took.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GradientDiagnosis:
     def __init__(self, model: nn.Module, every: int, *, outputs: bool = True) -> None:
         self.every = every
         self.seconds = 0.0
-        """The time of the host that it has taken; with an accelerator, also its time for the gradients."""
+        """What it has taken; of an accelerator's own time only that for the gradients, not for the outputs."""
         self._parameters: dict[str, list[nn.Parameter]] = {}
         for name, parameter in model.named_parameters():
             self._parameters.setdefault(name.rpartition(".")[0] or _MODEL, []).append(parameter)
@@ -103,7 +103,7 @@ class GradientDiagnosis:
         _synchronize(device)
         started = time.perf_counter()
         gradients = {
-            layer: [parameter.grad for parameter in self._parameters[layer] if parameter.grad is not None]
+            layer: [_values(parameter.grad) for parameter in self._parameters[layer] if parameter.grad is not None]
             for layer in self._arrived
         }
         counts = [
@@ -164,6 +164,11 @@ class _Look:
     outputs: tuple[str, ...]
     largest: Tensor | None
     """(outputs,): the largest magnitude, NaN where there is one."""
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Of a sparse one, those it holds."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _counts(gradient: Tensor) -> Tensor:

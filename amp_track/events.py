@@ -54,6 +54,8 @@ class Started:
     """The job is about to train: what it runs on and how float32 is computed, read back from torch."""
 
     settings: tuple[tuple[str, str], ...]
+    scale: float | None = None
+    """The first one of a GradScaler."""
 
 
 Event = EpochEnded | StepsRecorded | CheckpointWritten | StepsDone | Started

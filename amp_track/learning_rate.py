@@ -57,7 +57,7 @@ class LearningRates:
         if not self._on_device:
             factor = self._schedule(updates)
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-                group["lr"] = base * factor
+                group["lr"] = float(base * factor)  # not numpy's, which torch.load(weights_only=True) refuses
             return
         factors = [self._schedule(updates + ahead) for ahead in range(len(self._rates[0]))]
         self._made.zero_()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from amp_track.device import Device
@@ -26,9 +29,12 @@ class Tally:
         self._scale_history = [(0, step.history.scale)] if step.history is not None else []
         self._skipped_steps = 0
         self._skipped_for_the_loss = 0
-        self._non_finite: list[tuple[int, int]] = []
+        self._non_finite, self._first_non_finite = 0, (0, 0)
         self._epoch_loss, self._epoch_samples = 0.0, 0
-        self._looks: list[LayerGradients] = []
+        self._layers: dict[str, LayerSums] = {}
+        self._diagnosed_steps = 0
+        self._first_layer: NonFinite | None = None
+        self._diagnosis_seconds_before = 0.0
         self.train_loss = math.nan
         """Of the last epoch that ended."""
 
@@ -38,13 +44,18 @@ class Tally:
         non_finite_steps = {step for step, _ in totals.non_finite_losses}
         self._skipped_steps += len(totals.skipped_steps)
         self._skipped_for_the_loss += len(non_finite_steps.intersection(totals.skipped_steps))
-        self._non_finite += totals.non_finite_losses
+        if totals.non_finite_losses and not self._non_finite:
+            self._first_non_finite = totals.non_finite_losses[0]
+        self._non_finite += len(totals.non_finite_losses)
         self._scale_history += totals.scale_changes
         for loss, samples in zip(totals.step_losses, totals.step_samples, strict=True):
             # One by one: the sum is then the same however often it is read, and so after a resume.
             self._epoch_loss += loss * samples
             self._epoch_samples += samples
-        self._looks += totals.diagnosed
+        self._diagnosed_steps += len({look.step for look in totals.diagnosed})
+        self._first_layer = self._first_layer or first_non_finite(totals.diagnosed)
+        for look in totals.diagnosed:
+            self._layers.setdefault(look.layer, LayerSums()).add(look)
         return totals
 
     def end_epoch(self) -> float:
@@ -54,12 +65,16 @@ class Tally:
         return self.train_loss
 
     def state_dict(self) -> dict[str, Any]:
-        """To go on from. The diagnosis is not a part of it."""
+        """To go on from."""
         return {
             "scale_history": self._scale_history,
             "skipped_steps": self._skipped_steps,
             "skipped_for_the_loss": self._skipped_for_the_loss,
-            "non_finite": self._non_finite,
+            "non_finite": [self._non_finite, self._first_non_finite],
+            "layers": {layer: dataclasses.asdict(sums) for layer, sums in self._layers.items()},
+            "diagnosed_steps": self._diagnosed_steps,
+            "first_layer": dataclasses.asdict(self._first_layer) if self._first_layer is not None else None,
+            "diagnosis_seconds": self._diagnosis_seconds(),
             "epoch": [self._epoch_loss, self._epoch_samples],
             "train_loss": self.train_loss,
         }
@@ -68,7 +83,11 @@ class Tally:
         self._scale_history = [(step, scale) for step, scale in state["scale_history"]]
         self._skipped_steps = state["skipped_steps"]
         self._skipped_for_the_loss = state["skipped_for_the_loss"]
-        self._non_finite = [(step, batch) for step, batch in state["non_finite"]]
+        self._non_finite, self._first_non_finite = state["non_finite"]
+        self._layers = {layer: LayerSums(**sums) for layer, sums in state["layers"].items()}
+        self._diagnosed_steps = state["diagnosed_steps"]
+        self._first_layer = NonFinite(**state["first_layer"]) if state["first_layer"] is not None else None
+        self._diagnosis_seconds_before = state["diagnosis_seconds"]
         self._epoch_loss, self._epoch_samples = state["epoch"]
         self.train_loss = state["train_loss"]
 
@@ -86,9 +105,9 @@ class Tally:
     def _non_finite_losses(self) -> NonFiniteLosses | None:
         if not self._non_finite:
             return None
-        step, batch = self._non_finite[0]
+        step, batch = self._first_non_finite
         return NonFiniteLosses(
-            batches=len(self._non_finite),
+            batches=self._non_finite,
             first_step=step,
             first_batch=batch,
             skipped_steps=self._skipped_for_the_loss,
@@ -106,38 +125,51 @@ class Tally:
     def _diagnosis(self) -> Diagnosis | None:
         if self._step.diagnosis is None:
             return None
-        return summarized(self._looks, every=self._step.diagnosis.every, seconds=self._step.diagnosis.seconds)
+        return Diagnosis(
+            every=self._step.diagnosis.every,
+            steps=self._diagnosed_steps,
+            seconds=self._diagnosis_seconds(),
+            layers=tuple(sums.summary(layer) for layer, sums in self._layers.items()),
+            first_non_finite=self._first_layer,
+        )
+
+    def _diagnosis_seconds(self) -> float:
+        now = self._step.diagnosis.seconds if self._step.diagnosis is not None else 0.0
+        return self._diagnosis_seconds_before + now
 
 
-def summarized(looks: list[LayerGradients], *, every: int, seconds: float) -> Diagnosis:
-    """All diagnosed steps in one: fractions of all values, and where something was first not finite."""
-    layers: dict[str, list[LayerGradients]] = {}
-    for look in looks:
-        layers.setdefault(look.layer, []).append(look)
-    return Diagnosis(
-        every=every,
-        steps=len({look.step for look in looks}),
-        seconds=seconds,
-        layers=tuple(_summary(layer, of_layer) for layer, of_layer in layers.items()),
-        first_non_finite=first_non_finite(looks),
-    )
+@dataclass
+class LayerSums:
+    """One layer over all diagnosed steps so far: a training may have a million of them."""
+
+    values: int = 0
+    non_finite: int = 0
+    underflowing: int = 0
+    zero: int = 0
+    largest_output: float | None = None
+
+    def add(self, look: LayerGradients) -> None:
+        self.values += look.values
+        self.non_finite += look.non_finite
+        self.underflowing += look.underflowing
+        self.zero += look.zero
+        known, new = self.largest_output, look.largest_output
+        if new is not None and not (known is not None and (math.isnan(known) or known >= new)):
+            self.largest_output = new  # NaN is the largest of all, and stays
+
+    def summary(self, layer: str) -> LayerSummary:
+        """Fractions of all values; of underflow, of the finite ones."""
+        return LayerSummary(
+            layer=layer,
+            has_gradients=self.values > 0,
+            non_finite=self.non_finite / max(self.values, 1),
+            underflowing=self.underflowing / max(self.values - self.non_finite, 1),
+            zero=self.zero / max(self.values, 1),
+            largest_output=self.largest_output,
+        )
 
 
-def _summary(layer: str, looks: list[LayerGradients]) -> LayerSummary:
-    values = sum(look.values for look in looks)
-    non_finite = sum(look.non_finite for look in looks)
-    outputs = [look.largest_output for look in looks if look.largest_output is not None]
-    return LayerSummary(
-        layer=layer,
-        has_gradients=values > 0,
-        non_finite=non_finite / max(values, 1),
-        underflowing=sum(look.underflowing for look in looks) / max(values - non_finite, 1),
-        zero=sum(look.zero for look in looks) / max(values, 1),
-        largest_output=max(outputs, key=lambda size: math.inf if math.isnan(size) else size, default=None),
-    )
-
-
-def first_non_finite(looks: list[LayerGradients]) -> NonFinite | None:
+def first_non_finite(looks: Sequence[LayerGradients]) -> NonFinite | None:
     """At the first step that has any: the first layer of the forward pass with such an output, or else the first of the
     backward pass with such a gradient, from where it spreads."""
     bad_outputs = [
@@ -191,8 +223,10 @@ class TrainingClock:
         self.seconds += time.perf_counter() - self._started
 
     @property
-    def samples_per_second(self) -> float:
-        """After the warm-up; of all there was, where there was no more."""
+    def samples_per_second(self) -> float | None:
+        """After the warm-up; of all there was, where there was no more; None where there was nothing."""
+        if not self._samples:
+            return None
         cold_samples, cold_seconds = self._warm_at or (0, 0.0)
         if cold_samples == self._samples:
             cold_samples, cold_seconds = 0, 0.0

@@ -155,8 +155,8 @@ def seeds_table(seeds: SeedsResult, quality_name: str) -> Table:
 
 
 def _seeds_verdict(seeds: SeedsResult, name: str) -> str:
-    against, diverged = seeds.comparison(name), seeds.diverged(name)
-    words = [f"{diverged} of {seeds.seeds} diverged"] if diverged else []
+    against, without = seeds.comparison(name), seeds.without_quality(name)
+    words = [f"{without} of {seeds.seeds} came to no quality"] if without else []
     if against is not None:
         words.append(against.verdict)
     elif name == "fp32":

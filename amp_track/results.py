@@ -168,8 +168,8 @@ class SeedsResult:
         found = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
         return [t.outcome.quality for t in found if t.outcome.quality is not None and math.isfinite(t.outcome.quality)]
 
-    def diverged(self, precision: str) -> int:
-        """How many came to none."""
+    def without_quality(self, precision: str) -> int:
+        """How many came to none: they diverged, or did not end."""
         return sum(t.precision == precision for t in self.trainings) - len(self.qualities(precision))
 
     @property
@@ -196,7 +196,7 @@ class SeedsResult:
             "precisions": {
                 name: {
                     "values": self.qualities(name),
-                    "diverged": self.diverged(name),
+                    "without_quality": self.without_quality(name),
                     "interval": (found := self.interval(name)) and dataclasses.asdict(found),
                     "against_fp32": (against := self.comparison(name)) and dataclasses.asdict(against),
                     "run_ids": [t.run_id for t in self.trainings if t.precision == name],

@@ -34,6 +34,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
     uri = stores.tracking_uri(request.stores.tracking_uri)
     stores.check_tracking("--tracking-uri", uri)
+    stores.check_apart(uri, request.stores.storage)
     if not stores.exists(uri):
         raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {stores.masked(uri)} yet")
     from amp_track.tracking import Tracker

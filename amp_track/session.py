@@ -6,13 +6,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track import advice, progress, stores
+from amp_track import advice, processes, progress, stores
 from amp_track.errors import BadInput
 from amp_track.events import Event
 from amp_track.frontier import Limit
@@ -329,14 +328,14 @@ class Session:
         quality_name = self.found.quality_name
         with (
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-            tempfile.TemporaryDirectory(prefix="amp_track-checkpoints-") as folder,
+            processes.scratch_folder() as folder,
         ):
 
             def on_event(event: Event) -> None:
                 run.event(event, quality_name)
                 show(event)
 
-            checkpoints = CheckpointFolder(path=folder, resume_from=str(resume_from) if resume_from else None)
+            checkpoints = CheckpointFolder(path=str(folder), resume_from=str(resume_from) if resume_from else None)
             outcome = self.sandbox.run(job, on_event, checkpoints=checkpoints)
         run.outcome(outcome)
         if words := advice.explain(outcome, job.precision):

@@ -1,7 +1,7 @@
 """TrainStep: the one AMP-aware optimizer step for every precision.
 
 Between two reads nothing here waits for the device: no `.item()`, no `get_scale()`. (A non-fused optimizer waits once a
-step inside `GradScaler.step` itself; use a fused one.)
+step inside `GradScaler.step` itself; use a fused one. A diagnosed step waits to time itself.)
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TrainStep:
         schedule: updates made so far -> factor of the learning rate. Counts updates, not the steps that amp skips.
         clip_norm: the largest norm of the gradients, taken after unscaling, once per update.
         channels_last: keep the model and four-dimensional inputs in that memory order.
-        compile: torch.compile the forward pass, its backward without autocast.
+        compile: torch.compile the forward pass, its backward without autocast (a setting of the whole process).
         diagnose_every: look at the gradients of every layer at every such step; see `amp_track.diagnosis`.
         scaler: for amp; by default a new one with torch's own settings. One for the whole training.
 
@@ -144,6 +144,7 @@ class TrainStep:
         )
         self._losses = ScalarLog(CAPACITY, self.device)
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
+        self._score_of_step = torch.zeros_like(self._score_sum)
         self._unfetched: list[tuple[int, bool]] = []
         self._clear()
 
@@ -186,7 +187,7 @@ class TrainStep:
             loss = self._loss(output, target)
         if self._score is not None:
             with torch.no_grad():
-                self._score_sum.add_(self._score(output, target).sum())
+                self._score_of_step.add_(self._score(output, target).sum())
         self.phase = "backward"
         self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batch_length(input)
@@ -203,6 +204,9 @@ class TrainStep:
         if self._rates is not None:
             self._rates.after_step(skipped)
         self.optimizer.zero_grad(set_to_none=True)
+        if self._score is not None:
+            self._score_sum.add_(self._score_of_step)
+            self._score_of_step.zero_()
         self.steps += 1
 
     def _fetch(self) -> None:
@@ -307,8 +311,10 @@ class TrainStep:
 
 def compiled(model: nn.Module) -> nn.Module:
     """`torch.compile` with a backward pass that does not inherit the forward's autocast, which can overflow without a
-    word (pytorch#153044). The one place that touches this private setting; without it compile keeps its default."""
+    word (pytorch#153044). The one place that touches this private setting, which holds for the whole process; should it
+    go, compile keeps its default."""
     from torch._functorch import config
 
-    config.backward_pass_autocast = "off"
+    if hasattr(config, "backward_pass_autocast"):
+        config.backward_pass_autocast = "off"
     return torch.compile(model)  # type: ignore[return-value]

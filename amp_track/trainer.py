@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,6 +62,7 @@ class Trainer:
         self._evaluation_seconds = 0.0
         self._eval_max_allocated_bytes = 0
         self._max_allocated_bytes = 0
+        self._known: dict[str, Any] | None = None
         self._started = self._last_progress = self._last_record = time.perf_counter()
 
     @property
@@ -79,9 +79,9 @@ class Trainer:
                 verdict=Verdict.OVER_DATASET,
                 message=f"batch size {self._batch_size} is above the {batches.training_samples} training samples",
             )
-        known = self._checkpoints.to_go_on_from()
-        if known is not None:
-            self._started -= known["wall_seconds"]
+        self._known = self._checkpoints.to_go_on_from()
+        if self._known is not None:
+            self._started -= self._known["wall_seconds"]
         self._phase = "model"
         self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
         learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
@@ -89,15 +89,16 @@ class Trainer:
         with float32_precision(self._precision) as float32_settings:  # after the model's own code, which may set it too
             self._send(
                 Started(settings=(*((f"fp32_precision.{name}", value) for name, value in float32_settings.items()),
-                                  ("scaled_learning_rate", str(learning_rate))))
+                                  ("scaled_learning_rate", str(learning_rate))),
+                        scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
-            measured = self._probe(step, batches) if self._job.probe else self._train(step, batches, known)
+            measured = self._probe(step, batches) if self._job.probe else self._train(step, batches, self._taken())
         self._device.synchronize()
         peak = self._device.peak()
         return Outcome(
             verdict=Verdict.FITS,
             wall_seconds=time.perf_counter() - self._started,
-            max_allocated_bytes=self._max_allocated_bytes,
+            max_allocated_bytes=self._max_allocated_bytes or None,
             max_resident_bytes=peak_resident_bytes(),
             max_memory_bytes=peak.reserved_bytes,
             eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
@@ -137,20 +138,19 @@ class Trainer:
                 "tally": tally.state_dict(),
                 "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
                 "non_finite_weights": non_finite_weights,
-                "train_seconds": clock.seconds,
+                "train_seconds": seconds_before + clock.seconds,
                 "wall_seconds": time.perf_counter() - self._started,
             }
 
-        start = Position(**known["position"]) if known is not None else None
-        for parts in itertools.chain(batches.epochs(start), [None]):
-            if known is not None:  # after the first epoch's loader is made, which draws from a random generator
-                step.load_state_dict(known["step"])
-                tally.load_state_dict(known["tally"])
-                evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
-                non_finite_weights, clock.seconds = known["non_finite_weights"], known["train_seconds"]
-                known = None
-            if parts is None:
-                break  # an ended training that is gone on with has no epoch left
+        start, seconds_before = None, 0.0
+        if known is not None:
+            start = Position(**known["position"])
+            step.load_state_dict(known["step"])
+            tally.load_state_dict(known["tally"])
+            evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
+            non_finite_weights, seconds_before = known["non_finite_weights"], known["train_seconds"]
+            known = None  # it holds a second copy of all weights
+        for parts in batches.epochs(start):
             self._train_epoch(step, batches, parts, tally, clock, state)
             non_finite_weights = non_finite_weights or step.non_finite_weights()
             evaluation = self._evaluate(step, batches)
@@ -166,17 +166,22 @@ class Trainer:
             )
             self._checkpoints.after_epoch(
                 step.steps,
-                lambda: state(batches.next_epoch()),
+                lambda: state(batches.position_after_evaluation(step.steps)),
                 quality=quality,
                 is_over=step.steps == batches.total_steps,
             )
         return tally.measured() | {
-            "train_seconds": clock.seconds,
+            "train_seconds": seconds_before + clock.seconds,
             "samples_per_second": clock.samples_per_second,
             "non_finite_weights": non_finite_weights,
             "eval_loss": evaluation.loss if evaluation else None,
             "quality": self._quality(evaluation),
         }
+
+    def _taken(self) -> dict[str, Any] | None:
+        """The state to go on from, which is forgotten here."""
+        known, self._known = self._known, None
+        return known
 
     def _train_epoch(
         self,

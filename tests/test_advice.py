@@ -52,6 +52,20 @@ def test_overflows_at_the_start_are_normal() -> None:
     assert "normal" in line
 
 
+def test_a_scale_that_still_falls_late_is_not_called_normal() -> None:
+    history = scale((0, 65536.0), (100, 32768.0), (450, 16384.0), (930, 8192.0), (1000, 8192.0))
+    line = one_line(outcome(scale=history, skipped_steps=3))
+    assert line.startswith("3 of the first 930 steps overflowed")
+    assert "normal" not in line
+
+
+def test_a_step_skipped_for_its_loss_is_no_overflow_of_gradients() -> None:
+    losses = NonFiniteLosses(batches=1, first_step=500, first_batch=1, skipped_steps=1)
+    history = scale((0, 65536.0), (500, 32768.0), (1000, 32768.0))
+    line = one_line(outcome(scale=history, skipped_steps=1, non_finite_losses=losses))
+    assert line.startswith("the loss was inf or NaN in 1 batches")
+
+
 def test_trials_of_a_larger_scale_are_not_remarked_on() -> None:
     history = scale((0, 1024.0), (2000, 2048.0), (2001, 1024.0), (4001, 2048.0), (4002, 1024.0), (5000, 1024.0))
     assert explain(outcome(steps=5000, scale=history, skipped_steps=2), "amp") == []

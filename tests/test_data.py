@@ -121,7 +121,7 @@ def test_going_on_after_an_epoch_begins_the_next(workload: Workload) -> None:
     whole = batches_of(workload, batch_size=10, epochs=3)
     epochs = whole.epochs()
     first = [input for (input, _), _, _ in next(epochs)]
-    position = whole.next_epoch()
+    position = whole.position_after_evaluation(whole.steps_per_epoch)
     second = torch.cat([input for (input, _), _, _ in next(epochs)])
     resumed = torch.cat([input for (input, _), _, _ in next(batches_of(workload, batch_size=10).epochs(position))])
     assert torch.equal(second, resumed)

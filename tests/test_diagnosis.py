@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.diagnosis import _PIECE, SMALLEST_NORMAL, GradientDiagnosis, _counts, _pieces
+from amp_track.diagnosis import _PIECE, SMALLEST_NORMAL, _counts, _pieces
 from amp_track.outcome import LayerGradients
 
 
@@ -27,7 +27,9 @@ class Net(nn.Module):
         return self.second(self.frozen(functional.relu(self.first(input))))
 
 
-def diagnosed(precision: str = "amp", *, steps: int = 1, every: int = 1, scale: float = 1.0, **settings: Any) -> Any:
+def diagnosed(
+    precision: str = "amp", *, steps: int = 1, every: int | None = 1, scale: float = 1.0, **settings: Any
+) -> Any:
     torch.manual_seed(0)
     net = Net()
     scaler = torch.amp.GradScaler("cpu", init_scale=scale) if precision == "amp" else None
@@ -99,15 +101,34 @@ def test_hooks_are_gone_after_a_diagnosed_step() -> None:
 def test_looking_changes_nothing() -> None:
     for precision in ("fp32", "amp"):
         watched, _ = diagnosed(precision, steps=5, scale=2.0**10)
-        plain, _ = diagnosed(precision, steps=5, every=1000, scale=2.0**10)
+        plain, _ = diagnosed(precision, steps=5, every=None, scale=2.0**10)
         for one, other in zip(watched.model.parameters(), plain.model.parameters(), strict=True):
             assert torch.equal(one, other)
 
 
-def test_a_compiled_model_is_not_hooked() -> None:
-    diagnosis = GradientDiagnosis(Net(), 1, outputs=False)
-    with diagnosis.watching():
-        assert not diagnosis._watched
+@pytest.mark.slow
+def test_a_compiled_model_is_not_hooked_and_its_gradients_are_counted() -> None:
+    _, looks = diagnosed("bf16", steps=2, compile=True)
+    plain = by_layer(diagnosed("bf16", steps=1)[1])
+    found = by_layer(tuple(look for look in looks if look.step == 1))
+    assert {look.layer for look in looks} == {"first", "second"}
+    assert all(look.largest_output is None for look in looks)
+    assert found["first"].values == plain["first"].values
+
+
+def test_a_sparse_gradient_counts_the_values_it_holds() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(100, 4, sparse=True)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.words(input).sum(dim=1)
+
+    net = Embedded()
+    step = TrainStep(net, torch.optim.SGD(net.parameters(), lr=0.1), functional.cross_entropy, "fp32", diagnose_every=1)
+    step(torch.tensor([[1, 2], [2, 3]]), torch.tensor([0, 1]))
+    assert by_layer(step.read().diagnosed)["words"].values == 3 * 4
 
 
 values = st.one_of(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -50,24 +51,29 @@ def train_seeds(
         storage.remember(trial, outcome, run_id)
         return outcome.quality if outcome.quality is not None else float("nan")
 
-    while missing := [params for params in wanted if params not in [t.params for t in _done(study)]]:
+    while missing := _without(wanted, [trial.params for trial in _finished(study)]):
         storage.fail_dead_trials(study)
         begun = [
             trial.system_attrs.get("fixed_params", trial.params)
             for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
         ]
-        for params in missing:
-            if params not in begun:
-                study.enqueue_trial(params)
+        for params in _without(missing, begun):
+            study.enqueue_trial(params)
         if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             study.optimize(objective, n_trials=1)
         else:
             time.sleep(POLL_SECONDS)
-    return [_result_of(trial) for trial in _done(study) if trial.params in wanted]
+    results = [_result_of(trial) for trial in _finished(study) if trial.params in wanted]
+    # Two workers that looked at the same moment may both have trained one: the same training twice is no second seed.
+    return list({(result.precision, result.seed): result for result in reversed(results)}.values())
 
 
-def _done(study: optuna.Study) -> list[FrozenTrial]:
-    """Trainings with an outcome: one that diverged has no value, and is over all the same."""
+def _without(wanted: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [params for params in wanted if params not in known]
+
+
+def _finished(study: optuna.Study) -> list[FrozenTrial]:
+    """Trainings with an outcome: one that came to no quality has no value, and is over all the same."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
     return [trial for trial in finished if storage.outcome_of(trial) is not None]
 

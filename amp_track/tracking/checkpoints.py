@@ -7,6 +7,7 @@ transaction; what no tag names is removed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ import mlflow
 from mlflow.entities import RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from amp_track import progress
 from amp_track.errors import BadInput
 from amp_track.events import CheckpointWritten
 
@@ -70,14 +72,23 @@ def _known(client: mlflow.MlflowClient, run_id: str) -> list[_Stored]:
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
     """MlflowClient cannot delete an artifact; the repository behind it can. The one place that uses it: should it
-    move, checkpoints pile up."""
+    move, this import fails."""
     keep = {stored.file for stored in _known(client, run_id)}
     repository = get_artifact_repository(
         client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri
     )  # fmt: skip
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
-            repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
+            try:
+                repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
+            except Exception as error:  # some kinds of store cannot: no reason to end a training
+                _say_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
+                return
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    progress.say(text)
 
 
 def _digest(file: Path) -> str:

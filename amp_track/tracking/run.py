@@ -21,6 +21,8 @@ _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
 """The most that MLflow takes in one log_batch."""
+_MOST_ROWS = 100_000
+"""Of diagnosis.json: the first ones, of a long training that is diagnosed often."""
 
 
 class Run:
@@ -36,12 +38,14 @@ class Run:
         self._tags: dict[str, str] = {}
         self._flushed = time.monotonic()
         self._known_params: dict[str, str] | None = None
-        self._on_record: dict[str, set[int]] = {}
+        self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
+        self.has_checkpoint = False
+        """Whether one has been stored, from which this training can be gone on with."""
 
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
-        """Buffer a metric; None is left out, and so is what a resumed run has on record at that step."""
-        if value is not None and step not in self._on_record.get(name, ()):
+        """Buffer a metric; None is left out, and so is what a resumed run has on record already."""
+        if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
             self._metrics.append(Metric(name, float(value), int(time.time() * 1000), step))
 
     def params(self, params: dict[str, str]) -> None:
@@ -57,8 +61,9 @@ class Run:
     def event(self, event: Event, quality_name: str) -> None:
         """Log what a job streamed."""
         match event:
-            case Started(settings=settings):
+            case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
+                self.metric("amp/scale", scale, 0)
             case EpochEnded():
                 self.metric("train/loss", event.train_loss, event.epoch)
                 self.metric("eval/loss", event.eval_loss, event.epoch)
@@ -72,6 +77,7 @@ class Run:
             case CheckpointWritten():
                 self.flush()  # what came before a checkpoint is not computed again when it is resumed
                 checkpoints.keep(self._client, self.run_id, event)
+                self.has_checkpoint = True
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
@@ -102,7 +108,6 @@ class Run:
         if outcome.scale is not None:
             self.metric("amp/skipped_steps", outcome.skipped_steps)
             self.metric("amp/final_scale", outcome.scale.final)
-            self.metric("amp/scale", outcome.scale.initial, 0)
             last_step, last_scale = outcome.scale.history[-1]
             if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
                 self.metric("amp/scale", last_scale, last_step)
@@ -114,7 +119,7 @@ class Run:
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
         """The whole model's fractions by step as metrics; the layers' go into a table at the end."""
-        self._diagnosed += looks
+        self._diagnosed += looks[: max(_MOST_ROWS - len(self._diagnosed), 0)]
         for step in dict.fromkeys(look.step for look in looks):
             of_step = [look for look in looks if look.step == step]
             values = max(sum(look.values for look in of_step), 1)
@@ -184,11 +189,16 @@ class Run:
 
     def go_on(self, quality_name: str) -> None:
         """This run goes on from a checkpoint: what was logged after that will come again, and is on record."""
+        self.has_checkpoint = True
         by_step = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", f"eval/{quality_name}")
         diagnosed = ("amp/non_finite_fraction", "amp/underflow_fraction", "amp/zero_fraction")
         for name in (*by_step, *diagnosed):
             history = self._client.get_metric_history(self.run_id, name)
-            self._on_record[name] = {metric.step for metric in history}
+            self._on_record[name] = {metric.step: metric.value for metric in history}
+
+
+def _is_same(known: float | None, value: float) -> bool:
+    return known is not None and (known == value or (math.isnan(known) and math.isnan(value)))
 
 
 def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:

@@ -47,7 +47,12 @@ class Tracker:
         self.uri = uri
         with stores.first_use(uri):
             self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables of a fresh store
-            self._experiment_id = self._find_experiment()
+
+    @functools.cached_property
+    def _experiment_id(self) -> str:
+        """Of new runs; made when first wanted."""
+        with stores.first_use(self.uri):
+            return self._find_experiment()
 
     def _find_experiment(self) -> str:
         if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
@@ -122,7 +127,8 @@ class Tracker:
         if run.info.status == "RUNNING" and not processes.is_gone(process):
             raise BadInput(
                 f"--resume: got run {run_id}, expected one that has stopped: process {process['pid']} on "
-                f"{process['host']} is training it; stop it first"
+                f"{process['host']} is training it; stop it first, or, "
+                "if that machine is gone, end the run in MLflow: MlflowClient().set_terminated"
             )
         return Resumable(
             job=Job.from_json(tags["amp_track.job"]),

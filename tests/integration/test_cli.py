@@ -107,6 +107,26 @@ def test_json_is_one_object_on_stdout_whatever_the_workload_prints() -> None:
     assert (result["verdict"], result["steps"], result["scale"]) == ("fits", 23, None)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--seeds", "3", "--precision", "amp,bf16"],
+            "--seeds: got 3 with --precision amp,bf16, expected fp32",
+        ),
+        (["--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
+        (["--seeds", "3", "--margin", "-1%"], "--margin: got '-1%', expected a part of the quality"),
+        (["--diagnose", "0"], "--diagnose: got '0', expected a whole number of 1 or more"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments: list[str], said: str) -> None:
+    done = amp_track("search", FAULTS, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(Path.cwd().iterdir()) == []
+
+
 def test_fit_prints_a_table_and_how_to_look() -> None:
     done = amp_track("fit", FAULTS, "--precision", "fp32,bf16", "--max-batch-size", "9", "--study", "small")
     assert done.returncode == 0, done.stderr

@@ -56,11 +56,11 @@ def killed_run() -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "kills"),
-    # In the middle of an epoch of 8 steps; after a checkpoint of the last step of one; twice.
-    [("fp32", [13]), ("bf16", [18]), ("amp", [6, 12])],
+    # From a checkpoint in the middle of an epoch of 8 steps; twice, the first from the best, at the end of an epoch.
+    [("fp32", [13]), ("bf16", [18]), ("amp", [10, 9])],
 )
 def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int]) -> None:
-    command = ["train", SPIKY, "--precision", precision, "--checkpoint-every", "4", "--json"]
+    command = ["train", SPIKY, "--precision", precision, "--checkpoint-every", "5", "--json"]
     whole = amp_track(*command)
     assert whole.returncode == 0, whole.stderr
     expected = json.loads(whole.stdout)
@@ -82,6 +82,49 @@ def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int]) 
     run = client().get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params == client().get_run(expected["run_id"]).data.params
+
+
+def test_more_steps_go_on_in_the_middle_of_an_epoch() -> None:
+    command = ["train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3", "--json", "--steps"]
+    expected = json.loads(amp_track(*command, "30").stdout)
+    run_id = json.loads(amp_track(*command, "5").stdout)["run_id"]
+    longer = amp_track("train", "--resume", run_id, "--steps", "30", "--json")
+    assert longer.returncode == 0, longer.stderr
+    assert json.loads(longer.stdout)["steps"] == 30
+    assert record(run_id)["train/step_loss"] == record(expected["run_id"])["train/step_loss"]
+
+
+KILLED_WHILE_STORING = """
+import os, signal, sys
+from pathlib import Path
+import mlflow
+from amp_track import cli
+whole = mlflow.MlflowClient.log_artifact
+calls = []
+def half(client, run_id, file, folder):
+    calls.append(file)
+    if len(calls) == 3:
+        content = Path(file).read_bytes()
+        Path(file).write_bytes(content[: len(content) // 2])
+        whole(client, run_id, file, folder)
+        os.killpg(0, signal.SIGKILL)
+    whole(client, run_id, file, folder)
+mlflow.MlflowClient.log_artifact = half
+cli.main()
+"""
+
+
+def test_killed_while_a_checkpoint_is_stored_the_one_before_counts() -> None:
+    command = ["train", SPIKY, "--precision", "fp32", "--checkpoint-every", "3", "--epochs", "2", "--json"]
+    whole = json.loads(amp_track(*command).stdout)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_STORING, *command], capture_output=True, timeout=120, start_new_session=True
+    )
+    assert done.returncode == -signal.SIGKILL
+    run_id = killed_run()
+    resumed = amp_track("train", "--resume", run_id)
+    assert resumed.returncode == 0, resumed.stderr
+    assert record(run_id) == record(whole["run_id"])
 
 
 def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_longer() -> None:

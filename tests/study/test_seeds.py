@@ -59,7 +59,7 @@ def test_one_that_diverged_is_over_and_counted() -> None:
     results = train_seeds(study(), JOB, precisions=("fp32", "amp"), seeds=3, run_training=trainings)
     assert len(trainings.jobs) == 6
     found = SeedsResult(job=JOB, seeds=3, margin=Margin(fraction=0.01), trainings=tuple(results))
-    assert found.diverged("amp") == 1
+    assert found.without_quality("amp") == 1
     assert found.qualities("amp") == [0.903, 0.905]
     against = found.comparison("amp")
     assert against is not None
