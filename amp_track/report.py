@@ -186,8 +186,8 @@ def _seeds_notes(result: SearchResult, seeds: SeedsResult) -> list[str]:
     rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
     return [
         f"seeds: {matched}, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; a step that amp "
-        "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided Welch "
-        "t-tests at 5 %); different: it is significant at 5 %."
+        "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided paired "
+        "t-tests at 5 %, seed by seed); different: it is significant at 5 %."
     ]
 
 

@@ -165,8 +165,15 @@ class SeedsResult:
 
     def qualities(self, precision: str) -> list[float]:
         """Of the trainings that came to one, by seed."""
+        return list(self._by_seed(precision).values())
+
+    def _by_seed(self, precision: str) -> dict[int, float]:
         found = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
-        return [t.outcome.quality for t in found if t.outcome.quality is not None and math.isfinite(t.outcome.quality)]
+        return {
+            training.seed: training.outcome.quality
+            for training in found
+            if training.outcome.quality is not None and math.isfinite(training.outcome.quality)
+        }
 
     def without_quality(self, precision: str) -> int:
         """How many came to none: they diverged, or did not end."""
@@ -183,10 +190,12 @@ class SeedsResult:
 
     def comparison(self, precision: str) -> Comparison | None:
         """With fp32; None for itself, or where one of the two has no quality."""
-        reference, qualities = self.qualities("fp32"), self.qualities(precision)
-        if precision == "fp32" or not reference or not qualities:
+        reference, found = self._by_seed("fp32"), self._by_seed(precision)
+        both = [seed for seed in found if seed in reference]
+        if precision == "fp32" or not both:
             return None
-        return compare(qualities, reference, self.margin.of(fmean(reference)))
+        margin = self.margin.of(fmean(reference.values()))
+        return compare([found[seed] for seed in both], [reference[seed] for seed in both], margin)
 
     def as_json(self) -> dict[str, Any]:
         return {
