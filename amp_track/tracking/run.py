@@ -21,6 +21,8 @@ _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
 """The most that MLflow takes in one log_batch."""
+_TABLES = "mlflow.loggedArtifacts"
+"""The tag by which MLflow's UI knows which files to show as tables; without it they show as JSON."""
 _MOST_ROWS = 100_000
 """Of diagnosis.json: the first ones, of a long training that is diagnosed often."""
 
@@ -148,6 +150,9 @@ class Run:
         """A table as MLflow's log_table writes it, in place of an earlier one: that would append to it."""
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
         self._client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
+        known = json.loads(self._client.get_run(self.run_id).data.tags.get(_TABLES, "[]"))
+        if (entry := {"path": file, "type": "table"}) not in known:
+            self._client.set_tag(self.run_id, _TABLES, json.dumps([*known, entry]))
 
     def artifact(self, file: Path) -> None:
         self._client.log_artifact(self.run_id, str(file))

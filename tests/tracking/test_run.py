@@ -1,3 +1,5 @@
+import json
+
 import mlflow
 import pytest
 from conftest import DIGITS, request
@@ -80,3 +82,15 @@ def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     inputs = {item.dataset.name: item.dataset for item in run.inputs.dataset_inputs}
     assert set(inputs) == {"Digits-train", "Digits-eval"}
     assert inputs["Digits-train"].profile == '{"num_rows": 1437}'
+
+
+def test_a_table_is_read_back_as_mlflows_own(client: mlflow.MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)  # load_table asks the fluent API
+    with Tracker(URI).run("tables", tags={}) as run:
+        for _ in range(2):  # the second takes the first one's place
+            run.table("a.json", {"step": [1, 2], "loss": [0.5, 0.25]})
+        run.table("b.json", {"step": [3]})
+    found = client.load_table(client.get_run(run.run_id).info.experiment_id, "a.json", run_ids=[run.run_id])
+    assert found.to_dict("list") == {"step": [1, 2], "loss": [0.5, 0.25]}
+    tables = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert [table["path"] for table in tables] == ["a.json", "b.json"]
