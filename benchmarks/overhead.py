@@ -52,8 +52,13 @@ class Case:
     channels_last: bool = False
     synthetic: bool = False
 
+    @property
+    def reference(self) -> str:
+        """The workload as it can be loaded from any folder."""
+        return self.workload if ":" in self.workload else str(ROOT / self.workload)
 
-DIGITS = str(ROOT / "experiments" / "digits.py")
+
+DIGITS = "experiments/digits.py"
 CASES = {
     "cpu": [
         Case("tiny MLP, amp", "benchmarks.models:Mlp", "amp", 64, 3000),
@@ -101,7 +106,7 @@ def bare(case: Case) -> float:
 
     from amp_track import Precision, float32_precision, load_workload
 
-    workload = load_workload(case.workload)
+    workload = load_workload(case.reference)
     model = model_of(case, workload)
     optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
     scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
@@ -137,7 +142,7 @@ def lightning(case: Case, log_every: int) -> float:
 
     from amp_track import load_workload
 
-    workload = load_workload(case.workload)
+    workload = load_workload(case.reference)
     model = model_of(case, workload)
     clock = {}
 
@@ -192,7 +197,7 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     from amp_track.request import Request, Stores
 
     job = Job(
-        workload=case.workload, precision=case.precision, batch_size=case.batch_size, device=case.device,
+        workload=case.reference, precision=case.precision, batch_size=case.batch_size, device=case.device,
         steps=WARM_UP_STEPS + case.steps, channels_last=case.channels_last, synthetic=case.synthetic,
         diagnose_every=diagnose_every,
     )  # fmt: skip
