@@ -106,6 +106,7 @@ class GradientDiagnosis:
             layer: [_values(parameter.grad) for parameter in self._parameters[layer] if parameter.grad is not None]
             for layer in self._arrived
         }
+        gradients = {layer: of_layer for layer, of_layer in gradients.items() if of_layer}  # some are freed on arrival
         counts = [
             torch.stack([_counts(piece) for tensor in of_layer for piece in _pieces(tensor)]).sum(dim=0)
             for of_layer in gradients.values()

@@ -158,3 +158,18 @@ def test_pieces_are_views_that_make_up_the_whole(shape: tuple[int, ...]) -> None
     assert sum(piece.numel() for piece in pieces) == tensor.numel()
     assert all(piece.numel() <= max(_PIECE, tensor[:1].numel() if shape else 1) for piece in pieces)
     assert all(piece.data_ptr() - tensor.data_ptr() < tensor.nbytes or not tensor.numel() for piece in pieces)
+
+
+def test_gradients_that_are_freed_as_they_arrive_are_left_out() -> None:
+    torch.manual_seed(0)
+    net = Net()
+
+    def free(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for parameter in net.first.parameters():
+        parameter.register_post_accumulate_grad_hook(free)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    step = TrainStep(net, optimizer, functional.cross_entropy, "fp32", diagnose_every=1)
+    step(torch.randn(8, 16), torch.arange(8) % 4)
+    assert [look.layer for look in step.read().diagnosed if look.values] == ["second"]
