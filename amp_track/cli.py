@@ -116,9 +116,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     result = _print_or_return(commands.search, request, as_json)
     if result is None:
         return
-    _print_table(report.search_table(result))
-    if result.seeds is not None:
-        _print_table(report.seeds_table(result.seeds, result.quality_name))
+    for table in report.search_tables(result):
+        _print_table(table)
     for line in report.notes(result):
         print(f"· {line}")
     _print_how_to_look(request, result.fit.study)

@@ -250,9 +250,8 @@ def _train_inside(
     from amp_track.study import train
 
     trainings = session.request.trainings
-    edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
     space = train.Space(
-        edges=edges, reference_batch_size=session.found.batch_size, learning_rates=trainings.learning_rates
+        edges=fitted.edges, reference_batch_size=session.found.batch_size, learning_rates=trainings.learning_rates
     )
     study = session.open_train_study()
     progress.say(f"training inside the edges: {trainings.trials} trials in all")
@@ -289,15 +288,16 @@ def _train_seeds(session: Session, tracker: Tracker, parent: Run, fitted: FitRes
     from amp_track.study import seeds
 
     asked = session.request.trainings
-    edges = {name: found.edge.largest_batch for name, found in fitted.precisions.items() if found.edge.largest_batch}
-    job = dataclasses.replace(session.job, batch_size=min(session.found.batch_size, *edges.values()))
+    job = dataclasses.replace(session.job, batch_size=min(session.found.batch_size, *fitted.edges.values()))
     study = session.open_seeds_study()
-    progress.say(f"comparing {', '.join(edges)} over {asked.seeds} seeds at batch {job.batch_size}")
+    progress.say(f"comparing {', '.join(fitted.edges)} over {asked.seeds} seeds at batch {job.batch_size}")
 
     def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
         return run_trial(session, tracker, parent, study, trial, job, note=f"seed {job.seed}")
 
-    trainings = seeds.train_seeds(study, job, precisions=tuple(edges), seeds=asked.seeds, run_training=run_training)
+    trainings = seeds.train_seeds(
+        study, job, precisions=tuple(fitted.edges), seeds=asked.seeds, run_training=run_training
+    )
     return SeedsResult(job=job, seeds=asked.seeds, margin=asked.margin, trainings=tuple(trainings))
 
 

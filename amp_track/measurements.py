@@ -28,7 +28,6 @@ class Tally:
         self._step = step
         self._scale_history = [(0, step.history.scale)] if step.history is not None else []
         self._skipped_steps = 0
-        self._skipped_for_the_loss = 0
         self._non_finite, self._first_non_finite = 0, (0, 0)
         self._epoch_loss, self._epoch_samples = 0.0, 0
         self._layers: dict[str, LayerSums] = {}
@@ -41,9 +40,7 @@ class Tally:
     def read(self) -> StepTotals:
         """What came since the last reading. Waits for the device."""
         totals = self._step.read()
-        non_finite_steps = {step for step, _ in totals.non_finite_losses}
         self._skipped_steps += len(totals.skipped_steps)
-        self._skipped_for_the_loss += len(non_finite_steps.intersection(totals.skipped_steps))
         if totals.non_finite_losses and not self._non_finite:
             self._first_non_finite = totals.non_finite_losses[0]
         self._non_finite += len(totals.non_finite_losses)
@@ -69,7 +66,6 @@ class Tally:
         return {
             "scale_history": self._scale_history,
             "skipped_steps": self._skipped_steps,
-            "skipped_for_the_loss": self._skipped_for_the_loss,
             "non_finite": [self._non_finite, self._first_non_finite],
             "layers": {layer: dataclasses.asdict(sums) for layer, sums in self._layers.items()},
             "diagnosed_steps": self._diagnosed_steps,
@@ -82,7 +78,6 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._scale_history = [(step, scale) for step, scale in state["scale_history"]]
         self._skipped_steps = state["skipped_steps"]
-        self._skipped_for_the_loss = state["skipped_for_the_loss"]
         self._non_finite, self._first_non_finite = state["non_finite"]
         self._layers = {layer: LayerSums(**sums) for layer, sums in state["layers"].items()}
         self._diagnosed_steps = state["diagnosed_steps"]
@@ -106,12 +101,7 @@ class Tally:
         if not self._non_finite:
             return None
         step, batch = self._first_non_finite
-        return NonFiniteLosses(
-            batches=self._non_finite,
-            first_step=step,
-            first_batch=batch,
-            skipped_steps=self._skipped_for_the_loss,
-        )
+        return NonFiniteLosses(batches=self._non_finite, first_step=step, first_batch=batch)
 
     def _scale_report(self) -> ScaleReport | None:
         if self._step.history is None:

@@ -100,8 +100,6 @@ class NonFiniteLosses:
     first_step: int
     first_batch: int
     """Of its optimizer step, counted from 1."""
-    skipped_steps: int = 0
-    """Skipped steps that had such a loss: the others were overflows of the gradients alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,12 @@ def search_table(result: SearchResult) -> Table:
     return table
 
 
+def search_tables(result: SearchResult) -> list[Table]:
+    """All that a search has found."""
+    seeds = [seeds_table(result.seeds, result.quality_name)] if result.seeds is not None else []
+    return [search_table(result), *seeds]
+
+
 def notes(result: SearchResult) -> list[str]:
     """What must be said beside the table for it not to mislead."""
     lines = []
@@ -126,7 +132,7 @@ def notes(result: SearchResult) -> list[str]:
                 "--lr-scaling."
             )
     if result.seeds is not None:
-        lines += _seeds_notes(result, result.seeds)
+        lines.append(_seeds_note(result, result.seeds))
     else:
         lines.append(
             "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
@@ -175,7 +181,7 @@ def _difference(against: Comparison) -> str:
     return f"{against.difference:+.4f}\n({low} to {high})"
 
 
-def _seeds_notes(result: SearchResult, seeds: SeedsResult) -> list[str]:
+def _seeds_note(result: SearchResult, seeds: SeedsResult) -> str:
     """How the trainings compared over seeds were made alike."""
     job = seeds.job
     reference = result.workload_batch_size
@@ -184,11 +190,11 @@ def _seeds_notes(result: SearchResult, seeds: SeedsResult) -> list[str]:
     else:
         matched = f"epochs-matched: each goes through the data {job.epochs} times"
     rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
-    return [
+    return (
         f"seeds: {matched}, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; a step that amp "
         "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided paired "
         "t-tests at 5 %, seed by seed); different: it is significant at 5 %."
-    ]
+    )
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
@@ -209,9 +215,8 @@ def diagnosis_table(diagnosis: Diagnosis) -> Table:
 def log(result: SearchResult, parent: Run) -> str:
     """Keep table, notes and picture with the study's MLflow run. Returns the path of the report."""
     console = Console(record=True, width=160, file=io.StringIO())
-    console.print(search_table(result))
-    if result.seeds is not None:
-        console.print(seeds_table(result.seeds, result.quality_name))
+    for table in search_tables(result):
+        console.print(table)
     for line in notes(result):
         console.print("·", line)
     parent.text("report.txt", console.export_text())

@@ -93,6 +93,13 @@ class FitResult:
     multiple_of: int = 1
     effective_batch_size: int | None = None
 
+    @property
+    def edges(self) -> dict[str, int]:
+        """The largest batch of each precision at which anything fits."""
+        return {
+            name: fitted.edge.largest_batch for name, fitted in self.precisions.items() if fitted.edge.largest_batch
+        }
+
     def accumulation(self, precision: str) -> tuple[int, int] | None:
         """The batch and how many of it make the effective batch; None where none was asked for or nothing gives it."""
         if self.effective_batch_size is None:

@@ -58,8 +58,6 @@ class ScaleHistory:
         self._found_inf = ScalarLog(capacity, device)
         self._none_found, self._some_found = torch.zeros((), device=device), torch.ones((), device=device)
         self._of_this_step: Tensor | None = None
-        self._changes: list[tuple[int, float]] = []
-        self._skipped: list[int] = []
         self._adopt(scaler)
         optimizer.register_step_pre_hook(self._before_optimizer_step)
 
@@ -89,10 +87,19 @@ class ScaleHistory:
 
     def read(self) -> ScaleChanges:
         """What happened since the last reading. Waits for the device once."""
-        self._replay()
-        changes = ScaleChanges(tuple(self._changes), tuple(self._skipped))
-        self._changes, self._skipped = [], []
-        return changes
+        changes: list[tuple[int, float]] = []
+        skipped: list[int] = []
+        for found in self._found_inf.fetch():
+            before = self.scale
+            self.steps += 1
+            if found:
+                skipped.append(self.steps)
+            else:
+                self.updates += 1
+            self._replay(overflowed=bool(found))
+            if self.scale != before:
+                changes.append((self.steps, self.scale))
+        return ScaleChanges(tuple(changes), tuple(skipped))
 
     def state_dict(self) -> dict[str, int]:
         """Counters; the scale itself is the scaler's to keep. Read first."""
@@ -104,23 +111,16 @@ class ScaleHistory:
         self._adopt(scaler)
         self.steps, self.updates = state["steps"], state["updates"]
         self._found_inf.clear()
-        self._changes, self._skipped = [], []
 
-    def _replay(self) -> None:
-        for found in self._found_inf.fetch():
-            before = self.scale
-            self.steps += 1
-            if found:
-                self._skipped.append(self.steps)
-                self._growth_tracker = 0
-                self.scale = float(numpy.float32(self.scale * self._backoff_factor))
-            else:
-                self.updates += 1
-                self._growth_tracker += 1
-                if self._growth_tracker == self._growth_interval:
-                    self._growth_tracker = 0
-                    with numpy.errstate(over="ignore"):
-                        grown = float(numpy.float32(self.scale * self._growth_factor))
-                    self.scale = grown if numpy.isfinite(grown) else self.scale  # it stops where it would be infinite
-            if self.scale != before:
-                self._changes.append((self.steps, self.scale))
+    def _replay(self, *, overflowed: bool) -> None:
+        """One `_amp_update_scale_`."""
+        if overflowed:
+            self._growth_tracker = 0
+            self.scale = float(numpy.float32(self.scale * self._backoff_factor))
+            return
+        self._growth_tracker += 1
+        if self._growth_tracker == self._growth_interval:
+            self._growth_tracker = 0
+            with numpy.errstate(over="ignore"):
+                grown = float(numpy.float32(self.scale * self._growth_factor))
+            self.scale = grown if numpy.isfinite(grown) else self.scale  # it stops where it would be infinite

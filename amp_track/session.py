@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -328,14 +328,15 @@ class Session:
         quality_name = self.found.quality_name
         with (
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-            processes.scratch_folder() as folder,
+            processes.scratch_folder() if job.checkpoint_every is not None else nullcontext() as folder,
         ):
 
             def on_event(event: Event) -> None:
                 run.event(event, quality_name)
                 show(event)
 
-            checkpoints = CheckpointFolder(path=str(folder), resume_from=str(resume_from) if resume_from else None)
+            resumed = str(resume_from) if resume_from is not None else None
+            checkpoints = CheckpointFolder(path=str(folder), resume_from=resumed) if folder is not None else None
             outcome = self.sandbox.run(job, on_event, checkpoints=checkpoints)
         run.outcome(outcome)
         if words := advice.explain(outcome, job.precision):

@@ -124,9 +124,8 @@ class TrainStep:
         """The model as it is called: compiled, or itself."""
         self.optimizer = optimizer
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
-        self.history = (
-            ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if self.scaler.is_enabled() else None
-        )  # fmt: skip
+        is_scaled = self.scaler.is_enabled()
+        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
         self.diagnosis = (
             GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
         )
@@ -211,9 +210,8 @@ class TrainStep:
 
     def _fetch(self) -> None:
         """Bring what lies on the device to the host. Waits for the device."""
-        self._parts += [
-            (loss, *part) for loss, part in zip(self._losses.fetch(), self._unfetched, strict=True)
-        ]  # fmt: skip
+        fetched = zip(self._losses.fetch(), self._unfetched, strict=True)
+        self._parts += [(loss, *part) for loss, part in fetched]
         self._unfetched = []
         if self.history is not None:
             changes = self.history.read()

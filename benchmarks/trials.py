@@ -16,7 +16,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,19 +43,19 @@ def nothing(connection: Any) -> None:
     connection.send(None)
 
 
-def in_fresh_process(target: Callable[..., None], *arguments: Any) -> tuple[Any, float]:
-    """What `target` sends from a process forked from the sandbox's own server, and the seconds it took in all."""
+def empty_process_seconds() -> float:
+    """How long one takes that is forked from the sandbox's own server."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     started = time.perf_counter()
-    process = context.Process(target=target, args=(sender, *arguments))
+    process = context.Process(target=nothing, args=(sender,))
     process.start()
     sender.close()
-    result = receiver.recv()
+    receiver.recv()
     process.join()
-    return result, time.perf_counter() - started
+    return time.perf_counter() - started
 
 
 class TimedSandbox(Sandbox):
@@ -115,7 +114,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
             for repeat in range(repeats + 1):  # the first of each warms up, and is left out
                 outcome, trial_seconds = trials.run(parent, job)
                 job_seconds = trials.sandbox.seconds
-                _, empty_seconds = in_fresh_process(nothing)
+                empty_seconds = empty_process_seconds()
                 if repeat == 0:
                     continue
                 beyond.append(trial_seconds - job_seconds)

@@ -60,7 +60,7 @@ def test_a_scale_that_still_falls_late_is_not_called_normal() -> None:
 
 
 def test_a_step_skipped_for_its_loss_is_no_overflow_of_gradients() -> None:
-    losses = NonFiniteLosses(batches=1, first_step=500, first_batch=1, skipped_steps=1)
+    losses = NonFiniteLosses(batches=1, first_step=500, first_batch=1)
     history = scale((0, 65536.0), (500, 32768.0), (1000, 32768.0))
     line = one_line(outcome(scale=history, skipped_steps=1, non_finite_losses=losses))
     assert line.startswith("the loss was inf or NaN in 1 batches")
@@ -84,7 +84,7 @@ def test_overflows_again_and_again_are() -> None:
     ("losses", "what"),
     [
         (
-            NonFiniteLosses(batches=9, first_step=800, first_batch=1, skipped_steps=9),
+            NonFiniteLosses(batches=9, first_step=800, first_batch=1),
             "the loss itself overflows float16",
         ),
         (None, "gradients overflow unscaled, so the backward pass overflows float16"),

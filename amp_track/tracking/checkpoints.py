@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlflow
-from mlflow.entities import RunTag
+from mlflow.entities import Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track import progress
@@ -49,7 +49,7 @@ def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
     Raises:
         BadInput: the run has none, or it is not what was stored.
     """
-    known = _known(client, run_id)
+    known = _known(client.get_run(run_id))
     if not known:
         raise BadInput(
             f"--resume: got run {run_id}, which has no checkpoint, expected one trained with --checkpoint-every; "
@@ -65,18 +65,17 @@ def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
     return file
 
 
-def _known(client: mlflow.MlflowClient, run_id: str) -> list[_Stored]:
-    tags = client.get_run(run_id).data.tags
+def _known(run: Run) -> list[_Stored]:
+    tags = run.data.tags
     return [_Stored(**json.loads(tags[name])) for name in (_LAST, _BEST) if name in tags]
 
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
     """MlflowClient cannot delete an artifact; the repository behind it can. The one place that uses it: should it
     move, this import fails."""
-    keep = {stored.file for stored in _known(client, run_id)}
-    repository = get_artifact_repository(
-        client.get_run(run_id).info.artifact_uri, tracking_uri=client.tracking_uri
-    )  # fmt: skip
+    run = client.get_run(run_id)
+    keep = {stored.file for stored in _known(run)}
+    repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri)
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
