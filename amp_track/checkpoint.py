@@ -13,7 +13,7 @@ import torch
 
 from amp_track.errors import BadInput
 from amp_track.events import CheckpointWritten
-from amp_track.job import CheckpointFolder
+from amp_track.job import JobFolder
 
 _FORMAT = 1
 _FILES_WAITING = 2
@@ -65,7 +65,7 @@ class Checkpoints:
     def __init__(
         self,
         every: int | None,
-        folder: CheckpointFolder | None,
+        folder: JobFolder | None,
         *,
         higher_is_better: bool,
         send: Callable[[CheckpointWritten], None],

@@ -52,7 +52,9 @@ def train(request: Request) -> TrainResult:
 
 def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
     try:
-        outcome = session.run_tracked(job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from)
+        outcome = session.run_tracked(
+            job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
+        )
     except KeyboardInterrupt:
         if run.has_checkpoint:
             progress.say(f"go on with: amp-track train --resume {run.run_id}")

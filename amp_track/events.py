@@ -42,6 +42,15 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileWritten:
+    """A file for the run's artifacts lies ready, whole; whoever gets this may move it."""
+
+    file: str
+    folder: str = ""
+    """Among the artifacts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepsDone:
     """Progress within a job: sent a few times a second at most, never once per step."""
 
@@ -58,4 +67,4 @@ class Started:
     """The first one of a GradScaler."""
 
 
-Event = EpochEnded | StepsRecorded | CheckpointWritten | StepsDone | Started
+Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | StepsDone | Started

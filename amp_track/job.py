@@ -152,6 +152,21 @@ class Job:
         metavar="NORM",
         shown_default="no clipping",
     )
+    processes: int = setting(
+        1,
+        "Train data-parallel in so many processes, each with a device, a batch and a memory budget of its own.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    loader_workers: int | None = setting(
+        None,
+        "Processes that load data beside the training; 0 loads it between the steps.",
+        values.natural_number,
+        expected="a whole number of 0 or more",
+        metavar="N",
+        shown_default="the workload's",
+    )
     channels_last: bool = switch("Keep image tensors in channels-last memory order.")
     compile: bool = switch("torch.compile the model.")
     synthetic: bool = switch(
@@ -231,11 +246,13 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFolder:
-    """Where a job's process leaves its checkpoints, and the one it goes on from."""
+class JobFolder:
+    """Where a job's process leaves files for its run: checkpoints, pictures, and the weights it ends with."""
 
     path: str
     resume_from: str | None = None
+    """The checkpoint to go on from."""
+    keep_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +281,7 @@ class Inspection:
     """The workload's own: what its learning rate was chosen for."""
     epochs: int
     learning_rate: float
+    loader_workers: int
     options: tuple[tuple[str, str], ...]
     """Every option of the workload with the value it has in this job."""
     quality_name: str
@@ -288,5 +306,6 @@ def resolve(job: Job, found: Inspection) -> Job:
         batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
         epochs=epochs,
         learning_rate=learning_rate,
+        loader_workers=job.loader_workers if job.loader_workers is not None else found.loader_workers,
         options=found.options,
     )

@@ -26,7 +26,7 @@ from typing import Any, assert_never
 
 from amp_track.errors import BadInput, WorkloadFailed
 from amp_track.events import Event
-from amp_track.job import CheckpointFolder, Inspection, Job
+from amp_track.job import Inspection, Job, JobFolder
 from amp_track.outcome import Outcome, Verdict
 from amp_track.values import format_bytes
 
@@ -79,16 +79,16 @@ class Sandbox:
         job: Job,
         on_event: Callable[[Event], None] = _ignore,
         *,
-        checkpoints: CheckpointFolder | None = None,
+        folder: JobFolder | None = None,
     ) -> Outcome:
-        """Run a resolved job. Calls `on_event` in this process as events arrive. Its checkpoints, if it makes any, are
-        left in that folder, for whoever gets the event to move them.
+        """Run a resolved job. Calls `on_event` in this process as events arrive. Files for its MLflow run are left in
+        `folder`, for whoever gets the event to move them.
 
         Raises:
             KeyboardInterrupt: passed on once the job's process is dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._in_fresh_process("run", job, on_event, checkpoints)
+        outcome = self._in_fresh_process("run", job, on_event, folder)
         assert isinstance(outcome, Outcome)
         if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
@@ -121,7 +121,7 @@ class Sandbox:
         task: str,
         job: Job,
         on_event: Callable[[Event], None],
-        checkpoints: CheckpointFolder | None = None,
+        folder: JobFolder | None = None,
     ) -> Outcome | Inspection:
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
@@ -129,7 +129,7 @@ class Sandbox:
             forkserver.ensure_running()
         _let_jobs_go_first()
         connection, childs_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(task, job, childs_end, checkpoints))
+        process = self._context.Process(target=_child, args=(task, job, childs_end, folder))
         with _no_main_module():
             process.start()
         childs_end.close()  # so that the child's death closes the pipe
@@ -278,13 +278,13 @@ def _imported_modules(workload: str) -> list[str]:
     return modules
 
 
-def _child(task: str, job: Job, connection: Connection[Any, Any], checkpoints: CheckpointFolder | None) -> None:
+def _child(task: str, job: Job, connection: Connection[Any, Any], folder: JobFolder | None) -> None:
     """Runs in the fresh process, where torch is already imported."""
     from amp_track import worker
 
     match task:
         case "run":
-            worker.run(job, connection, checkpoints, enforce_budget=True)
+            worker.run(job, connection, folder, enforce_budget=True)
         case "measure":
             worker.run(job, connection, None, enforce_budget=False)
         case "inspect":

@@ -15,7 +15,7 @@ from amp_track import advice, processes, progress, stores
 from amp_track.errors import BadInput
 from amp_track.events import Event
 from amp_track.frontier import Limit
-from amp_track.job import CheckpointFolder, Inspection, Job, resolve
+from amp_track.job import Inspection, Job, JobFolder, resolve
 from amp_track.outcome import Outcome
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
@@ -317,6 +317,7 @@ class Session:
         epoch_lines: bool = False,
         predicted_bytes: int | None = None,
         resume_from: Path | None = None,
+        keep_weights: bool = False,
     ) -> Outcome:
         """Run a job and log it to `run`, whatever comes of it; or go on from a checkpoint with one that is there."""
         from amp_track import tracking
@@ -328,7 +329,7 @@ class Session:
         quality_name = self.found.quality_name
         with (
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-            processes.scratch_folder() if job.checkpoint_every is not None else nullcontext() as folder,
+            processes.scratch_folder() if kind == "train" else nullcontext() as folder,
         ):
 
             def on_event(event: Event) -> None:
@@ -336,8 +337,10 @@ class Session:
                 show(event)
 
             resumed = str(resume_from) if resume_from is not None else None
-            checkpoints = CheckpointFolder(path=str(folder), resume_from=resumed) if folder is not None else None
-            outcome = self.sandbox.run(job, on_event, checkpoints=checkpoints)
+            job_folder = None
+            if folder is not None:
+                job_folder = JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights)
+            outcome = self.sandbox.run(job, on_event, folder=job_folder)
         run.outcome(outcome)
         if words := advice.explain(outcome, job.precision):
             run.tags({"amp_track.advice": "\n".join(words)})

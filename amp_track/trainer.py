@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_track import random_state
+from amp_track import keepsakes, random_state
 from amp_track.checkpoint import Checkpoints
 from amp_track.data import Batches, Part, Position, batch_length
 from amp_track.device import Device, peak_resident_bytes
 from amp_track.evaluation import EvalStep, EvalTotals
 from amp_track.events import EpochEnded, Event, Started, StepsDone, StepsRecorded
-from amp_track.job import CheckpointFolder, Job
+from amp_track.job import Job, JobFolder
 from amp_track.measurements import Tally, TrainingClock
 from amp_track.outcome import Outcome, Verdict
 from amp_track.precision import Precision, float32_precision
@@ -43,7 +43,7 @@ class Trainer:
         send: Callable[[Event], None],
         *,
         enforce_budget: bool = True,
-        checkpoints: CheckpointFolder | None = None,
+        folder: JobFolder | None = None,
     ) -> None:
         assert job.batch_size is not None and job.learning_rate is not None, "resolve the job first"
         self._job = job
@@ -52,8 +52,9 @@ class Trainer:
         self._device = device
         self._send = send
         self._enforce_budget = enforce_budget
+        self._folder = folder
         self._checkpoints = Checkpoints(
-            job.checkpoint_every, checkpoints, higher_is_better=workload.quality.higher_is_better, send=send
+            job.checkpoint_every, folder, higher_is_better=workload.quality.higher_is_better, send=send
         )
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
@@ -93,11 +94,13 @@ class Trainer:
                         scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
             measured = self._probe(step, batches) if self._job.probe else self._train(step, batches, self._taken())
+            wall_seconds = time.perf_counter() - self._started
         self._device.synchronize()
         peak = self._device.peak()
+        self._leave_keepsakes(step)
         return Outcome(
             verdict=Verdict.FITS,
-            wall_seconds=time.perf_counter() - self._started,
+            wall_seconds=wall_seconds,
             max_allocated_bytes=self._max_allocated_bytes or None,
             max_resident_bytes=peak_resident_bytes(),
             max_memory_bytes=peak.reserved_bytes,
@@ -107,6 +110,15 @@ class Trainer:
             ),
             **measured,
         )
+
+    def _leave_keepsakes(self, step: TrainStep) -> None:
+        """After everything was measured."""
+        if self._folder is None or self._job.probe or self._job.synthetic:
+            return
+        self._phase = "pictures"
+        with float32_precision(self._precision):
+            for left in keepsakes.leave(self._workload, step, self._folder):
+                self._send(left)
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device

@@ -20,25 +20,23 @@ from amp_track import device as devices
 from amp_track import precision
 from amp_track.data import digest, length
 from amp_track.errors import BadInput
-from amp_track.job import CheckpointFolder, Inspection, Job
+from amp_track.job import Inspection, Job, JobFolder
 from amp_track.outcome import Outcome, Verdict
 from amp_track.trainer import Trainer
 from amp_track.values import PRECISIONS
-from amp_track.workload import load_workload, option_values, source_digest, users_traceback
+from amp_track.workload import Workload, load_workload, option_values, source_digest, users_traceback
 
 
-def run(
-    job: Job, connection: Connection[Any, Any], checkpoints: CheckpointFolder | None, *, enforce_budget: bool
-) -> None:
+def run(job: Job, connection: Connection[Any, Any], folder: JobFolder | None, *, enforce_budget: bool) -> None:
     """Train, and send events and then the outcome, whatever exception comes."""
     _settle_in()
     try:
         device = devices.open_device(job.device)
-        workload = load_workload(job.workload, job.options)
+        workload = workload_of(job)
     except BadInput as error:
         connection.send(error)
         return
-    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget, checkpoints=checkpoints)
+    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget, folder=folder)
     try:
         outcome = trainer.run()
     except BadInput as error:
@@ -61,10 +59,17 @@ def inspect(job: Job, connection: Connection[Any, Any]) -> None:
         connection.send(_outcome_of_exception(error, "data", None))
 
 
+def workload_of(job: Job) -> Workload:
+    """As the job trains it. Raises BadInput if it cannot be loaded."""
+    workload = load_workload(job.workload, job.options)
+    return workload.without_data() if job.synthetic else workload
+
+
 def _inspection(job: Job) -> Inspection:
     device = devices.open_device(job.device)
     devices.check_budget(device, job.memory_budget_bytes)
-    workload = load_workload(job.workload, job.options)
+    workload = workload_of(job)
+    workload.check()
     training_samples = evaluation_samples = 0
     dataset_digest = "synthetic"
     if not job.synthetic:
@@ -85,6 +90,7 @@ def _inspection(job: Job) -> Inspection:
         batch_size=workload.batch_size,
         epochs=workload.epochs,
         learning_rate=workload.learning_rate,
+        loader_workers=workload.loader_workers,
         options=option_values(workload),
         quality_name=workload.quality.name,
         higher_is_better=workload.quality.higher_is_better,

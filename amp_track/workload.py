@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -42,6 +42,8 @@ class Workload(ABC):
     """Chosen for `batch_size`."""
     batch_size: int = 64
     epochs: int = 1
+    loader_workers: int = 0
+    """Processes that load data beside the training; 0 loads it between the steps."""
     quality: ClassVar[Quality] = Quality("accuracy", higher_is_better=True)
 
     @abstractmethod
@@ -80,6 +82,24 @@ class Workload(ABC):
         """
         return None
 
+    def check(self) -> None:  # noqa: B027 — most workloads need nothing
+        """Raise `BadInput` where something that the model needs is missing, such as pretrained weights. Called once
+        before anything is written."""
+
+    def without_data(self) -> Workload:
+        """As `--synthetic` trains it: without what only quality needs, such as pretrained weights. Default: itself."""
+        return self
+
+    def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+        """Images by name that show what the trained model does, each (height, width) or (height, width, 3), from 0 to
+        1. They are kept with the run, and `amp-track compare` shows those of all precisions side by side.
+
+        Args:
+            predict: from a batch of inputs to the model's output, in the precision of the training, in float32 on the
+                CPU.
+        """
+        return {}
+
     def example(self, batch_size: int) -> tuple[Any, Any]:
         """One batch (input, target) of the real shapes and dtypes. Override it without touching the data, and
         `--synthetic` works where the data is not. Default: the first training samples, repeated."""
@@ -91,7 +111,12 @@ class Workload(ABC):
 
 # Fields that a workload may override by an annotated assignment, which makes them dataclass fields too: they have flags
 # of their own.
-_OWN_FLAGS = {"learning_rate": "--lr", "batch_size": "--batch-size", "epochs": "--epochs"}
+_OWN_FLAGS = {
+    "learning_rate": "--lr",
+    "batch_size": "--batch-size",
+    "epochs": "--epochs",
+    "loader_workers": "--loader-workers",
+}
 
 
 def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field[Any]]:

@@ -6,7 +6,7 @@ import torch
 from amp_track import checkpoint
 from amp_track.errors import BadInput
 from amp_track.events import CheckpointWritten
-from amp_track.job import CheckpointFolder
+from amp_track.job import JobFolder
 
 
 def test_what_is_saved_is_loaded(clean_folder: Path) -> None:
@@ -63,7 +63,7 @@ class Tracking:
 def test_when_a_training_leaves_one(clean_folder: Path, higher_is_better: bool, qualities: list[float]) -> None:
     tracking = Tracking()
     checkpoints = checkpoint.Checkpoints(
-        4, CheckpointFolder(path=str(clean_folder)), higher_is_better=higher_is_better, send=tracking
+        4, JobFolder(path=str(clean_folder)), higher_is_better=higher_is_better, send=tracking
     )
     for step in range(1, 10):
         if checkpoints.is_due(step):
@@ -81,12 +81,12 @@ def test_when_a_training_leaves_one(clean_folder: Path, higher_is_better: bool, 
 def test_the_best_so_far_is_remembered_over_a_resume(clean_folder: Path) -> None:
     kept: list[CheckpointWritten] = []
     first = checkpoint.Checkpoints(
-        1, CheckpointFolder(path=str(clean_folder)), higher_is_better=True, send=kept.append
+        1, JobFolder(path=str(clean_folder)), higher_is_better=True, send=kept.append
     )  # fmt: skip
     first.after_epoch(1, dict, quality=0.9, is_over=False)
     tracking = Tracking()
     second = checkpoint.Checkpoints(
-        1, CheckpointFolder(path=str(clean_folder), resume_from=kept[0].file), higher_is_better=True, send=tracking
+        1, JobFolder(path=str(clean_folder), resume_from=kept[0].file), higher_is_better=True, send=tracking
     )
     assert second.to_go_on_from() is not None
     second.after_epoch(2, dict, quality=0.8, is_over=False)
@@ -97,7 +97,7 @@ def test_the_best_so_far_is_remembered_over_a_resume(clean_folder: Path) -> None
 def test_without_an_interval_there_are_none(clean_folder: Path) -> None:
     tracking = Tracking()
     checkpoints = checkpoint.Checkpoints(
-        None, CheckpointFolder(path=str(clean_folder)), higher_is_better=True, send=tracking
+        None, JobFolder(path=str(clean_folder)), higher_is_better=True, send=tracking
     )  # fmt: skip
     checkpoints.after_epoch(1, dict, quality=0.9, is_over=True)
     assert not checkpoints.is_due(1)

@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-from amp_track.events import CheckpointWritten, EpochEnded, Event, Started, StepsRecorded
+from amp_track.events import CheckpointWritten, EpochEnded, Event, FileWritten, Started, StepsRecorded
 from amp_track.job import Inspection
 from amp_track.outcome import LayerGradients, Outcome
 from amp_track.tracking import checkpoints
@@ -80,6 +80,9 @@ class Run:
                 self.flush()  # what came before a checkpoint is not computed again when it is resumed
                 checkpoints.keep(self._client, self.run_id, event)
                 self.has_checkpoint = True
+            case FileWritten(file=file, folder=folder):
+                self._client.log_artifact(self.run_id, file, folder or None)
+                Path(file).unlink()
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
