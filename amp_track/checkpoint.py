@@ -15,7 +15,7 @@ from amp_track.errors import BadInput
 from amp_track.events import CheckpointWritten
 from amp_track.job import JobFolder
 
-_FORMAT = 1
+_FORMAT = 2
 _FILES_WAITING = 2
 """Files written and not yet fetched by the tracking process: with so many, training waits for it."""
 
@@ -60,6 +60,7 @@ class Checkpoints:
         folder: where to leave them, and the one to go on from.
         higher_is_better: the quality.
         send: gets an event for each file, once it is whole.
+        writes: of the processes that train together, one does; the others only keep in step.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Checkpoints:
         *,
         higher_is_better: bool,
         send: Callable[[CheckpointWritten], None],
+        writes: bool = True,
     ) -> None:
         self._every = every if folder is not None else None
         self._folder = folder
         self._higher_is_better = higher_is_better
         self._send = send
+        self._writes = writes
         self._best: float | None = None
         self._is_checked = False
 
@@ -103,6 +106,8 @@ class Checkpoints:
         self._write(f"step-{step:09d}.pt", step, state, is_last=True, is_best=False)
 
     def _write(self, name: str, step: int, state: dict[str, Any], *, is_last: bool, is_best: bool) -> None:
+        if not self._writes:
+            return
         # Each has a name of its own: the tracking process may still be at the one before.
         assert self._folder is not None
         folder = Path(self._folder.path)

@@ -89,11 +89,12 @@ def _accumulating(job: Job, effective_batch_size: int | None) -> Job:
     if effective_batch_size is None:
         return job
     assert job.batch_size is not None
-    accumulate, rest = divmod(effective_batch_size, job.batch_size)
+    accumulate, rest = divmod(effective_batch_size, job.batch_size * job.processes)
     if rest or not accumulate:
+        times = f" × {job.processes} processes" if job.processes > 1 else ""
         raise BadInput(
             f"--effective-batch-size: got {effective_batch_size}, expected a multiple of the batch size "
-            f"{job.batch_size}; change one of the two, or give --batch-size auto"
+            f"{job.batch_size}{times}; change one of the two, or give --batch-size auto"
         )
     return dataclasses.replace(job, accumulate=accumulate)
 

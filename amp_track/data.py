@@ -9,19 +9,29 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, Dataset
 
-from amp_track.job import Job
+from amp_track import loading
+from amp_track.job import ALONE, Job, Rank
 from amp_track.schedule import steps_per_epoch, synthetic_samples, total_steps
 from amp_track.workload import Workload
 
-Part = tuple[Any, float, bool]
-"""A batch, its share of its optimizer step's samples, and whether it completes that step."""
+
+class Part(NamedTuple):
+    """What one process computes at once."""
+
+    batch: Any
+    share: float
+    """Of its optimizer step's samples; times the number of processes, whose gradients are averaged."""
+    update: bool
+    """Whether it completes that step."""
+    samples: int
+    """That all processes compute at once."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +45,18 @@ class Position:
 
 
 class Batches:
-    """What a job trains and evaluates on: its data by epochs, or made-up batches.
+    """What one process of a job trains and evaluates on: its data by epochs, or made-up batches.
 
     The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
+    Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
+    than processes, those without one repeat another's, whose share is then 0: all of them make every step.
     With `pin_memory` batches lie in pinned memory, from where a GPU fetches them while it computes.
     """
 
-    def __init__(self, job: Job, workload: Workload, *, pin_memory: bool = False) -> None:
+    def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
         assert job.batch_size is not None
         self._job = job
+        self._rank = rank
         self._batch_size = job.batch_size
         self._generator = torch.Generator().manual_seed(job.seed)
         self._pin_memory = pin_memory
@@ -52,11 +65,11 @@ class Batches:
             self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         self._train_data = None if job.synthetic else workload.train_data()
         self._eval_data = None if job.synthetic else workload.eval_data()
-        self.training_samples = (
-            length(self._train_data) if self._train_data is not None else synthetic_samples(self._batch_size)
-        )
-        full, rest = divmod(self.training_samples, self._batch_size)
-        self._sizes = [self._batch_size] * full + ([rest] if rest else [])
+        self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
+        together = self._batch_size * rank.count
+        full, rest = divmod(self.training_samples, together)
+        self._sizes = [together] * full + ([rest] if rest else [])
+        """Of the batches of all processes together."""
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the whole job."""
@@ -91,10 +104,12 @@ class Batches:
         return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
-        batches = self._load(self._sizes, skip=steps_done * self._job.accumulate)
-        starts = range(steps_done * self._job.accumulate, steps * self._job.accumulate, self._job.accumulate)
+        accumulate = self._job.accumulate
+        sizes = self._sizes[: steps * accumulate]  # no worker loads what no step takes
+        batches = self._load(sizes, skip=steps_done * accumulate)
+        starts = range(steps_done * accumulate, steps * accumulate, accumulate)
         return itertools.chain.from_iterable(
-            _one_step(batches, self._sizes[start : start + self._job.accumulate]) for start in starts
+            self._one_step(batches, sizes[start : start + accumulate]) for start in starts
         )
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
@@ -103,59 +118,69 @@ class Batches:
         next batch runs."""
         sizes = self._sizes[: min(self._job.accumulate, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
-        if not self.go_on_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._batch_size) == 0:
-            yield _one_step(self._load(sizes), sizes)
+        if not self.go_on_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._sizes[0]) == 0:
+            yield self._one_step(self._load(sizes), sizes)
             return
         while True:
             batches = self._load(sizes * steps)
             for _ in range(steps):
-                yield _one_step(batches, sizes)
+                yield self._one_step(batches, sizes)
 
     @property
     def has_smaller_batch(self) -> bool:
         """Whether the batch size does not divide the data."""
-        return self._sizes[-1] < self._batch_size
+        return self._sizes[-1] < self._sizes[0]
 
     def last_step(self) -> Iterator[Part]:
         """For a probe: the smaller batch that ends an epoch, if there is one. It may need a larger workspace."""
         sizes = self._sizes[-1:] if self.has_smaller_batch else []
-        return _one_step(self._load(sizes), sizes)
+        return self._one_step(self._load(sizes), sizes)
 
     def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
-        """Batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
+        """This process's part of batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
         if self._train_data is None:
-            return (_first(self._example, size) for size in sizes[skip:])
+            return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
         order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
-        indices = (list(itertools.islice(order, size)) for size in sizes)
-        rest = itertools.islice(indices, skip, None)
-        return iter(_loader(self._train_data, rest, self._generator, pin_memory=self._pin_memory))
+        indices = (self._own(list(itertools.islice(order, size))) for size in sizes)
+        return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
+
+    def _own(self, indices: list[int]) -> list[int]:
+        return indices[self._rank.index :: self._rank.count] or indices[:1]
+
+    def _own_samples(self, size: int) -> int:
+        """This process's part of a batch of all of them together."""
+        return len(range(self._rank.index, size, self._rank.count))
+
+    def _one_step(self, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
+        for number, size in enumerate(sizes, start=1):
+            share = self._own_samples(size) * self._rank.count / sum(sizes)
+            yield Part(next(batches), share, number == len(sizes), size)
 
     def evaluation(self) -> Iterator[Any]:
-        """The evaluation data in order, at the same batch size; for a probe its first and its last batch."""
+        """This process's part of the evaluation data in order, at the same batch size; for a probe its first and its
+        last batch. Each sample is in one process's part."""
         if self._eval_data is None:
             return iter([self._example])
-        batches: Iterable[list[int]] = BatchSampler(range(length(self._eval_data)), self._batch_size, drop_last=False)
+        own = range(self._rank.index, length(self._eval_data), self._rank.count)
+        batches: Iterable[list[int]] = BatchSampler(own, self._batch_size, drop_last=False)
         if self._job.probe:
             listed = list(batches)
             batches = [*listed[:1], *listed[1:][-1:]]
-        generator = torch.Generator().manual_seed(self._job.seed)
-        return iter(_loader(self._eval_data, batches, generator, pin_memory=self._pin_memory))
+        return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
 
-
-def _one_step(batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
-    for index, size in enumerate(sizes, start=1):
-        yield next(batches), size / sum(sizes), index == len(sizes)
-
-
-def _loader(
-    dataset: Dataset[Any], indices: Iterable[list[int]], generator: torch.Generator, *, pin_memory: bool
-) -> DataLoader[Any]:
-    """One batch for each list of indices. Data that already lies in tensors is indexed a batch at a time, which costs
-    microseconds where collating sample by sample costs milliseconds. A loader draws a number as it is made: from
-    `generator`, so that making one does not change what a dataset's augmentation draws."""
-    if isinstance(dataset, TensorDataset):
-        return DataLoader(dataset, sampler=indices, batch_size=None, generator=generator, pin_memory=pin_memory)
-    return DataLoader(dataset, batch_sampler=indices, generator=generator, pin_memory=pin_memory)
+    def _loaded(
+        self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
+    ) -> Iterator[Any]:
+        return loading.load(
+            data,
+            batches,
+            generator,
+            workers=0 if self._job.probe else self._job.loader_workers or 0,  # a probe takes few batches
+            first_batch=first_batch,
+            rank=self._rank.index,
+            ranks=self._rank.count,
+            pin_memory=self._pin_memory,
+        )
 
 
 def _first(batch: Any, size: int) -> Any:

@@ -18,7 +18,7 @@ import torch
 
 from amp_track import heap
 from amp_track.errors import BadInput
-from amp_track.job import Support
+from amp_track.job import ALONE, Rank, Support
 from amp_track.values import format_bytes
 
 _KIBIBYTE = 1024
@@ -104,8 +104,9 @@ class CpuDevice(Device):
     Peak resident memory is another quantity, and as a search's meter misleads by 5-40 %: see `peak_resident_bytes`.
     """
 
-    def __init__(self, torch_device: torch.device) -> None:
+    def __init__(self, torch_device: torch.device, processes: int = 1) -> None:
         super().__init__(torch_device)
+        self._processes = processes
         self._padding: mmap.mmap | None = None
         self._start_bytes = 0
         self._before_reset_bytes = 0
@@ -150,7 +151,8 @@ class CpuDevice(Device):
         self._start_bytes = self._held_bytes()
         self.reset_peak()
         if enforce:
-            limit = _proc_status("VmData") + (budget_bytes if budget_bytes is not None else self.free_bytes())
+            allowed = budget_bytes if budget_bytes is not None else free_bytes_each(self, self._processes)
+            limit = _proc_status("VmData") + allowed
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -257,8 +259,8 @@ def peak_resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def open_device(text: str) -> Device:
-    """The device that `--device` names.
+def open_device(text: str, rank: Rank = ALONE) -> Device:
+    """The device that `--device` names, or of the processes that train together, this one's: the next ones after it.
 
     Raises:
         BadInput: there is none of that name here; says which there are.
@@ -267,13 +269,35 @@ def open_device(text: str) -> Device:
     if text == "auto":
         text = "cpu" if accelerator is None else accelerator.type
     if text == "cpu":
-        return CpuDevice(torch.device("cpu"))
+        return CpuDevice(torch.device("cpu"), rank.count)
     count = torch.accelerator.device_count() if accelerator is not None else 0
     there = ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))] if accelerator else ["cpu"]
     kind, _, index = text.partition(":")
     if accelerator is None or kind != accelerator.type or int(index or 0) >= count:
         raise BadInput(f"--device: got {text}, expected one that is here: auto, {', '.join(there)}")
-    return AcceleratorDevice(torch.device(kind, int(index or 0)))
+    return AcceleratorDevice(torch.device(kind, int(index or 0) + rank.index))
+
+
+def check_processes(device: Device, processes: int) -> None:
+    """Raises BadInput where so many cannot train together."""
+    if processes == 1 or device.torch_device.type == "cpu":
+        return
+    if device.torch_device.type != "cuda":
+        raise BadInput(
+            f"--processes: got {processes}, expected 1 on {device.torch_device.type}: several train together on CUDA "
+            "devices and on CPUs; leave it out"
+        )
+    there = torch.accelerator.device_count() - (device.torch_device.index or 0)
+    if processes > there:
+        raise BadInput(
+            f"--processes: got {processes}, expected at most {there}: each needs a device of its own, from "
+            f"{device.torch_device} on; give fewer"
+        )
+
+
+def free_bytes_each(device: Device, processes: int) -> int:
+    """What each of so many processes could take now: main memory is one for all of them."""
+    return device.free_bytes() // (processes if device.torch_device.type == "cpu" else 1)
 
 
 # Messages of a failed allocation, each as the library that raises it spells it.

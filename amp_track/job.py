@@ -246,6 +246,19 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One of the processes that train a job together."""
+
+    index: int = 0
+    count: int = 1
+    rendezvous: str = ""
+    """The file through which they find each other."""
+
+
+ALONE = Rank()
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobFolder:
     """Where a job's process leaves files for its run: checkpoints, pictures, and the weights it ends with."""
 

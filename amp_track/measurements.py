@@ -1,15 +1,13 @@
-"""What a job adds up while it trains: losses, what the scaler did, the diagnosis, the clock."""
+"""What a job adds up while it trains: losses, what the scaler did, the diagnosis."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.device import Device
 from amp_track.outcome import (
     Diagnosis,
     LayerGradients,
@@ -22,10 +20,16 @@ from amp_track.step import StepTotals, TrainStep
 
 
 class Tally:
-    """What the step counts, added up over a job, and over each epoch."""
+    """What the step counts, added up over a job, and over each epoch.
 
-    def __init__(self, step: TrainStep) -> None:
+    Args:
+        step: whose totals.
+        merge: adds those of the processes that train together.
+    """
+
+    def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals] = lambda totals: totals) -> None:
         self._step = step
+        self._merge = merge
         self._scale_history = [(0, step.history.scale)] if step.history is not None else []
         self._skipped_steps = 0
         self._non_finite, self._first_non_finite = 0, (0, 0)
@@ -39,7 +43,7 @@ class Tally:
 
     def read(self) -> StepTotals:
         """What came since the last reading. Waits for the device."""
-        totals = self._step.read()
+        totals = self._merge(self._step.read())
         self._skipped_steps += len(totals.skipped_steps)
         if totals.non_finite_losses and not self._non_finite:
             self._first_non_finite = totals.non_finite_losses[0]
@@ -177,47 +181,3 @@ def first_non_finite(looks: Sequence[LayerGradients]) -> NonFinite | None:
         key=lambda look: look.backward_order or 0,
     )
     return NonFinite(step=step, layer=first.layer, in_pass="backward")
-
-
-class TrainingClock:
-    """Seconds of training, and samples per second once warm: the first steps allocate, tune and compile."""
-
-    def __init__(self, device: Device, warm_up_steps: int) -> None:
-        self._device = device
-        self._warm_up_steps = warm_up_steps
-        self._samples = 0
-        self._steps = 0
-        self._started = 0.0
-        self._warm_at: tuple[int, float] | None = (0, 0.0) if warm_up_steps == 0 else None
-        self.seconds = 0.0
-
-    def start(self) -> None:
-        self._device.synchronize()
-        self._started = time.perf_counter()
-
-    def count(self, samples: int, *, step: bool = True) -> None:
-        """So many samples more; `step` when they complete one."""
-        self._samples += samples
-        self._steps += step
-        if self._warm_at is None and self._steps >= self._warm_up_steps:
-            self._device.synchronize()  # once per job
-            self._warm_at = (self._samples, self.seconds + time.perf_counter() - self._started)
-
-    def is_over(self, seconds: float) -> bool:
-        """Whether that long has been timed since the warm-up, by a clock that waits for the device."""
-        self._device.synchronize()
-        return self._warm_at is not None and time.perf_counter() - self._started - self._warm_at[1] > seconds
-
-    def stop(self) -> None:
-        """Call it when the device has nothing left to do."""
-        self.seconds += time.perf_counter() - self._started
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """After the warm-up; of all there was, where there was no more; None where there was nothing."""
-        if not self._samples:
-            return None
-        cold_samples, cold_seconds = self._warm_at or (0, 0.0)
-        if cold_samples == self._samples:
-            cold_samples, cold_seconds = 0, 0.0
-        return (self._samples - cold_samples) / max(self.seconds - cold_seconds, 1e-9)

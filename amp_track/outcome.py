@@ -122,6 +122,8 @@ class Outcome:
     """What the allocation that failed asked for."""
     wall_seconds: float = 0.0
     train_seconds: float | None = None
+    waited_seconds: float | None = None
+    """Of `train_seconds`: the device had nothing to compute because the next batch was not there."""
     samples_per_second: float | None = None
     eval_samples_per_second: float | None = None
     max_allocated_bytes: int | None = None
@@ -144,6 +146,13 @@ class Outcome:
     @property
     def fits(self) -> bool:
         return self.verdict is Verdict.FITS
+
+    @property
+    def waited_fraction(self) -> float | None:
+        """Part of the training that went by waiting for data."""
+        if self.waited_seconds is None or not self.train_seconds:
+            return None
+        return min(self.waited_seconds / self.train_seconds, 1.0)
 
     @property
     def updates(self) -> int:

@@ -163,6 +163,12 @@ class Request:
                 "two; leave out the one you do not mean"
             )
 
+        if effective is not None and effective % self.job.processes:
+            raise BadInput(
+                f"--effective-batch-size: got {effective}, expected a multiple of --processes {self.job.processes}; "
+                "change one of the two"
+            )
+
     def check_batch_size_is_looked_for(self) -> None:
         """Raises BadInput when something was said about an edge that nobody looks for."""
         for item in dataclasses.fields(Edges):

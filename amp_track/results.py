@@ -101,11 +101,13 @@ class FitResult:
         }
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
-        """The batch and how many of it make the effective batch; None where none was asked for or nothing gives it."""
+        """The batch (of each process) and how many of it make the effective batch; None where none was asked for or
+        nothing gives it."""
         if self.effective_batch_size is None:
             return None
         largest = self.precisions[precision].edge.largest_batch
-        return micro_batch(self.effective_batch_size, largest, multiple_of=self.multiple_of)
+        of_each = self.effective_batch_size // self.job.processes
+        return micro_batch(of_each, largest, multiple_of=self.multiple_of)
 
     def as_json(self) -> dict[str, Any]:
         return {

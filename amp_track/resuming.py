@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MAY_CHANGE = {
     "device", "memory_budget_bytes", "timeout_seconds", "checkpoint_every", "diagnose_every", "epochs", "steps",
+    "loader_workers",
 }  # fmt: skip
 """What says where, how long and how closely watched, not what is trained."""
 

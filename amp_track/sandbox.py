@@ -8,37 +8,32 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import ctypes
 import dataclasses
 import multiprocessing
 import os
 import re
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from types import ModuleType
 from typing import Any, assert_never
 
-from amp_track.errors import BadInput, WorkloadFailed
+from amp_track import children, ranks
+from amp_track.errors import WorkloadFailed
 from amp_track.events import Event
-from amp_track.job import Inspection, Job, JobFolder
+from amp_track.job import ALONE, Inspection, Job, JobFolder, Rank
 from amp_track.outcome import Outcome, Verdict
 from amp_track.values import format_bytes
 
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that tells the fork server which modules the workload imports, comma-separated."""
-_ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
-"""Of Linux's sys/personality.h."""
 _NEARLY_THE_BUDGET = 0.95
 """Part of a budget from which on a job that runs without it, and crashes within it, is taken to have run out."""
-_TRACKING_NICENESS = 10
-_EXIT_SECONDS = 10
-"""How long a child that has reported may take to exit."""
 
 
 def _ignore(event: Event) -> None:
@@ -68,7 +63,7 @@ class Sandbox:
             WorkloadFailed: loading its data failed.
         """
         # Not under the job's timeout: the first process waits until torch is imported.
-        found = self._in_fresh_process("inspect", dataclasses.replace(job, timeout_seconds=None), _ignore)
+        found = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [ALONE])[0]
         if isinstance(found, Inspection):
             return found
         assert isinstance(found, Outcome)
@@ -88,17 +83,14 @@ class Sandbox:
             KeyboardInterrupt: passed on once the job's process is dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._in_fresh_process("run", job, on_event, folder)
-        assert isinstance(outcome, Outcome)
+        outcome = self._together("run", job, on_event, folder)
         if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
         return outcome
 
     def measure(self, job: Job) -> Outcome:
         """Probe a job's batch, counting as under its budget but limiting nothing: what it would take."""
-        outcome = self._in_fresh_process("measure", dataclasses.replace(job, probe=True), _ignore)
-        assert isinstance(outcome, Outcome)
-        return outcome
+        return self._together("measure", dataclasses.replace(job, probe=True))
 
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
         """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
@@ -116,128 +108,65 @@ class Sandbox:
             )
         return crash
 
-    def _in_fresh_process(
+    def _together(
+        self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
+    ) -> Outcome:
+        """What came of a job in all its processes. The first one's events are passed on."""
+        with tempfile.TemporaryDirectory(prefix="amp_track-") if job.processes > 1 else nullcontext("") as place:
+            everyone = [
+                Rank(index=index, count=job.processes, rendezvous=str(Path(place, "rendezvous")) if place else "")
+                for index in range(job.processes)
+            ]
+            results = self._in_fresh_processes(task, job, everyone, on_event, folder)
+        outcomes = [result for result in results if not isinstance(result, Inspection)]
+        return ranks.together(outcomes)
+
+    def _in_fresh_processes(
         self,
         task: str,
         job: Job,
-        on_event: Callable[[Event], None],
+        everyone: Sequence[Rank] = (ALONE,),
+        on_event: Callable[[Event], None] = _ignore,
         folder: JobFolder | None = None,
-    ) -> Outcome | Inspection:
+    ) -> list[Outcome | Inspection | None]:
+        """What each came to; None of one that was ended because another had failed."""
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
-        with _fixed_addresses():
-            forkserver.ensure_running()
-        _let_jobs_go_first()
-        connection, childs_end = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(task, job, childs_end, folder))
-        with _no_main_module():
-            process.start()
-        childs_end.close()  # so that the child's death closes the pipe
-        try:
-            result = _receive(connection, process.sentinel, on_event, _deadline(started, job.timeout_seconds))
-            if result is not None:
-                process.join(_EXIT_SECONDS)
-                return result
-            if process.is_alive():  # the pipe is still open: it was the deadline
-                return Outcome(
-                    verdict=Verdict.TIMED_OUT,
-                    message=f"gave up after {job.timeout_seconds:g} s (--timeout)",
-                    wall_seconds=time.monotonic() - started,
-                )
-            process.join()
-            return _outcome_of_death(process.exitcode, _kernel_oom_kills() - oom_kills, time.monotonic() - started)
-        finally:
-            if process.is_alive():
-                process.kill()
-                process.join()
-            connection.close()
-            process.close()
-
-
-@contextlib.contextmanager
-def _fixed_addresses() -> Iterator[None]:
-    """Programs started within get the same addresses each time, where Linux allows to ask for it (containers may not).
-
-    Objects are then hashed, sorted and placed alike, and a job takes the same memory in every command: the peak of an
-    LSTM's training in 12 commands was the same to the page, and with random addresses differed by up to 0.7 %.
-    """
-    random_addresses = _personality(_NO_CHANGE)
-    if random_addresses == -1 or _personality(random_addresses | _ADDR_NO_RANDOMIZE) == -1:
-        yield
-        return
-    try:
-        yield
-    finally:
-        _personality(random_addresses)
-
-
-def _let_jobs_go_first() -> None:
-    """Jobs keep the priority that the fork server was started with; this process, which tracks them, steps back. A step
-    that computes on every core waits for the one that is taken from it: tracking a tiny MLP on 2 cores took a tenth of
-    its speed. At this priority a process still gets about a tenth of a core that is wanted elsewhere.
-    """
-    if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
-        os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)
-
-
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """multiprocessing imports the parent's main module into each child. A job does not need it: it costs time, makes
-    the job's memory depend on which program started it, and a script without the usual guard would start itself.
-
-    Relies on `multiprocessing.spawn.get_preparation_data` looking it up in `sys.modules`; else it is imported again.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _personality(persona: int) -> int:
-    """Linux's personality(2), which a program passes on to those it starts; -1 where there is none."""
-    if sys.platform != "linux":
-        return -1
-    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(persona)))
+        with contextlib.ExitStack() as stack:
+            running = [
+                stack.enter_context(children.started(self._context, _child, task, job, folder, rank))
+                for rank in everyone
+            ]
+            children.listen(running, on_event, _deadline(started, job.timeout_seconds))
+            for child in running:
+                if child.has_died:
+                    child.process.join()
+                    child.result = _outcome_of_death(
+                        child.process.exitcode, _kernel_oom_kills() - oom_kills, time.monotonic() - started
+                    )
+            results = [child.result for child in running]
+        has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
+        if None in results and not has_failed:
+            timed_out = Outcome(
+                verdict=Verdict.TIMED_OUT,
+                message=f"gave up after {job.timeout_seconds:g} s (--timeout)",
+                wall_seconds=time.monotonic() - started,
+            )
+            return [timed_out] * len(results)
+        return results
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     return None if timeout_seconds is None else started + timeout_seconds
 
 
-def _receive(
-    connection: Connection[Any, Any], sentinel: int, on_event: Callable[[Event], None], deadline: float | None
-) -> Outcome | Inspection | None:
-    """Pass events on until the result comes; None when the child died or the deadline passed without one."""
-    while True:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            return None
-        ready = wait([connection, sentinel], left)
-        if connection not in ready and not connection.poll():  # dead, or out of time, with nothing left to read
-            return None
-        try:
-            message = connection.recv()
-        except (EOFError, ConnectionResetError):
-            wait([sentinel])  # the pipe closes a moment before the process is gone
-            return None
-        match message:
-            case Outcome() | Inspection():
-                return message
-            case BadInput():
-                raise message
-            case _:
-                on_event(message)
-
-
 def _may_be_the_budget(crash: Outcome) -> bool:
     """Deaths and errors that a failed allocation is known to cause without naming it. A workload's own exception, exit
     or SIGKILL is none of them."""
-    signals = ("SIGSEGV", "SIGBUS", "SIGABRT")
+    died = re.match(r"the job's process was killed by (SIGSEGV|SIGBUS|SIGABRT)\b", crash.message)
     # oneDNN: it reports every failure so, a failed allocation among them.
     errors = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
-    return crash.message.endswith(signals) or any(text in crash.message for text in errors)
+    return died is not None or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
@@ -278,15 +207,15 @@ def _imported_modules(workload: str) -> list[str]:
     return modules
 
 
-def _child(task: str, job: Job, connection: Connection[Any, Any], folder: JobFolder | None) -> None:
+def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
     """Runs in the fresh process, where torch is already imported."""
     from amp_track import worker
 
     match task:
         case "run":
-            worker.run(job, connection, folder, enforce_budget=True)
+            worker.run(job, connection, folder, rank, enforce_budget=True)
         case "measure":
-            worker.run(job, connection, None, enforce_budget=False)
+            worker.run(job, connection, None, rank, enforce_budget=False)
         case "inspect":
             worker.inspect(job, connection)
         case _:

@@ -10,7 +10,7 @@ from amp_track.job import Job
 def steps_per_epoch(job: Job, training_samples: int) -> int:
     """Optimizer steps that go through the training data once; the last one may have fewer samples."""
     assert job.batch_size is not None
-    return math.ceil(math.ceil(training_samples / job.batch_size) / job.accumulate)
+    return math.ceil(math.ceil(training_samples / (job.batch_size * job.processes)) / job.accumulate)
 
 
 def total_steps(job: Job, training_samples: int) -> int:
@@ -18,9 +18,10 @@ def total_steps(job: Job, training_samples: int) -> int:
     return job.steps if job.steps is not None else (job.epochs or 1) * steps_per_epoch(job, training_samples)
 
 
-def synthetic_samples(batch_size: int) -> int:
-    """Of one epoch of made-up data: 16 batches."""
-    return 16 * batch_size
+def synthetic_samples(job: Job) -> int:
+    """Of one epoch of made-up data: 16 batches for each process."""
+    assert job.batch_size is not None
+    return 16 * job.batch_size * job.processes
 
 
 def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
@@ -37,6 +38,6 @@ def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
     """The learning rate after `lr_scaling`: linear for SGD (Goyal et al., 1706.02677), square root for Adam
     (Malladi et al., 2205.10287), from the batch size that the workload's learning rate was chosen for."""
     assert job.learning_rate is not None and job.batch_size is not None
-    ratio = job.batch_size * job.accumulate / reference_batch_size
+    ratio = job.batch_size * job.processes * job.accumulate / reference_batch_size
     exponent = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[job.lr_scaling]
     return float(job.learning_rate * ratio**exponent)

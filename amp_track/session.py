@@ -65,10 +65,12 @@ class Session:
             ("--batch-size", request.job.batch_size),
             ("--effective-batch-size", request.edges.effective_batch_size),
         ):
-            if samples is not None and not request.job.synthetic and samples > found.training_samples:
+            together = (samples or 0) * (request.job.processes if flag == "--batch-size" else 1)
+            if not request.job.synthetic and together > found.training_samples:
+                times = f" for each of {request.job.processes} processes" if together != samples else ""
                 raise BadInput(
-                    f"{flag}: got {samples}, expected at most the {found.training_samples} training samples that "
-                    f"{workload} has"
+                    f"{flag}: got {samples}{times}, expected at most the {found.training_samples} training samples "
+                    f"that {workload} has"
                 )
         _check_headroom(request, found)
         for precision in precisions or ():
@@ -99,7 +101,7 @@ class Session:
         """The largest batch worth probing. Synthetic batches have no data set to end at."""
         limits = []
         if not self.job.synthetic:
-            limits.append(Limit(self.found.training_samples, "dataset"))
+            limits.append(Limit(max(self.found.training_samples // self.job.processes, 1), "dataset"))
         if self.request.edges.max_batch_size is not None:
             limits.append(Limit(self.request.edges.max_batch_size, "max_batch_size"))
         return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
@@ -125,7 +127,7 @@ class Session:
         if (asked := self.request.edges.confirm_steps) is not None:
             return asked
         assert job.batch_size is not None
-        samples = synthetic_samples(job.batch_size) if job.synthetic else self.found.training_samples
+        samples = synthetic_samples(job) if job.synthetic else self.found.training_samples
         return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
 
     def fit_budget_bytes(self, free_bytes: int) -> int | None:
@@ -143,6 +145,7 @@ class Session:
         depends_on = (
             "device",
             "memory_budget_bytes",
+            "processes",
             "accumulate",
             "clip_norm",
             "channels_last",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 
 from amp_track import random_state
 from amp_track.data import batch_length, move, sum_dtype
@@ -94,6 +95,8 @@ class TrainStep:
         compile: torch.compile the forward pass, its backward without autocast (a setting of the whole process).
         diagnose_every: look at the gradients of every layer at every such step; see `amp_track.diagnosis`.
         scaler: for amp; by default a new one with torch's own settings. One for the whole training.
+        data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
+            this process.
 
     Raises:
         ValueError: the optimizer has no parameters, or there is no such precision.
@@ -113,6 +116,7 @@ class TrainStep:
         compile: bool = False,
         diagnose_every: int | None = None,
         scaler: GradScaler | None = None,
+        data_parallel: bool = False,
     ) -> None:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._parameters:
@@ -122,6 +126,8 @@ class TrainStep:
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The model as it is called: compiled, or itself."""
+        # Gradients in the buckets they are sent in, and not beside them: else each weighs twice.
+        self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         self.optimizer = optimizer
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
         is_scaled = self.scaler.is_enabled()
@@ -160,13 +166,15 @@ class TrainStep:
             input: what the model takes: a tensor, or tuples, lists and dicts of tensors, first dimension N. Moved to
                 the device without waiting; from pinned memory, the copy runs beside the computation.
             target: what the loss takes, first dimension N.
-            share: this batch's part of the samples of its optimizer step, when several batches make one step.
+            share: this batch's part of the samples of its optimizer step, when several batches make one step; times
+                the number of processes when they train together. With 0 its samples do not count.
             update: make the optimizer step now; False only adds up gradients.
         """
         if len(self._unfetched) == CAPACITY:
             self._fetch()
         diagnosis = self.diagnosis if update and self.diagnosis and self.diagnosis.is_due(self.steps + 1) else None
-        with diagnosis.watching() if diagnosis else nullcontext():
+        sending = self._parallel.no_sync() if self._parallel is not None and not update else nullcontext()
+        with diagnosis.watching() if diagnosis else nullcontext(), sending:
             loss, samples = self._forward_and_backward(input, target, share)
         if diagnosis:
             diagnosis.look(self.steps + 1)
@@ -182,14 +190,14 @@ class TrainStep:
         input = move(input, self.device, channels_last=self._channels_last)
         target = move(target, self.device, channels_last=self._channels_last)
         with self.precision.autocast(self.device.type):
-            output = self.forward(input)
+            output = self.forward(input) if self._parallel is None else self._parallel(input)
             loss = self._loss(output, target)
         if self._score is not None:
             with torch.no_grad():
                 self._score_of_step.add_(self._score(output, target).sum())
         self.phase = "backward"
         self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), batch_length(input)
+        return loss.detach(), batch_length(input) if share else 0
 
     def _update(self) -> None:
         if self._clip_norm is not None:
@@ -235,7 +243,7 @@ class TrainStep:
                 continue
             non_finite += [(step, batch) for batch, part in enumerate(of_step, start=1) if not math.isfinite(part[0])]
             sizes.append(sum(size for _, size in of_step))
-            losses.append(sum(loss * size for loss, size in of_step) / sizes[-1])
+            losses.append(sum(loss * size for loss, size in of_step if size) / max(sizes[-1], 1))
             step, of_step, complete = step + 1, [], index
         totals = StepTotals(
             first_step=first_step,

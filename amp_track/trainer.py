@@ -9,13 +9,15 @@ from typing import Any
 
 from amp_track import keepsakes, random_state
 from amp_track.checkpoint import Checkpoints
-from amp_track.data import Batches, Part, Position, batch_length
+from amp_track.clock import InputWait, TrainingClock
+from amp_track.data import Batches, Part, Position
 from amp_track.device import Device, peak_resident_bytes
 from amp_track.evaluation import EvalStep, EvalTotals
 from amp_track.events import EpochEnded, Event, Started, StepsDone, StepsRecorded
-from amp_track.job import Job, JobFolder
-from amp_track.measurements import Tally, TrainingClock
+from amp_track.job import ALONE, Job, JobFolder
+from amp_track.measurements import Tally
 from amp_track.outcome import Outcome, Verdict
+from amp_track.peers import Peers
 from amp_track.precision import Precision, float32_precision
 from amp_track.schedule import scaled_learning_rate
 from amp_track.step import TrainStep
@@ -30,6 +32,10 @@ _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
 _RECORD_SECONDS = 5.0
 """How long the losses of a long epoch stay on the device before they are sent."""
+_RECORD_STEPS_TOGETHER = 50
+"""The same in steps, where several processes train: they wait for each other to add their losses up."""
+_SEEDS_APART = 1_000_003
+"""Between the seeds of processes that train together: further than the seeds that people compare."""
 
 
 class Trainer:
@@ -42,6 +48,7 @@ class Trainer:
         device: Device,
         send: Callable[[Event], None],
         *,
+        peers: Peers | None = None,
         enforce_budget: bool = True,
         folder: JobFolder | None = None,
     ) -> None:
@@ -50,15 +57,21 @@ class Trainer:
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
+        self._peers = peers or Peers(ALONE, device.torch_device)
         self._send = send
         self._enforce_budget = enforce_budget
         self._folder = folder
         self._checkpoints = Checkpoints(
-            job.checkpoint_every, folder, higher_is_better=workload.quality.higher_is_better, send=send
+            job.checkpoint_every,
+            folder,
+            higher_is_better=workload.quality.higher_is_better,
+            send=send,
+            writes=self._peers.is_first,
         )
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
+        self._input_wait = InputWait(device.torch_device)
         self._evaluated_samples = 0
         self._evaluation_seconds = 0.0
         self._eval_max_allocated_bytes = 0
@@ -74,11 +87,14 @@ class Trainer:
         """Train, evaluate after every epoch, and measure. Exceptions come through as they are."""
         self._started = time.perf_counter()
         random_state.seed(self._job.seed)
-        batches = Batches(self._job, self._workload, pin_memory=self._device.torch_device.type == "cuda")
-        if self._batch_size > batches.training_samples:
+        rank = self._peers.rank
+        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.torch_device.type == "cuda")
+        if self._batch_size * rank.count > batches.training_samples:
+            times = f" × {rank.count} processes" if rank.count > 1 else ""
             return Outcome(
                 verdict=Verdict.OVER_DATASET,
-                message=f"batch size {self._batch_size} is above the {batches.training_samples} training samples",
+                message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
+                "samples",
             )
         self._known = self._checkpoints.to_go_on_from()
         if self._known is not None:
@@ -105,6 +121,7 @@ class Trainer:
             max_resident_bytes=peak_resident_bytes(),
             max_memory_bytes=peak.reserved_bytes,
             eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
+            waited_seconds=self._input_wait.seconds,
             eval_samples_per_second=(
                 self._evaluated_samples / self._evaluation_seconds if self._evaluation_seconds else None
             ),
@@ -113,7 +130,7 @@ class Trainer:
 
     def _leave_keepsakes(self, step: TrainStep) -> None:
         """After everything was measured."""
-        if self._folder is None or self._job.probe or self._job.synthetic:
+        if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
             return
         self._phase = "pictures"
         with float32_precision(self._precision):
@@ -134,12 +151,16 @@ class Trainer:
             channels_last=self._job.channels_last,
             compile=self._job.compile,
             diagnose_every=self._job.diagnose_every,
+            data_parallel=not self._peers.is_alone,
         )
+        if not self._peers.is_first:
+            # The same weights and order of samples, but noise of its own: dropout, augmentation.
+            random_state.seed(self._job.seed + _SEEDS_APART * self._peers.rank.index)
         return self._step
 
     def _train(self, step: TrainStep, batches: Batches, known: dict[str, Any] | None) -> dict[str, Any]:
         clock = TrainingClock(self._device, min(_WARM_UP_STEPS, batches.total_steps // 3))
-        tally = Tally(step)
+        tally = Tally(step, self._peers.merge)
         evaluation: EvalTotals | None = None
         non_finite_weights = ""
 
@@ -151,6 +172,8 @@ class Trainer:
                 "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
                 "non_finite_weights": non_finite_weights,
                 "train_seconds": seconds_before + clock.seconds,
+                "waited_seconds": self._input_wait.seconds,
+                "random_of_peers": self._random_of_peers(step),
                 "wall_seconds": time.perf_counter() - self._started,
             }
 
@@ -161,6 +184,9 @@ class Trainer:
             tally.load_state_dict(known["tally"])
             evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
             non_finite_weights, seconds_before = known["non_finite_weights"], known["train_seconds"]
+            self._input_wait.seconds = known["waited_seconds"]
+            if not self._peers.is_alone:
+                random_state.restore(known["random_of_peers"][self._peers.rank.index], step.device)
             known = None  # it holds a second copy of all weights
         for parts in batches.epochs(start):
             self._train_epoch(step, batches, parts, tally, clock, state)
@@ -190,6 +216,10 @@ class Trainer:
             "quality": self._quality(evaluation),
         }
 
+    def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
+        """By rank; alone, the step's own state has it."""
+        return [] if self._peers.is_alone else self._peers.gather(random_state.capture(step.device))
+
     def _taken(self) -> dict[str, Any] | None:
         """The state to go on from, which is forgotten here."""
         known, self._known = self._known, None
@@ -206,8 +236,8 @@ class Trainer:
     ) -> None:
         self._begin_training(step)
         clock.start()
-        for part in parts:
-            samples, update = self._train_on(step, part), part[2]
+        for part in self._input_wait.timed(parts):
+            samples, update = self._train_on(step, part), part.update
             del part  # before the next batch is loaded: two at once are not what fits
             clock.count(samples, step=update)
             if not update:
@@ -216,7 +246,7 @@ class Trainer:
             if now - self._last_progress > _PROGRESS_SECONDS:
                 self._last_progress = now
                 self._send(StepsDone(step=step.steps, total_steps=batches.total_steps))
-            if now - self._last_record > _RECORD_SECONDS:
+            if self._is_time_to_record(step, now):
                 self._last_record = now
                 self._record(tally)
             if self._checkpoints.is_due(step.steps):
@@ -227,6 +257,12 @@ class Trainer:
         self._record(tally)
         clock.stop()
         self._note_peak_of_training()
+
+    def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
+        """By the clock; processes that train together must do it at the same step."""
+        if self._peers.is_alone:
+            return now - self._last_record > _RECORD_SECONDS
+        return step.steps % _RECORD_STEPS_TOGETHER == 0
 
     def _quality(self, evaluation: EvalTotals | None) -> float | None:
         return evaluation.quality if evaluation is not None and not self._job.synthetic else None
@@ -247,7 +283,7 @@ class Trainer:
         """The training with the middle of its epochs left out, as it stands once it has come through one: the smaller
         last batch and an evaluation leave optimizer state, kernels and workspaces behind, so that the full steps after
         them take the most that the training will. A training of one epoch ends with those two instead."""
-        tally = Tally(step)
+        tally = Tally(step, self._peers.merge)
         if batches.go_on_after_an_evaluation:
             self._end_of_an_epoch(step, batches)
         clock = self._full_steps(step, batches)
@@ -264,8 +300,10 @@ class Trainer:
         self._begin_training(step)
         clock.start()
         for full_steps, parts in enumerate(batches.full_steps(), start=1):
-            clock.count(sum(self._train_on(step, part) for part in parts))
-            if full_steps >= PROBE_STEPS and (clock.is_over(_PROBE_SECONDS) or full_steps >= _MOST_PROBE_STEPS):
+            clock.count(sum(self._train_on(step, part) for part in self._input_wait.timed(parts)))
+            if full_steps >= PROBE_STEPS and self._peers.agree(
+                clock.is_over(_PROBE_SECONDS) or full_steps >= _MOST_PROBE_STEPS
+            ):
                 break
         self._note_peak_of_training()
         clock.stop()
@@ -280,7 +318,7 @@ class Trainer:
         self._evaluate(step, batches)
 
     def _begin_training(self, step: TrainStep) -> None:
-        self._phase = "training"
+        self._phase, step.phase = "training", "data"
         step.model.train()
         self._device.reset_peak()
 
@@ -292,6 +330,7 @@ class Trainer:
         """Loss and score over the evaluation data; None where there is none."""
         self._phase = "evaluation"
         step.model.eval()
+        self._peers.share_buffers(step.model)
         self._device.reset_peak()
         self._device.synchronize()
         started = time.perf_counter()
@@ -306,7 +345,7 @@ class Trainer:
         for batch in batches.evaluation():
             evaluate(*batch)
             del batch
-        totals = evaluate.read()
+        totals = self._of_all(evaluate.read())
         if not totals.samples:
             return None
         self._evaluated_samples += totals.samples
@@ -314,7 +353,20 @@ class Trainer:
         self._eval_max_allocated_bytes = max(self._eval_max_allocated_bytes, self._device.peak().allocated_bytes)
         return totals
 
+    def _of_all(self, own: EvalTotals) -> EvalTotals:
+        """The means over the evaluation samples of all processes."""
+        if self._peers.is_alone:
+            return own
+        loss, quality = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.quality))
+        loss, quality, samples = self._peers.sum([loss, quality, own.samples])
+        if not samples:
+            return own
+        return EvalTotals(samples=int(samples), loss=loss / samples, quality=quality / samples)
+
     def _train_on(self, step: TrainStep, part: Part) -> int:
-        (input, target), share, update = part
-        step(input, target, share=share, update=update)
-        return batch_length(input)
+        """Returns how many samples all processes have trained on with it."""
+        input, target = part.batch
+        step(input, target, share=part.share, update=part.update)
+        step.phase = "data"
+        self._input_wait.step_made()
+        return part.samples

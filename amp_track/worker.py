@@ -17,35 +17,49 @@ import torch
 
 import amp_track
 from amp_track import device as devices
-from amp_track import precision
+from amp_track import peers, precision
 from amp_track.data import digest, length
 from amp_track.errors import BadInput
-from amp_track.job import Inspection, Job, JobFolder
+from amp_track.events import Event
+from amp_track.job import Inspection, Job, JobFolder, Rank
 from amp_track.outcome import Outcome, Verdict
 from amp_track.trainer import Trainer
 from amp_track.values import PRECISIONS
 from amp_track.workload import Workload, load_workload, option_values, source_digest, users_traceback
 
 
-def run(job: Job, connection: Connection[Any, Any], folder: JobFolder | None, *, enforce_budget: bool) -> None:
-    """Train, and send events and then the outcome, whatever exception comes."""
+def run(
+    job: Job, connection: Connection[Any, Any], folder: JobFolder | None, rank: Rank, *, enforce_budget: bool
+) -> None:
+    """Train, and send events and then the outcome, whatever exception comes. Of the processes that train together the
+    first one alone sends events."""
     _settle_in()
     try:
-        device = devices.open_device(job.device)
+        device = devices.open_device(job.device, rank)
         workload = workload_of(job)
     except BadInput as error:
         connection.send(error)
         return
-    trainer = Trainer(job, workload, device, connection.send, enforce_budget=enforce_budget, folder=folder)
+    phase = "start"
     try:
-        outcome = trainer.run()
+        with peers.connected(rank, device.torch_device) as others:
+            send = connection.send if others.is_first else _say_nothing
+            trainer = Trainer(job, workload, device, send, peers=others, enforce_budget=enforce_budget, folder=folder)
+            try:
+                outcome = trainer.run()
+            finally:
+                phase = trainer.phase
     except BadInput as error:
         connection.send(error)
         return
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
         device.lift_budget()
-        outcome = _outcome_of_exception(error, trainer.phase, device)
+        outcome = _outcome_of_exception(error, phase, device)
     connection.send(outcome)
+
+
+def _say_nothing(event: Event) -> None:
+    pass
 
 
 def inspect(job: Job, connection: Connection[Any, Any]) -> None:
@@ -67,6 +81,7 @@ def workload_of(job: Job) -> Workload:
 
 def _inspection(job: Job) -> Inspection:
     device = devices.open_device(job.device)
+    devices.check_processes(device, job.processes)
     devices.check_budget(device, job.memory_budget_bytes)
     workload = workload_of(job)
     workload.check()
@@ -82,7 +97,7 @@ def _inspection(job: Job) -> Inspection:
         device=str(device.torch_device),
         device_kind=device.torch_device.type,
         device_name=device.name,
-        free_bytes=device.free_bytes(),
+        free_bytes=devices.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
         precisions=tuple((name, precision.support(name, device.torch_device)) for name in PRECISIONS),
         workload_name=type(workload).__name__,

@@ -33,7 +33,7 @@ class Harmful:
 
 def test_code_in_a_file_is_not_run(clean_folder: Path) -> None:
     file = clean_folder / "a.pt"
-    torch.save({"format": 1, "weights": Harmful()}, file)
+    torch.save({"format": 2, "weights": Harmful()}, file)
     with pytest.raises(BadInput, match="cannot be read"):
         checkpoint.load(file)
     assert not Path("harm").exists()
@@ -41,8 +41,8 @@ def test_code_in_a_file_is_not_run(clean_folder: Path) -> None:
 
 def test_another_format_is_refused(clean_folder: Path) -> None:
     file = clean_folder / "a.pt"
-    torch.save({"format": 2}, file)
-    with pytest.raises(BadInput, match="got a checkpoint of format 2, expected 1"):
+    torch.save({"format": 99}, file)
+    with pytest.raises(BadInput, match="got a checkpoint of format 99, expected 2"):
         checkpoint.load(file)
 
 

@@ -30,7 +30,7 @@ def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, bat
     steps, orders = 0, []
     for epoch in batches.epochs():
         inputs, shares = [], []
-        for (input, _), share, update in epoch:
+        for (input, _), share, update, _ in epoch:
             inputs.append(input)
             shares.append(share)
             if update:
@@ -51,8 +51,8 @@ def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, bat
     full, rest = divmod(SAMPLES, batch_size)
     step = ([batch_size] * full + [rest] * bool(rest))[: min(accumulate, 2)]
     for parts in itertools.islice(probe.full_steps(), 2 * SAMPLES // batch_size + 2):
-        assert [batch_length(input) for (input, _), _, _ in parts] == step
-    assert [batch_length(input) for (input, _), _, _ in probe.last_step()] == ([rest] if rest else [])
+        assert [batch_length(input) for (input, _), _, _, _ in parts] == step
+    assert [batch_length(input) for (input, _), _, _, _ in probe.last_step()] == ([rest] if rest else [])
     evaluated = [batch_length(input) for input, _ in probe.evaluation()]
     assert evaluated == ([batch_size] if full == 1 and not rest else [batch_size, rest or batch_size])
 
@@ -103,7 +103,7 @@ def test_going_on_from_any_step_gives_the_rest(
     whole = batches_of(workload, **settings)  # type: ignore[arg-type]
     parts, done, position = [], 0, whole.position
     for epoch in whole.epochs():
-        for (input, _), share, update in epoch:
+        for (input, _), share, update, _ in epoch:
             if done >= stop:
                 parts.append((input, share, update))
             done += update
@@ -112,7 +112,7 @@ def test_going_on_from_any_step_gives_the_rest(
     if stop > done:
         return
     resumed = batches_of(workload, **settings)  # type: ignore[arg-type]
-    rest = [(input, share, update) for epoch in resumed.epochs(position) for (input, _), share, update in epoch]
+    rest = [(input, share, update) for epoch in resumed.epochs(position) for (input, _), share, update, _ in epoch]
     assert [part[1:] for part in rest] == [part[1:] for part in parts]
     assert all(torch.equal(one[0], other[0]) for one, other in zip(rest, parts, strict=True))
 
@@ -120,9 +120,9 @@ def test_going_on_from_any_step_gives_the_rest(
 def test_going_on_after_an_epoch_begins_the_next(workload: Workload) -> None:
     whole = batches_of(workload, batch_size=10, epochs=3)
     epochs = whole.epochs()
-    first = [input for (input, _), _, _ in next(epochs)]
+    first = [input for (input, _), _, _, _ in next(epochs)]
     position = whole.position_after_evaluation(whole.steps_per_epoch)
-    second = torch.cat([input for (input, _), _, _ in next(epochs)])
-    resumed = torch.cat([input for (input, _), _, _ in next(batches_of(workload, batch_size=10).epochs(position))])
+    second = torch.cat([input for (input, _), _, _, _ in next(epochs)])
+    resumed = torch.cat([input for (input, _), _, _, _ in next(batches_of(workload, batch_size=10).epochs(position))])
     assert torch.equal(second, resumed)
     assert not torch.equal(second, torch.cat(first))

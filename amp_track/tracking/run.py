@@ -95,6 +95,7 @@ class Run:
             self.text("traceback.txt", outcome.traceback)
         self.metric("time/wall_s", outcome.wall_seconds)
         self.metric("time/train_s", outcome.train_seconds)
+        self.metric("input/waited_fraction", outcome.waited_fraction)
         self.metric("throughput/samples_per_s", outcome.samples_per_second)
         self.metric("throughput/eval_samples_per_s", outcome.eval_samples_per_second)
         for name, size in (

@@ -55,12 +55,18 @@ def killed_run() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "kills"),
+    ("precision", "kills", "more"),
     # From a checkpoint in the middle of an epoch of 8 steps; twice, the first from the best, at the end of an epoch.
-    [("fp32", [13]), ("bf16", [18]), ("amp", [10, 9])],
+    [
+        ("fp32", [13], ()),
+        ("bf16", [18], ()),
+        ("amp", [10, 9], ()),
+        ("amp", [13], ("--processes", "2", "--batch-size", "4")),
+        ("fp32", [13], ("--loader-workers", "2")),
+    ],
 )
-def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int]) -> None:
-    command = ["train", SPIKY, "--precision", precision, "--checkpoint-every", "5", "--json"]
+def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int], more: tuple[str, ...]) -> None:
+    command = ["train", SPIKY, "--precision", precision, *more, "--checkpoint-every", "5", "--json"]
     whole = amp_track(*command)
     assert whole.returncode == 0, whole.stderr
     expected = json.loads(whole.stdout)

@@ -1,0 +1,182 @@
+"""Two gloo processes that train one job: as one process would, and whatever happens to one of them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from conftest import DIGITS, MEBIBYTE, WORKLOADS
+
+from amp_track.errors import BadInput
+from amp_track.events import EpochEnded, Event, StepsRecorded
+from amp_track.job import Job, resolve
+from amp_track.outcome import Outcome, Verdict
+from amp_track.sandbox import Sandbox
+
+PARALLEL = str(WORKLOADS / "parallel.py")
+
+
+def run(sandbox: Sandbox, *, options: dict[str, Any] | None = None, **settings: Any) -> tuple[Outcome, list[Event]]:
+    texts = tuple((name, str(value)) for name, value in (options or {}).items())
+    job = Job(**{"workload": PARALLEL, "precision": "fp32", "options": texts} | settings)
+    events: list[Event] = []
+    outcome = sandbox.run(resolve(job, sandbox.inspect(job)), events.append)
+    return outcome, events
+
+
+def losses(events: list[Event]) -> list[float]:
+    return [loss for event in events if isinstance(event, StepsRecorded) for loss in event.losses]
+
+
+@pytest.mark.parametrize(
+    ("samples", "settings"),
+    [
+        (64, {}),
+        (61, {}),  # a last batch of 5: 3 samples and 2
+        (57, {}),  # a last batch of 1: the second process has none
+        (61, {"accumulate": 3, "clip_norm": 0.5}),
+    ],
+)
+def test_two_processes_train_as_one_does_with_their_batch(
+    sandbox: Sandbox, samples: int, settings: dict[str, Any]
+) -> None:
+    alone, events_alone = run(sandbox, options={"samples": samples}, batch_size=8, **settings)
+    together, events = run(sandbox, options={"samples": samples}, batch_size=4, processes=2, **settings)
+    assert together.steps == alone.steps
+    # float32: means over halves are rounded elsewhere than the mean over all.
+    assert losses(events) == pytest.approx(losses(events_alone), rel=1e-5)
+    epochs, epochs_alone = ([e for e in es if isinstance(e, EpochEnded)] for es in (events, events_alone))
+    assert [e.train_loss for e in epochs] == pytest.approx([e.train_loss for e in epochs_alone], rel=1e-5)
+    assert [e.eval_loss for e in epochs] == pytest.approx([e.eval_loss for e in epochs_alone], rel=1e-5)
+    assert len(epochs) == 2
+
+
+@pytest.mark.parametrize(("processes", "batch_size"), [(1, 4), (2, 4), (3, 2), (2, 1)])
+def test_evaluation_counts_every_sample_once(sandbox: Sandbox, processes: int, batch_size: int) -> None:
+    outcome, _ = run(sandbox, processes=processes, batch_size=batch_size, steps=1)
+    assert outcome.quality == pytest.approx(sum(range(11)) / 11)
+
+
+def test_an_overflow_in_one_process_skips_the_step_in_both(sandbox: Sandbox) -> None:
+    """Were it not so, `peers.merged` would end the job: it compares what each has skipped, and each scale."""
+    outcome, events = run(
+        sandbox, options={"samples": 256, "large_every": 32}, precision="amp", processes=2, epochs=2, learning_rate=1e-4
+    )
+    assert outcome.verdict is Verdict.FITS, outcome.message
+    changes = [change for event in events if isinstance(event, StepsRecorded) for change in event.scale_changes]
+    assert outcome.scale is not None
+    assert 0 < outcome.skipped_steps == len(changes) == outcome.scale.backoffs
+    assert outcome.updates == outcome.steps - outcome.skipped_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "message"),
+    [
+        ("oom", Verdict.OOM, "in process 1 of 2"),
+        ("raise", Verdict.CRASHED, "ValueError: the labels are off by one (in forward) in process 1 of 2"),
+        ("exit", Verdict.CRASHED, "the job's process exited with code 7 in process 1 of 2"),
+        ("sigkill", Verdict.CRASHED, "the job's process was killed by SIGKILL in process 1 of 2"),
+        ("hang", Verdict.TIMED_OUT, "gave up after 3 s (--timeout)"),
+    ],
+)
+def test_what_happens_to_one_process_is_what_happens_to_the_job(
+    sandbox: Sandbox, fault: str, verdict: Verdict, message: str
+) -> None:
+    started = time.monotonic()
+    outcome, _ = run(
+        sandbox,
+        options={"fault": fault},
+        processes=2,
+        memory_budget_bytes=64 * MEBIBYTE,
+        timeout_seconds=3 if fault == "hang" else 60,
+    )
+    assert outcome.verdict is verdict
+    assert outcome.message.endswith(message)
+    assert time.monotonic() - started < 30, "nobody waits for the one that has gone"
+
+
+def test_peak_memory_is_the_largest_of_all_processes(sandbox: Sandbox) -> None:
+    modest, _ = run(sandbox, processes=2, memory_budget_bytes=256 * MEBIBYTE)
+    outcome, _ = run(sandbox, options={"fault": "allocate"}, processes=2, memory_budget_bytes=256 * MEBIBYTE)
+    assert modest.max_memory_bytes is not None
+    assert outcome.max_memory_bytes is not None
+    assert outcome.max_memory_bytes - modest.max_memory_bytes == pytest.approx(64 * MEBIBYTE, rel=0.05)
+
+
+def test_every_epoch_has_a_new_order(sandbox: Sandbox) -> None:
+    _, events = run(sandbox, options={"samples": 64}, processes=2, epochs=2, learning_rate=1e-12)
+    by_epoch = losses(events)[:8], losses(events)[8:]
+    assert by_epoch[0] != pytest.approx(by_epoch[1])
+    assert sum(by_epoch[0]) == pytest.approx(sum(by_epoch[1])), "the same samples"
+
+
+def test_too_large_a_batch_for_all_of_them_is_over_the_data_set(sandbox: Sandbox) -> None:
+    outcome, _ = run(sandbox, options={"samples": 61}, processes=2, batch_size=31)
+    assert outcome.verdict is Verdict.OVER_DATASET
+
+
+@pytest.mark.gpu
+def test_more_processes_than_gpus_are_refused(sandbox: Sandbox, cuda: Any) -> None:
+    import torch
+
+    count = torch.cuda.device_count() + 1
+    with pytest.raises(BadInput, match=f"--processes: got {count}, expected at most {count - 1}"):
+        sandbox.inspect(Job(workload=PARALLEL, device="cuda", processes=count))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_gpus_train_together_through_nccl(sandbox: Sandbox, cuda: Any, precision: str) -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        pytest.skip(f"needs two GPUs, this machine has {count}")
+    alone, events_alone = run(sandbox, batch_size=8, precision=precision, device="cuda")
+    together, events = run(sandbox, batch_size=4, processes=2, precision=precision, device="cuda")
+    assert together.steps == alone.steps
+    assert losses(events) == pytest.approx(losses(events_alone), rel=1e-5 if precision == "fp32" else 1e-2)
+
+
+def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "amp_track", *arguments, "--json"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_the_first_process_alone_is_tracked() -> None:
+    done = amp_track("train", PARALLEL, "--precision", "fp32", "--processes", "2", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
+    (run,) = client.search_runs(["1"])
+    assert run.info.run_id == found["run_id"]
+    assert run.data.params["processes"] == "2"
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/step_loss")]
+    assert sorted(steps) == list(range(1, found["steps"] + 1))
+
+
+@pytest.mark.slow
+def test_the_edge_is_found_with_two_processes() -> None:
+    found = {}
+    for processes in ("1", "2"):
+        done = amp_track(
+            "fit", DIGITS, "--precision", "fp32", "--processes", processes, "--memory-budget", "32MiB",
+            "--confirm-steps", "0", "--study", f"of{processes}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found[processes] = json.loads(done.stdout)["precisions"]["fp32"]
+    assert found["2"]["bound"] == found["1"]["bound"] == "memory"
+    # Each has a batch and a budget of its own. What a process adds for the others, and what its convolutions save by
+    # having fewer threads, is little beside that.
+    assert found["2"]["largest_batch"] == pytest.approx(found["1"]["largest_batch"], rel=0.25)
+    assert found["2"]["first_failing_batch"] == found["2"]["largest_batch"] + 1
+
+
+def test_the_data_set_ends_where_every_process_has_its_batch() -> None:
+    done = amp_track("fit", PARALLEL, "--precision", "fp32", "--processes", "2", "--memory-budget", "64MiB")
+    found = json.loads(done.stdout)["precisions"]["fp32"]
+    assert (found["bound"], found["largest_batch"]) == ("dataset", 30)
