@@ -143,6 +143,7 @@ class CpuDevice(Device):
             return
         import resource
 
+        heap.keep_to_one_arena()
         if budget_bytes is not None:
             # At a price in speed that only a job with a budget pays. Without, what the process happens to have free is
             # used first and does not show: a few MiB, and 20 % of a small job's speed, were it taken away.

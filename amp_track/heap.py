@@ -15,9 +15,18 @@ import gc
 import re
 from pathlib import Path
 
+_M_ARENA_MAX = -8
+"""Of glibc's malloc.h."""
 _LARGE_BLOCK_BYTES = 32 * 1024
 _SMALL_BLOCKS_BYTES, _PYTHON_OBJECTS_BYTES = 8 * 2**20, 4 * 2**20
 _kept: list[bytes] = []
+
+
+def keep_to_one_arena() -> None:
+    """From here on no thread gets a heap of its own, which takes 64 MiB of addresses, and so of the meter, whatever it
+    holds: data loaders and gloo start threads. Does nothing without glibc."""
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def make_exact() -> None:
@@ -30,11 +39,11 @@ def make_exact() -> None:
     libc = _glibc()
     if libc is None:
         return
-    m_trim_threshold, m_top_pad, m_mmap_threshold, m_arena_max = -1, -2, -3, -8  # from glibc's malloc.h
+    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3  # from glibc's malloc.h
     libc.mallopt(m_mmap_threshold, _LARGE_BLOCK_BYTES)
     libc.mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
     libc.mallopt(m_top_pad, 0)
-    libc.mallopt(m_arena_max, 1)
+    libc.mallopt(_M_ARENA_MAX, 1)
     use_up_large_free_blocks()
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()

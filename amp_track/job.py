@@ -161,7 +161,7 @@ class Job:
     )
     loader_workers: int | None = setting(
         None,
-        "Processes that load data beside the training; 0 loads it between the steps.",
+        "Processes that load data beside the training; 0 loads it between the steps, as does a CPU within a budget.",
         values.natural_number,
         expected="a whole number of 0 or more",
         metavar="N",

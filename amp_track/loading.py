@@ -54,7 +54,7 @@ def load(
             batch_sampler=numbered,
             generator=generator,
             num_workers=workers,
-            # As torch does by default on Linux: a job's own default is the fork server, which knows no workload's module.
+            # As torch does by default on Linux. A job's own default is the fork server, which knows no workload.
             multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
             pin_memory=pin_memory,
         )
