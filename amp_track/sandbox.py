@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, assert_never
 
+from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import BadInput, WorkloadFailed
 from amp_track.events import Event
 from amp_track.job import Inspection, Job, JobFolder
@@ -100,6 +101,12 @@ class Sandbox:
         assert isinstance(outcome, Outcome)
         return outcome
 
+    def dtypes(self, job: Job) -> DtypesReport | Outcome:
+        """Which operation of a resolved job's model runs in which dtype; or what went wrong."""
+        found = self._in_fresh_process("dtypes", job, _ignore)
+        assert not isinstance(found, Inspection)
+        return found
+
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
         """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
         jobs over a CPU budget ended in SIGSEGV). Such a death is the budget's doing if, and only if, the same batch
@@ -122,7 +129,7 @@ class Sandbox:
         job: Job,
         on_event: Callable[[Event], None],
         folder: JobFolder | None = None,
-    ) -> Outcome | Inspection:
+    ) -> Outcome | Inspection | DtypesReport:
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
         with _fixed_addresses():
@@ -208,7 +215,7 @@ def _deadline(started: float, timeout_seconds: float | None) -> float | None:
 
 def _receive(
     connection: Connection[Any, Any], sentinel: int, on_event: Callable[[Event], None], deadline: float | None
-) -> Outcome | Inspection | None:
+) -> Outcome | Inspection | DtypesReport | None:
     """Pass events on until the result comes; None when the child died or the deadline passed without one."""
     while True:
         left = None if deadline is None else deadline - time.monotonic()
@@ -223,7 +230,7 @@ def _receive(
             wait([sentinel])  # the pipe closes a moment before the process is gone
             return None
         match message:
-            case Outcome() | Inspection():
+            case Outcome() | Inspection() | DtypesReport():
                 return message
             case BadInput():
                 raise message
@@ -289,5 +296,7 @@ def _child(task: str, job: Job, connection: Connection[Any, Any], folder: JobFol
             worker.run(job, connection, None, enforce_budget=False)
         case "inspect":
             worker.inspect(job, connection)
+        case "dtypes":
+            worker.dtypes(job, connection)
         case _:
             assert_never(task)  # type: ignore[arg-type]
