@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from amp_track import ranks
+from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import BadInput
 from amp_track.events import Event
 from amp_track.job import Inspection
@@ -29,6 +30,8 @@ _EXIT_SECONDS = 10
 _PEERS_SECONDS = 2
 """How long the others may still say something once one has failed: it may have failed because of one of them."""
 
+Result = Outcome | Inspection | DtypesReport
+
 
 @dataclass
 class Child:
@@ -36,7 +39,7 @@ class Child:
 
     process: ForkServerProcess
     connection: Connection[Any, Any]
-    result: Outcome | Inspection | None = None
+    result: Result | None = None
     has_died: bool = False
     """Without a result."""
 
@@ -56,7 +59,7 @@ class Child:
             self.has_died = True
             return
         match message:
-            case Outcome() | Inspection():
+            case Outcome() | Inspection() | DtypesReport():
                 self.result = message
             case BadInput():
                 raise message

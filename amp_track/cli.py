@@ -18,7 +18,7 @@ import typer
 from amp_track import flags, stores
 from amp_track.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.job import DEFAULT_WORKLOAD, Job
-from amp_track.request import Edges, Request, Resumption, Stores, Trainings
+from amp_track.request import Edges, Example, Request, Resumption, Stores, Trainings
 
 app = typer.Typer(
     name="amp-track",
@@ -50,6 +50,10 @@ _SEARCH_FLAGS = (
     + _JOB_FLAGS
     + flags.flags_of(Stores)
 )
+_DTYPES_FLAGS = [
+    flags.flag_named(flags.flags_of(Job), name)
+    for name in ("--precision", "--device", "--channels-last", "--seed", "--synthetic", "--set")
+] + flags.flags_of(Example)
 _SWITCHES = ["--json", *(flag.name for flag in _TRAIN_FLAGS if flag.is_switch)]
 
 
@@ -121,6 +125,24 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     for line in report.notes(result):
         print(f"· {line}")
     _print_how_to_look(request, result.fit.study)
+
+
+@app.command("dtypes")
+@flags.with_flags(_DTYPES_FLAGS)
+def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Show which operation of every layer runs in which dtype: one batch forward and backward. Writes nothing.
+
+    amp-track dtypes experiments/digits.py --precision amp
+    """
+    example = flags.build(Example, _DTYPES_FLAGS, given)
+    job = flags.build(Job, _DTYPES_FLAGS, given, workload=workload, batch_size=example.batch_size)
+    from amp_track import commands, dtypes_table
+
+    report = _print_or_return(commands.dtypes, Request(job=job), as_json)
+    if report is None:
+        return
+    _print_table(dtypes_table.dtypes_table(report))
+    print(dtypes_table.sentence(report))
 
 
 def _request(

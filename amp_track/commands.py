@@ -1,4 +1,4 @@
-"""train, fit and search: from a request to a result."""
+"""train, fit, search and dtypes: from a request to a result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track import processes, progress
+from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
@@ -161,6 +162,17 @@ def search(request: Request) -> SearchResult:
             pareto=tuple(pareto),
         )
         return dataclasses.replace(result, report=report.log(result, parent))
+
+
+def dtypes(request: Request) -> DtypesReport:
+    """Which operation of the model runs in which dtype. Writes nothing; raises as `train` does."""
+    session = Session.without_stores(request, (request.job.precision,))
+    with progress.working("watching one batch forward and backward"):
+        found = session.sandbox.dtypes(session.job)
+    if isinstance(found, DtypesReport):
+        return found
+    _raise_on_crash(session.job, found)
+    raise NothingFits(_why_it_does_not_fit(session, session.job, found))
 
 
 @contextmanager

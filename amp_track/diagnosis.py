@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.data import tensors
-from amp_track.outcome import LayerGradients
+from amp_track.outcome import MODEL, LayerGradients
 
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
 """2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits, and below 2⁻²⁵ all of them."""
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _PIECE = 2**20
 """Gradient values looked at at once, so that the masks take megabytes at most."""
-_MODEL = "(model)"
-"""Stands for the model itself, whose name is empty."""
 
 
 class GradientDiagnosis:
@@ -43,13 +41,13 @@ class GradientDiagnosis:
         """What it has taken; of an accelerator's own time only that for the gradients, not for the outputs."""
         self._parameters: dict[str, list[nn.Parameter]] = {}
         for name, parameter in model.named_parameters():
-            self._parameters.setdefault(name.rpartition(".")[0] or _MODEL, []).append(parameter)
+            self._parameters.setdefault(name.rpartition(".")[0] or MODEL, []).append(parameter)
         self._watched = {
-            name or _MODEL: module
+            name or MODEL: module
             for name, module in model.named_modules()
             if outputs and (not any(module.children()) or any(True for _ in module.parameters(recurse=False)))
         }
-        self._layers = [name or _MODEL for name, _ in model.named_modules()]
+        self._layers = [name or MODEL for name, _ in model.named_modules()]
         self._arrived: dict[str, None] = {}
         self._outputs: dict[str, Tensor] = {}
         self._pending: list[_Look] = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+MODEL = "(model)"
+"""As a layer: the model itself, whose name is empty."""
+
 
 class Verdict(StrEnum):
     """What a job came to. Out of memory is a result; a bug is never mistaken for it."""

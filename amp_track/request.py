@@ -142,6 +142,19 @@ class Resumption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Example:
+    """The batch that `dtypes` looks at."""
+
+    batch_size: int = setting(
+        2,
+        "Samples of the batch that is looked at; a few show all there is.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything one command was asked for."""
 

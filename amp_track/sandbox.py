@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from amp_track import children, ranks
+from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import WorkloadFailed
 from amp_track.events import Event
 from amp_track.job import ALONE, Inspection, Job, JobFolder, Rank
@@ -92,6 +93,12 @@ class Sandbox:
         """Probe a job's batch, counting as under its budget but limiting nothing: what it would take."""
         return self._together("measure", dataclasses.replace(job, probe=True))
 
+    def dtypes(self, job: Job) -> DtypesReport | Outcome:
+        """Which operation of a resolved job's model runs in which dtype; or what went wrong."""
+        found = self._in_fresh_processes("dtypes", job)[0]
+        assert isinstance(found, DtypesReport | Outcome)
+        return found
+
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
         """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
         jobs over a CPU budget ended in SIGSEGV). Such a death is the budget's doing if, and only if, the same batch
@@ -118,7 +125,7 @@ class Sandbox:
                 for index in range(job.processes)
             ]
             results = self._in_fresh_processes(task, job, everyone, on_event, folder)
-        outcomes = [result for result in results if not isinstance(result, Inspection)]
+        outcomes = [result for result in results if not isinstance(result, Inspection | DtypesReport)]
         return ranks.together(outcomes)
 
     def _in_fresh_processes(
@@ -128,7 +135,7 @@ class Sandbox:
         everyone: Sequence[Rank] = (ALONE,),
         on_event: Callable[[Event], None] = _ignore,
         folder: JobFolder | None = None,
-    ) -> list[Outcome | Inspection | None]:
+    ) -> list[children.Result | None]:
         """What each came to; None of one that was ended because another had failed."""
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
@@ -218,5 +225,7 @@ def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection
             worker.run(job, connection, None, rank, enforce_budget=False)
         case "inspect":
             worker.inspect(job, connection)
+        case "dtypes":
+            worker.dtypes(job, connection)
         case _:
             assert_never(task)  # type: ignore[arg-type]

@@ -48,16 +48,21 @@ class Session:
     @classmethod
     def prepare(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
         """Judge everything that can be judged before anything is written; the cheap things before torch is imported."""
+        tracking_uri = stores.tracking_uri(request.stores.tracking_uri)
+        stores.check_tracking("--tracking-uri", tracking_uri)
+        stores.check("--storage", request.stores.storage)
+        stores.check_apart(tracking_uri, request.stores.storage)
+        return cls.without_stores(request, precisions)
+
+    @classmethod
+    def without_stores(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
+        """As `prepare`, for a command that writes nothing."""
         workload = request.job.workload
         if ":" not in workload and not Path(workload).is_file():
             raise BadInput(
                 f"{workload}: got no such file, expected a Python file with one Workload or package.module:Class; "
                 "see experiments/digits.py for one to copy"
             )
-        tracking_uri = stores.tracking_uri(request.stores.tracking_uri)
-        stores.check_tracking("--tracking-uri", tracking_uri)
-        stores.check("--storage", request.stores.storage)
-        stores.check_apart(tracking_uri, request.stores.storage)
         sandbox = Sandbox(workload)
         with progress.working("importing torch, looking at device and workload"):
             found = sandbox.inspect(request.job)

@@ -19,6 +19,7 @@ import amp_track
 from amp_track import device as devices
 from amp_track import peers, precision
 from amp_track.data import digest, length
+from amp_track.dtypes import DtypesWatch
 from amp_track.errors import BadInput
 from amp_track.events import Event
 from amp_track.job import Inspection, Job, JobFolder, Rank
@@ -71,6 +72,18 @@ def inspect(job: Job, connection: Connection[Any, Any]) -> None:
         connection.send(error)
     except BaseException as error:
         connection.send(_outcome_of_exception(error, "data", None))
+
+
+def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
+    """Send a DtypesReport, or the outcome of what went wrong."""
+    _settle_in()
+    watch = DtypesWatch()
+    try:
+        connection.send(watch.run(job, workload_of(job), devices.open_device(job.device)))
+    except BadInput as error:
+        connection.send(error)
+    except BaseException as error:
+        connection.send(_outcome_of_exception(error, watch.phase, None))
 
 
 def workload_of(job: Job) -> Workload:

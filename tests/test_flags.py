@@ -22,6 +22,25 @@ def test_a_flag_means_the_same_on_every_command() -> None:
             assert other == by_name[other.name]
 
 
+def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
+    (batch_size,) = [flag for flag in cli._DTYPES_FLAGS if flag not in cli._TRAIN_FLAGS]
+    assert (batch_size.name, batch_size.value("")) == ("--batch-size", 2)
+
+
+def test_every_entry_point_is_a_command_with_its_parameters() -> None:
+    project = yaml.safe_load((ROOT / "MLproject").read_text())
+    flags_of = {
+        "train": cli._TRAIN_FLAGS,
+        "fit": cli._FIT_FLAGS,
+        "search": cli._SEARCH_FLAGS,
+        "dtypes": cli._DTYPES_FLAGS,
+    }
+    for entry_point in project["entry_points"].values():
+        command = entry_point["command"].split()[3]
+        named = {flag.name.removeprefix("--").replace("-", "_") for flag in flags_of[command]}
+        assert set(entry_point["parameters"]) <= named | {"workload"}
+
+
 def test_mlflow_projects_parameters_are_flags() -> None:
     project = yaml.safe_load((ROOT / "MLproject").read_text())
     known = {flag.name.removeprefix("--").replace("-", "_") for flag in (*cli._TRAIN_FLAGS, *cli._SEARCH_FLAGS)}

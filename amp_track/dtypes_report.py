@@ -1,0 +1,84 @@
+"""What `amp-track dtypes` found: which operation of a model ran in which dtype. Plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+CAST = "cast"
+"""The operation that turns one floating dtype into another."""
+LOSS = "(loss)"
+"""The layer of what the loss does outside of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationDtypes:
+    """An operation of one layer, with the dtypes it ran in."""
+
+    layer: str
+    """As `named_modules()` calls it; `outcome.MODEL` for the model's own code outside of any layer, or `LOSS`."""
+    in_pass: str
+    """`forward`, `loss` or `backward`."""
+    operation: str
+    """`convolution`, `addmm`, `relu_`, …, or `CAST`."""
+    parameter: str = ""
+    """Of a cast: the parameter that is cast, by its name in its own layer; empty for other tensors."""
+    inputs: tuple[str, ...]
+    """Dtypes of the floating inputs, in the order of its arguments."""
+    output: str
+    """Dtype of the first floating output: the result; others are statistics kept for the backward pass."""
+    count: int = 1
+    """How often it ran so."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "layer": self.layer,
+            "pass": self.in_pass,
+            "operation": self.operation,
+            "parameter": self.parameter,
+            "inputs": list(self.inputs),
+            "output": self.output,
+            "count": self.count,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DtypesReport:
+    """Every operation of one forward pass, loss and backward pass, in the order in which each first ran."""
+
+    workload: str
+    precision: str
+    batch_size: int
+    device_kind: str
+    device_name: str
+    operations: tuple[OperationDtypes, ...]
+
+    @property
+    def computing(self) -> tuple[OperationDtypes, ...]:
+        """The operations of the forward pass and the loss that are no casts."""
+        return tuple(one for one in self.operations if one.in_pass != "backward" and one.operation != CAST)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many operations of the forward pass and the loss put out each dtype, casts left out, the most first."""
+        counts: Counter[str] = Counter()
+        for one in self.computing:
+            counts[one.output] += one.count
+        return dict(counts.most_common())
+
+    @property
+    def casts(self) -> int:
+        """In the forward pass and the loss."""
+        return sum(one.count for one in self.operations if one.in_pass != "backward" and one.operation == CAST)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.workload,
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "device": {"kind": self.device_kind, "name": self.device_name},
+            "counts": self.counts,
+            "casts": self.casts,
+            "operations": [one.as_json() for one in self.operations],
+        }

@@ -1,0 +1,317 @@
+"""Which operation of a model runs in which dtype, watched on real passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from conftest import DIGITS, FAULTS
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import get_model
+
+from amp_track import Workload
+from amp_track.device import open_device
+from amp_track.dtypes import DtypesWatch, understandable
+from amp_track.dtypes_report import CAST, LOSS, DtypesReport
+from amp_track.job import Job, resolve
+from amp_track.outcome import MODEL, Verdict
+from amp_track.precision import Precision
+from amp_track.sandbox import Sandbox
+from amp_track.workload import load_workload
+
+HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
+
+
+class Net(nn.Module):
+    """Batch norm in front of a convolution and behind it; code of its own outside of any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.after = nn.BatchNorm2d(4)
+        self.twice = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = functional.relu(self.after(self.conv(self.before(input)))).mean(dim=1).flatten(1)
+        hidden = self.twice(self.twice(hidden))
+        output: Tensor = self.head(hidden).float()
+        return output.softmax(dim=1) + torch.ones(5)
+
+
+@dataclass(frozen=True)
+class Given(Workload):
+    """A model on random images."""
+
+    network: nn.Module
+    pixels: int = 4
+    classes: int = 5
+
+    def model(self) -> nn.Module:
+        return self.network
+
+    def train_data(self) -> Any:
+        raise NotImplementedError("an example is enough")
+
+    eval_data = train_data
+
+    def example(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch_size, 3, self.pixels, self.pixels), torch.arange(batch_size) % self.classes
+
+
+def watch(workload: Workload, precision: str, **settings: Any) -> DtypesReport:
+    job = Job(precision=precision, batch_size=2, synthetic=True, device="cpu", **settings)
+    return DtypesWatch().run(job, workload, open_device("cpu"))
+
+
+def found(report: DtypesReport, layer: str, in_pass: str = "forward") -> dict[str, tuple[tuple[str, ...], str, int]]:
+    """By operation: dtypes of its inputs, of its output, how often."""
+    return {
+        f"{one.operation} {one.parameter}".strip(): (one.inputs, one.output, one.count)
+        for one in report.operations
+        if one.layer == layer and one.in_pass == in_pass
+    }
+
+
+@pytest.mark.parametrize(("precision", "half"), HALVES)
+def test_matrix_products_are_half_and_softmax_loss_and_explicit_additions_float(precision: str, half: str) -> None:
+    report = watch(Given(Net()), precision)
+    assert found(report, "conv") == {
+        "cast bias": (("float32",), half, 1),
+        "cast weight": (("float32",), half, 1),
+        "cast": (("float32",), half, 1),
+        "convolution": ((half,) * 3, half, 1),
+    }
+    assert found(report, "head")["addmm"] == ((half,) * 3, half, 1)
+    assert found(report, MODEL) == {
+        "relu": ((half,), half, 1),
+        "mean": ((half,), half, 1),
+        "cast": ((half,), "float32", 1),
+        "softmax": (("float32",), "float32", 1),
+        "add": (("float32", "float32"), "float32", 1),
+    }
+    assert found(report, LOSS, "loss") == {
+        "log_softmax": (("float32",), "float32", 1),
+        "nll_loss": (("float32",), "float32", 1),
+    }
+
+
+@pytest.mark.parametrize(("precision", "half"), HALVES)
+def test_batch_norm_takes_the_dtype_it_is_given(precision: str, half: str) -> None:
+    """Autocast does not list it: what is around it decides, while its weights and statistics stay float32."""
+    report = watch(Given(Net()), precision)
+    assert found(report, "before") == {"batch_norm": (("float32",) * 5, "float32", 1)}
+    assert found(report, "after") == {"batch_norm": ((half, *("float32",) * 4), half, 1)}
+
+
+def test_fp32_is_float32_throughout() -> None:
+    report = watch(Given(Net()), "fp32")
+    assert {dtype for one in report.operations for dtype in (*one.inputs, one.output)} == {"float32"}
+    assert report.casts == 0
+    assert {one.in_pass for one in report.operations} == {"forward", "loss", "backward"}
+
+
+def test_gradients_come_back_to_the_layer_that_they_are_of() -> None:
+    report = watch(Given(Net()), "amp")
+    assert found(report, "conv", "backward") == {
+        "convolution_backward": (("float16",) * 3, "float16", 1),
+        "cast": (("float16",), "float32", 3),  # weight, bias, and what the batch norm before it put out
+    }
+    assert found(report, "after", "backward")["batch_norm_backward"][1:] == ("float16", 1)
+    assert found(report, LOSS, "backward")["log_softmax_backward"][1:] == ("float32", 1)
+    assert found(report, MODEL, "backward")["softmax_backward"][1:] == ("float32", 1)
+
+
+def test_a_layer_called_twice_counts_twice_and_casts_its_weight_once() -> None:
+    report = watch(Given(Net()), "amp")
+    assert found(report, "twice")["addmm"] == (("float16",) * 3, "float16", 2)
+    assert found(report, "twice")["cast weight"] == (("float32",), "float16", 1)
+    assert found(report, "twice", "backward")["mm"] == (("float16", "float16"), "float16", 4)
+
+
+def test_a_checkpointed_layer_runs_again_in_the_backward_pass() -> None:
+    """As far as the backward pass needs it: the last layer only up to where it keeps its input."""
+
+    class Checkpointed(Net):
+        def forward(self, input: Tensor) -> Any:
+            hidden = checkpoint(nn.Sequential(self.conv, self.after), input, use_reentrant=False)
+            return self.head(hidden.mean(dim=1).flatten(1))
+
+    report = watch(Given(Checkpointed()), "amp")
+    assert found(report, "conv")["convolution"][1:] == ("float16", 1)
+    assert found(report, "conv", "backward")["convolution"][1:] == ("float16", 1)
+    assert found(report, "conv", "backward")["convolution_backward"][1:] == ("float16", 1)
+    assert found(report, "after", "backward")["batch_norm_backward"][1:] == ("float16", 1)
+    assert found(report, "head", "backward")["mm"][1:] == ("float16", 2)
+
+
+def test_a_call_that_raises_and_is_caught_leaves_its_layer() -> None:
+    class Raises(nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            raise NotImplementedError("for other inputs")
+
+    class Catches(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.raises = Raises()
+
+        def forward(self, input: Tensor) -> Any:
+            try:
+                return self.raises(input)
+            except NotImplementedError:
+                return self.head(input.sin().mean(dim=1).flatten(1))
+
+    report = watch(Given(Catches()), "fp32")
+    assert {one.layer for one in report.operations} == {MODEL, "head", LOSS}
+    assert "sin" in found(report, MODEL)
+
+
+def test_layers_have_the_names_of_named_modules() -> None:
+    network = get_model("resnet18", weights=None)
+    report = watch(Given(network, pixels=32), "amp")
+    layers = {one.layer for one in report.operations}
+    assert layers <= {name or MODEL for name, _ in network.named_modules()} | {LOSS}
+    assert found(report, "layer1.0") == {"add_": (("float16", "float16"), "float16", 1)}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+def test_it_says_what_a_hook_on_every_layer_says(precision: str, channels_last: bool) -> None:
+    network = get_model("resnet18", weights=None)
+    workload = Given(network, pixels=32)
+    report = watch(workload, precision, channels_last=channels_last)
+    last = {one.layer: one.output for one in report.operations if one.in_pass == "forward"}
+    hooked: dict[str, str] = {}
+    for name, module in network.named_modules():
+        if not any(module.children()):
+            module.register_forward_hook(
+                lambda module, args, output, name=name: hooked.update({name: str(output.dtype)[6:]})
+            )
+    with Precision.named(precision).autocast("cpu"):
+        network(workload.example(2)[0])
+    assert len(hooked) == 52
+    assert {name: last[name] for name in hooked} == hooked
+
+
+def test_watching_leaves_no_hooks_and_changes_no_gradient() -> None:
+    torch.manual_seed(0)
+    network = get_model("resnet18", weights=None)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    workload = Given(network, pixels=32)
+    watch(workload, "bf16", seed=3)
+    watched = [parameter.grad for parameter in network.parameters()]
+    network.load_state_dict(before)
+    network.zero_grad()
+    torch.manual_seed(3)
+    input, target = workload.example(2)
+    with Precision.named("bf16").autocast("cpu"):
+        loss = workload.loss(network(input), target)
+    loss.backward()
+    for gradient, parameter in zip(watched, network.parameters(), strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+def test_what_computes_nothing_is_left_out() -> None:
+    class Shapes(Net):
+        def forward(self, input: Tensor) -> Any:
+            moved = input.permute(0, 2, 3, 1).contiguous().clone().reshape(2, -1)[:, :16]
+            padded = torch.zeros_like(moved).copy_(moved).unsqueeze(1).expand(2, 1, 16).squeeze(1).detach()
+            largest = padded.argmax(dim=1)
+            return self.head(padded * (largest + largest).view(2, 1))
+
+    report = watch(Given(Shapes()), "fp32")
+    assert [(one.layer, one.operation) for one in report.operations if one.in_pass == "forward"] == [
+        (MODEL, "mul"),
+        ("head", "addmm"),
+    ]
+
+
+def test_a_copy_into_another_dtype_is_a_cast() -> None:
+    class Copies(Net):
+        def forward(self, input: Tensor) -> Any:
+            half = torch.empty_like(input, dtype=torch.float16).copy_(input)
+            return self.head(half.mean(dim=1).flatten(1).float())
+
+    casts = [one for one in watch(Given(Copies()), "fp32").operations if one.operation == CAST]
+    assert [(one.inputs, one.output) for one in casts if one.in_pass == "forward"] == [
+        (("float32",), "float16"),
+        (("float16",), "float32"),
+    ]
+
+
+def test_digits() -> None:
+    report = watch(load_workload(DIGITS), "amp")
+    assert report.counts == {"float16": 12, "float32": 2}
+    assert report.casts == 7
+    assert (report.precision, report.batch_size, report.device_kind) == ("amp", 2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("aten", "understood"),
+    [
+        ("convolution", "convolution"),
+        ("relu_", "relu_"),
+        ("native_batch_norm", "batch_norm"),
+        ("cudnn_batch_norm_backward", "batch_norm_backward"),
+        ("native_layer_norm", "layer_norm"),
+        ("_log_softmax", "log_softmax"),
+        ("_log_softmax_backward_data", "log_softmax_backward"),
+        ("_safe_softmax", "softmax"),
+        ("nll_loss_forward", "nll_loss"),
+        ("nll_loss_backward", "nll_loss_backward"),
+        ("_adaptive_avg_pool2d", "adaptive_avg_pool2d"),
+        ("_cudnn_rnn", "rnn"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
+        ("_scaled_dot_product_efficient_attention", "scaled_dot_product_attention"),
+        ("_scaled_dot_product_cudnn_attention_backward", "scaled_dot_product_attention_backward"),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", "scaled_dot_product_attention_backward"),
+        ("_scaled_dot_product_fused_attention_overrideable_backward", "scaled_dot_product_attention_backward"),
+        ("_scaled_dot_product_fused_attention_overrideable", "scaled_dot_product_attention"),
+        ("native_dropout", "dropout"),
+    ],
+)
+def test_operations_are_named_without_who_implements_them(aten: str, understood: str) -> None:
+    packet = getattr(torch.ops.aten, aten)  # it must exist
+    assert understandable(packet.__name__) == understood
+
+
+def test_a_fresh_process_finds_the_same(sandbox: Sandbox) -> None:
+    job = Job(workload=DIGITS, precision="amp", batch_size=2, device="cpu")
+    report = sandbox.dtypes(resolve(job, sandbox.inspect(job)))
+    assert isinstance(report, DtypesReport)
+    assert report.workload == DIGITS
+    assert report.operations == watch(load_workload(DIGITS), "amp").operations
+
+
+def test_what_goes_wrong_is_an_outcome(sandbox: Sandbox) -> None:
+    job = Job(workload=FAULTS, precision="amp", batch_size=2, device="cpu", options=(("fault", "raise"),))
+    outcome = sandbox.dtypes(resolve(job, sandbox.inspect(job)))
+    assert not isinstance(outcome, DtypesReport)
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message == "ValueError: the labels are off by one (in loss)"
+    assert "amp_track/dtypes.py" not in outcome.traceback
+
+
+def test_json_has_every_operation() -> None:
+    report = watch(Given(Net()), "amp")
+    printed = report.as_json()
+    assert printed["operations"][0] == {
+        "layer": "before",
+        "pass": "forward",
+        "operation": "batch_norm",
+        "parameter": "",
+        "inputs": ["float32"] * 5,
+        "output": "float32",
+        "count": 1,
+    }
+    assert len(printed["operations"]) == len(report.operations)
+    assert sum(printed["counts"].values()) + printed["casts"] == sum(
+        one.count for one in report.operations if one.in_pass != "backward"
+    )
