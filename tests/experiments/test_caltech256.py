@@ -124,6 +124,14 @@ def test_imagenets_weights_come_from_torch_hubs_cache(hub_cache: Path, state_dic
     assert model.fc.weight.shape == (256, 2048)
 
 
+def test_a_damaged_file_in_torch_hubs_cache_is_refused(hub_cache: Path) -> None:
+    hub_cache.mkdir(parents=True)
+    (hub_cache / IMAGENET.url.rpartition("/")[2]).write_text("not found")
+    with pytest.raises(BadInput, match=r"got UnpicklingError: .* for resnet50-0676ba61.pth in") as refused:
+        load_workload(CALTECH256, [("data_dir", "")]).check()
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("classes", [256, 1000])
 def test_a_file_gives_its_head_too_if_it_matches(tmp_path: Path, classes: int) -> None:
     saved = models.resnet50(num_classes=classes).state_dict()
