@@ -1,0 +1,369 @@
+"""Caltech-256: its data, its model, its augmentation; and what a user meets where something is missing."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_trees import CALTECH256, encoded, job_of, outcome_in, write_odd_tree, write_tree
+from PIL import Image
+from resnet50 import IMAGENET, FrozenResNet, evaluation_transform, resnet50
+from torch import nn
+from torchvision import models
+
+from amp_track import BadInput
+from amp_track.job import Job
+from amp_track.outcome import Verdict
+from amp_track.sandbox import Sandbox
+from amp_track.workload import load_workload
+
+TREE = {"001.ak47": 5, "002.american-flag": 5, "003.backpack": 2, "257.clutter": 3}
+NO_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+"""Nothing listens there: whatever is fetched is refused at once."""
+
+workload_module = sys.modules[type(load_workload(CALTECH256)).__module__]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("data") / "256_ObjectCategories", TREE)
+
+
+@pytest.fixture(scope="module")
+def state_dict() -> dict[str, torch.Tensor]:
+    """Of torchvision's own model, as ImageNet's weights are."""
+    torch.manual_seed(0)
+    return models.resnet50(weights=None).state_dict()
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """torch.hub's cache, empty, where nothing can be fetched."""
+    for name, address in NO_PROXY.items():
+        monkeypatch.setenv(name, address)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "amp_track", *arguments], capture_output=True, text=True, timeout=300)
+
+
+def parameters_of(model: nn.Module, *, trainable: bool = False) -> int:
+    return sum(item.numel() for item in model.parameters() if item.requires_grad or not trainable)
+
+
+# The write-up's numbers
+
+
+def test_parameters_are_those_of_the_write_up() -> None:
+    model = load_workload(CALTECH256, [("weights", "none")]).model()
+    as_written = parameters_of(models.resnet50(weights=None)) + parameters_of(nn.Linear(2048, 256))
+    assert as_written == 26_081_576
+    assert parameters_of(model, trainable=True) == 524_544
+    assert parameters_of(model) == as_written - parameters_of(nn.Linear(2048, 1000))
+    everything = load_workload(CALTECH256, [("weights", "none"), ("finetune", "all")]).model()
+    assert parameters_of(everything, trainable=True) == parameters_of(everything) == 24_032_576
+
+
+def test_what_the_write_up_ran_out_of_memory_with_is_the_first_convolutions_output() -> None:
+    with torch.device("meta"):
+        output = models.resnet50(weights=None).conv1(torch.empty(512, 3, 224, 224))
+    assert output.nbytes == 512 * 64 * 112 * 112 * 4
+    assert f"{output.nbytes / 2**30:.2f} GiB" == "1.53 GiB"
+
+
+# The model
+
+
+def test_a_frozen_backbone_holds_still(tree: Path) -> None:
+    workload = load_workload(CALTECH256, [("weights", "none"), ("image_size", "32")])
+    model = workload.model()
+    optimizer = workload.optimizer(model.parameters(), 1e-2)
+    assert [parameter.shape for group in optimizer.param_groups for parameter in group["params"]] == [
+        (256, 2048), (256,),
+    ]  # fmt: skip
+    assert optimizer.defaults["fused"]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    inputs, targets = workload.example(4)
+    assert (inputs.shape, targets.shape, targets.dtype) == ((4, 3, 32, 32), (4,), torch.long)
+    features: list[torch.Tensor] = []
+    model.avgpool.register_forward_hook(lambda module, args, output: features.append(output))
+    model.train()
+    workload.loss(model(inputs), targets).backward()
+    optimizer.step()
+    assert model.fc.training and not model.layer4[0].bn1.training
+    assert not features[0].requires_grad
+    changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == ["fc.weight", "fc.bias"]
+
+
+def test_a_frozen_model_computes_what_torchvisions_does(state_dict: dict[str, torch.Tensor]) -> None:
+    theirs = models.resnet50(weights=None)
+    theirs.load_state_dict(state_dict)
+    ours = FrozenResNet(models.resnet.Bottleneck, [3, 4, 6, 3])
+    ours.load_state_dict(state_dict)
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.equal(ours.train()(images), theirs.eval()(images))
+
+
+# Its weights
+
+
+def test_imagenets_weights_come_from_torch_hubs_cache(hub_cache: Path, state_dict: dict[str, torch.Tensor]) -> None:
+    hub_cache.mkdir(parents=True)
+    torch.save(state_dict, hub_cache / IMAGENET.url.rpartition("/")[2])
+    model = load_workload(CALTECH256).model()
+    assert torch.equal(model.conv1.weight, state_dict["conv1.weight"])
+    assert model.fc.weight.shape == (256, 2048)
+
+
+def test_a_damaged_file_in_torch_hubs_cache_is_refused(hub_cache: Path) -> None:
+    hub_cache.mkdir(parents=True)
+    (hub_cache / IMAGENET.url.rpartition("/")[2]).write_text("not found")
+    with pytest.raises(BadInput, match=r"got UnpicklingError: .* for resnet50-0676ba61.pth in") as refused:
+        load_workload(CALTECH256, [("data_dir", "")]).check()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("classes", [256, 1000])
+def test_a_file_gives_its_head_too_if_it_matches(tmp_path: Path, classes: int) -> None:
+    saved = models.resnet50(num_classes=classes).state_dict()
+    torch.save(saved, tmp_path / "weights.pt")
+    loaded = resnet50(256, str(tmp_path / "weights.pt"), frozen=True).state_dict()
+    assert torch.equal(loaded["layer4.2.conv3.weight"], saved["layer4.2.conv3.weight"])
+    assert (classes == 256) == torch.equal(loaded["fc.weight"][:, 0], saved["fc.weight"][:256, 0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda file: None, "which is no file, expected imagenet, none or a file"),
+        (lambda file: file.mkdir(), "which is no file"),
+        (lambda file: file.write_text("not found"), r"which torch.load\(weights_only=True\) cannot read"),
+        (lambda file: file.touch(), r"which torch.load\(weights_only=True\) cannot read"),
+        (lambda file: torch.save(nn.Linear(1, 1), file), r"which torch.load\(weights_only=True\) cannot read"),
+        (lambda file: torch.save(torch.zeros(3), file), "which holds no state dict"),
+        (lambda file: torch.save({"model": {}}, file), "which holds no state dict"),
+        (lambda file: torch.save(nn.Linear(1, 1).state_dict(), file), "which is not of a ResNet-50"),
+        (lambda file: torch.save(models.resnet18().state_dict(), file), "which is not of a ResNet-50"),
+        (lambda file: torch.save(models.wide_resnet50_2().state_dict(), file), "size mismatch for"),
+    ],
+)
+def test_files_without_its_weights_are_refused(tmp_path: Path, make, message: str) -> None:
+    make(tmp_path / "weights.pt")
+    with pytest.raises(BadInput, match=message) as refused:
+        load_workload(CALTECH256, [("weights", "weights.pt"), ("data_dir", "")]).check()
+    assert "\n" not in str(refused.value)
+    assert "weights.pt" in str(refused.value)
+
+
+# The augmentation
+
+
+def inverse_map(image: Image.Image) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a moved `ramps()`: how the source's place (x, y) changes with the place in the image, (2, 2), and the source
+    of its middle, in parts of the side from the middle."""
+    places = torch.tensor(numpy.asarray(image), dtype=torch.float64)[..., :2] / 255
+    middle, step = image.size[0] // 2, 10
+    rows = places[middle - step : middle + step + 1, middle - step : middle + step + 1]
+    across = (rows[:, -1] - rows[:, 0]).mean(0) / (2 * step)
+    down = (rows[-1] - rows[0]).mean(0) / (2 * step)
+    return torch.stack([across, down], dim=1) * image.size[0], rows.mean((0, 1)) - 0.5
+
+
+def ramps(size: int) -> Image.Image:
+    """Red says how far right, green how far down."""
+    ramp = (torch.arange(size, dtype=torch.float64) + 0.5) / size * 255
+    pixels = torch.stack([ramp.expand(size, size), ramp[:, None].expand(size, size), torch.zeros(size, size)], dim=-1)
+    return Image.fromarray(pixels.round().to(torch.uint8).numpy())
+
+
+def test_shifts_scales_and_angles_fill_their_ranges() -> None:
+    torch.manual_seed(0)
+    image = ramps(255)
+    transform = workload_module.shift_scale_rotate(255)
+    found = [inverse_map(transform(image)) for _ in range(150)]
+    found = [(matrix, source) for matrix, source in found if source.abs().max() < 0.42]  # the middle is no mirror image
+    assert len(found) > 100
+    scales = torch.stack([1 / matrix.det().sqrt() for matrix, _ in found])
+    angles = torch.stack([torch.atan2(matrix[1, 0] - matrix[0, 1], matrix.trace()).rad2deg() for matrix, _ in found])
+    # The source of the middle is where the shift, turned and scaled back, came from.
+    shifts = torch.stack([torch.linalg.solve(matrix, -source) for matrix, source in found])
+    for values, low, high, tolerance in (
+        (scales, 0.7, 1.3, 0.01),
+        (angles, -15, 15, 0.5),
+        (shifts[:, 0], -0.3, 0.3, 0.01),
+        (shifts[:, 1], -0.3, 0.3, 0.01),
+    ):
+        reach = 0.05 * (high - low)
+        assert low - tolerance <= values.min() <= low + reach + tolerance
+        assert high + tolerance >= values.max() >= high - reach - tolerance
+        assert values.median() == pytest.approx((low + high) / 2, abs=0.15 * (high - low))
+
+
+@given(size=st.integers(32, 80), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_what_comes_into_sight_is_mirrored_not_black(size: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    moved = workload_module.shift_scale_rotate(size)(Image.new("RGB", (size, size), (200, 10, 90)))
+    assert moved.size == (size, size)
+    assert moved.getextrema() == ((200, 200), (10, 10), (90, 90))
+
+
+def test_half_of_the_images_are_flipped_and_half_are_moved() -> None:
+    torch.manual_seed(0)
+    image = ramps(64)
+    transform = workload_module.training_transform(64)
+    deviation = torch.tensor(IMAGENET.transforms().std)[:, None, None]
+    still = evaluation_transform(64)(image)
+    outputs = [transform(image) for _ in range(200)]
+    flipped = sum(bool(output[0, 32, 40] < output[0, 32, 24]) for output in outputs)
+    unmoved = sum(
+        any(((output - like) * deviation).abs().max() < 1e-6 for like in (still, still.flip(-1))) for output in outputs
+    )
+    assert 75 <= flipped <= 125
+    assert 75 <= unmoved <= 125
+
+
+def test_images_are_resized_and_normalised() -> None:
+    image = Image.new("RGB", (90, 40), (255, 0, 51))
+    for transform in (evaluation_transform(48), workload_module.training_transform(48)):
+        output = transform(image)
+        assert (output.shape, output.dtype) == ((3, 48, 48), torch.float32)
+        expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
+        assert output.mean((1, 2)).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+# The data
+
+
+@pytest.mark.parametrize("given", ["itself", "its parent"])
+def test_the_split_leaves_clutter_out(tree: Path, given: str) -> None:
+    folder = tree if given == "itself" else tree.parent
+    workload = load_workload(CALTECH256, [("data_dir", str(folder)), ("image_size", "32")])
+    training, evaluation = workload.train_data(), workload.eval_data()
+    assert (len(training), len(evaluation)) == (9, 3)
+    assert not set(training.images) & set(evaluation.images)
+    assert {image.label for image in evaluation.images} <= {0, 1, 2}
+    image, label = training[0]
+    assert (image.shape, label) == ((3, 32, 32), training.images[0].label)
+    other = load_workload(CALTECH256, [("data_dir", str(folder)), ("split_seed", "1")])
+    assert set(other.eval_data().images) != set(evaluation.images)
+
+
+def test_more_classes_than_the_head_has_are_refused(tmp_path: Path) -> None:
+    for number in range(1, 260):
+        (tmp_path / f"{number:03}.x").mkdir()
+    with pytest.raises(BadInput, match="got 259 class folders, expected at most 256"):
+        load_workload(CALTECH256, [("data_dir", str(tmp_path)), ("bad_images", "skip")]).train_data()
+
+
+# What a user meets
+
+
+def test_missing_images_are_exit_code_2_and_nothing_is_written(tmp_path: Path) -> None:
+    done = amp_track("train", CALTECH256)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "--set data_dir: got data/256_ObjectCategories, which is no folder" in line
+    assert "https://data.caltech.edu/records/nyy15-4j048" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_weights_are_exit_code_2(hub_cache: Path, tree: Path, tmp_path: Path) -> None:
+    done = amp_track("train", CALTECH256, "--set", f"data_dir={tree}")
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert f"got no resnet50-0676ba61.pth in {hub_cache}, and URLError" in line
+    assert "--set weights=none" in line
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["torch"]  # its cache is torch's own business
+
+
+def test_bad_images_are_exit_code_2_unless_skipped(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    odd = write_odd_tree(tmp_path_factory.mktemp("odd"))
+    options = ["--set", f"data_dir={odd}", "--set", "weights=none", "--set", "image_size=32"]
+    refused = amp_track("train", CALTECH256, *options)
+    assert refused.returncode == 2, refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert "got 4 bad images (002.american-flag/text.jpg: not an image;" in line
+    assert list(tmp_path.iterdir()) == []
+    more = ["--set", "bad_images=skip", "--batch-size", "4", "--steps", "1", "--precision", "fp32", "--json"]
+    skipped = amp_track("train", CALTECH256, *options, *more)
+    assert skipped.returncode == 0, skipped.stderr
+    assert json.loads(skipped.stdout)["verdict"] == "fits"
+    assert skipped.stderr.count("left out 4 bad images") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("image_size=31", "--set image_size: got 31, expected 32 pixels or more"),
+        ("finetune=tail", "--set finetune: got 'tail', expected Literal; input should be 'head' or 'all'"),
+    ],
+)
+def test_bad_options_are_refused(option: str, message: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        load_workload(CALTECH256, [tuple(option.split("="))]).check()
+    assert message in str(refused.value)
+
+
+def test_synthetic_needs_neither_images_nor_weights() -> None:
+    options = ["--synthetic", "--set", "image_size=32", "--precision", "bf16"]
+    done = amp_track("train", CALTECH256, *options, "--batch-size", "8", "--steps", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["verdict"], result["steps"], result["quality"]["value"]) == ("fits", 2, None)
+
+
+def test_the_largest_synthetic_batch_is_found() -> None:
+    options = ["--synthetic", "--set", "image_size=32", "--precision", "fp32"]
+    done = amp_track("fit", CALTECH256, *options, "--max-batch-size", "3", "--confirm-steps", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["precisions"]["fp32"]["largest_batch"] == 3
+
+
+# Training
+
+
+@pytest.fixture(scope="module", params=["head", "all"])
+def job(request: pytest.FixtureRequest, sandbox: Sandbox, tree: Path) -> Job:
+    options = {"data_dir": tree, "weights": "none", "image_size": 32, "finetune": request.param}
+    return job_of(sandbox, CALTECH256, options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
+    outcome = outcome_in(sandbox, job, precision)
+    assert outcome.verdict is Verdict.FITS, outcome.traceback
+    assert outcome.steps == 2
+    assert math.isfinite(outcome.train_loss)
+    assert outcome.quality is not None
+
+
+def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> None:
+    options = {"data_dir": tree, "weights": "none", "image_size": 32}
+    job = job_of(sandbox, CALTECH256, options, steps=1, precision="fp32", diagnose_every=1)
+    diagnosis = sandbox.run(job).diagnosis
+    assert diagnosis is not None
+    has_gradients = {layer.layer: layer.has_gradients for layer in diagnosis.layers}
+    assert [layer for layer, has in has_gradients.items() if has] == ["fc"]
+    assert "layer4.2.conv3" in has_gradients, "its outputs are looked at"
+
+
+def test_an_image_that_vanishes_is_a_crash_that_names_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "256_ObjectCategories", {"001.ak47": 4})
+    options = {"data_dir": tree, "weights": "none", "image_size": 32}
+    job = job_of(sandbox, CALTECH256, options, batch_size=3, precision="fp32")
+    for file in (tree / "001.ak47").iterdir():
+        file.write_bytes(encoded()[:100])
+    outcome = sandbox.run(job)
+    assert outcome.verdict is Verdict.CRASHED
+    assert "001.ak47/001_000" in outcome.traceback + outcome.message
