@@ -12,10 +12,13 @@ _OFTEN = 0.01
 """Of the steps: so many more overflows than the scaler's own trials of a larger scale explain are too many."""
 _UNDERFLOWS = 0.25
 """Of a layer's gradient values: so many below float16's smallest normal number are worth a word."""
+WAITS_FOR_DATA = 0.2
+"""Of the training's time: from there on the input pipeline decides how fast it is."""
+_WORTH_A_WORD_SECONDS = 1.0
 _LARGEST_FLOAT16 = 65504
 
 
-def explain(outcome: Outcome, precision: str) -> list[str]:
+def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = None) -> list[str]:
     """One line for each thing that happened, the gravest first; empty where there is nothing to say."""
     lines = []
     if outcome.non_finite_weights:
@@ -28,7 +31,20 @@ def explain(outcome: Outcome, precision: str) -> list[str]:
         lines += _of_the_scale(outcome, outcome.scale)
     if outcome.diagnosis is not None:
         lines += _of_the_layers(outcome, outcome.diagnosis, precision)
-    return lines
+    return lines + _of_the_input(outcome, loader_workers)
+
+
+def _of_the_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
+    waited, seconds = outcome.waited_fraction, outcome.waited_seconds
+    if waited is None or seconds is None or waited < WAITS_FOR_DATA or seconds < _WORTH_A_WORD_SECONDS:
+        return []
+    instead = "--loader-workers, which load it meanwhile"
+    if loader_workers:
+        instead = f"more --loader-workers than {loader_workers}, or data that loads faster"
+    return [
+        f"the training waited for data {waited:.0%} of its time ({seconds:,.1f} s): samples/s are those of loading, "
+        f"not of this precision; try {instead}"
+    ]
 
 
 def _of_the_loss(outcome: Outcome, precision: str) -> list[str]:

@@ -81,7 +81,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     if outcome.scale is not None:
         scale = outcome.scale
         print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
-    for line in advice.explain(outcome, result.job.precision):
+    for line in advice.explain(outcome, result.job.precision, loader_workers=result.job.loader_workers):
         print(f"· {line}")
     if outcome.diagnosis is not None:
         _print_table(report.diagnosis_table(outcome.diagnosis))

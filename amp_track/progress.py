@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from amp_track import advice
 from amp_track.events import EpochEnded, Event, StepsDone
 from amp_track.job import Job
 from amp_track.outcome import Outcome
@@ -78,6 +79,8 @@ def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None,
         parts.append(format_bytes(outcome.max_memory_bytes))
     if outcome.samples_per_second is not None:
         parts.append(f"{outcome.samples_per_second:,.0f} samples/s")
+    if (waited := outcome.waited_fraction) is not None and waited >= advice.WAITS_FOR_DATA:
+        parts.append(f"{waited:.0%} of the time waiting for data")
     if quality_name is not None and outcome.quality is not None:
         parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")
     if not outcome.fits and outcome.phase:

@@ -274,7 +274,8 @@ class TrainResult:
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
             "device": {"kind": self.found.device_kind, "name": self.found.device_name},
             "memory_budget_bytes": self.job.memory_budget_bytes,
+            "waited_fraction": self.outcome.waited_fraction,
             "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
-            "advice": advice.explain(self.outcome, self.job.precision),
+            "advice": advice.explain(self.outcome, self.job.precision, loader_workers=self.job.loader_workers),
             "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
         }

@@ -350,7 +350,7 @@ class Session:
                 job_folder = JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights)
             outcome = self.sandbox.run(job, on_event, folder=job_folder)
         run.outcome(outcome)
-        if words := advice.explain(outcome, job.precision):
+        if words := advice.explain(outcome, job.precision, loader_workers=job.loader_workers):
             run.tags({"amp_track.advice": "\n".join(words)})
         return outcome
 

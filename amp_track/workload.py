@@ -159,9 +159,15 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
 
 
 def source_digest(workload: Workload) -> str:
-    """Twelve hexadecimal digits of the source file the workload is defined in."""
+    """Twelve hexadecimal digits of the source file the workload is defined in, and of those beside it that it has
+    imported."""
     source = inspect.getsourcefile(type(workload))
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:12] if source else "unknown"
+    if source is None:
+        return "unknown"
+    folder = Path(source).parent
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    sources = sorted({source} | {file for file in loaded if file is not None and Path(file).parent == folder})
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sources)).hexdigest()[:12]
 
 
 def _option_value(name: str, text: str, hint: Any) -> Any:

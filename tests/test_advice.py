@@ -130,3 +130,20 @@ def test_what_float16_would_do_to_a_training_without_it() -> None:
     assert "amp needs its GradScaler" in underflow
     assert overflow.startswith("layer a puts out up to 1e+05, above float16's largest number, 65,504")
     assert not any("puts out" in line for line in explain(outcome(diagnosis=layers(layer("a", 0, math.inf))), "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "try_this"),
+    [(0, "try --loader-workers, which load it meanwhile"), (3, "try more --loader-workers than 3, or data that")],
+)
+def test_a_training_that_waits_for_data_is_told_so(workers: int, try_this: str) -> None:
+    (line,) = explain(outcome(waited_seconds=6.3), "fp32", loader_workers=workers)
+    assert line.startswith("the training waited for data 63% of its time (6.3 s)")
+    assert try_this in line
+
+
+@pytest.mark.parametrize(
+    "found", [outcome(waited_seconds=1.9), Outcome(verdict=Verdict.FITS, train_seconds=1, waited_seconds=0.9)]
+)
+def test_little_waiting_is_not_worth_a_word(found: Outcome) -> None:
+    assert explain(found, "fp32", loader_workers=0) == []

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import DIGITS, FAULTS, WORKLOADS
@@ -76,3 +80,17 @@ def test_scores_default_to_the_top_class() -> None:
     workload = load_workload(DIGITS)
     output = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     assert workload.score(output, torch.tensor([1, 1])).tolist() == [1.0, 0.0]
+
+
+def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "helper_of_digest.py").write_text("WIDTH = 1")
+    file = tmp_path / "wide.py"
+    file.write_text(Path(FAULTS).read_text() + "\nimport helper_of_digest\n")
+    program = "import sys; from amp_track.workload import *; print(source_digest(load_workload(sys.argv[1])))"
+    digest = [sys.executable, "-c", program, str(file)]
+    digests = [subprocess.check_output(digest)]
+    (tmp_path / "helper_of_digest.py").write_text("WIDTH = 2")
+    digests.append(subprocess.check_output(digest))
+    (tmp_path / "unrelated.py").write_text("")
+    digests.append(subprocess.check_output(digest))
+    assert digests[0] != digests[1] == digests[2]

@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from image_trees import job_of, outcome_in
+from PIL import Image
+from torch import nn
+
+from amp_track.events import Event, FileWritten
+from amp_track.job import JobFolder
+from amp_track.outcome import Verdict
+from amp_track.sandbox import Sandbox
+from amp_track.workload import load_workload
+
+SINUSOID = str(ROOT / "experiments" / "sinusoid.py")
+
+
+def test_the_write_ups_image_and_network() -> None:
+    workload = load_workload(SINUSOID)
+    data = workload.train_data()
+    assert len(data) == 512
+    coordinates, image = data[0]
+    assert coordinates.shape == (2, 512, 512)
+    assert image.shape == (1, 512, 512)
+    assert image.unique().tolist() == pytest.approx([-1, -1 / 3, 1 / 3, 1])
+
+    def rises(line: torch.Tensor) -> int:
+        return int(((line[1:] > 0) & (line[:-1] < 0)).sum())
+
+    assert (rises(image[0, :, 256]), rises(image[0, 256, :])) == (4, 2), "periods along height and width"
+    widths = [part.out_channels for part in workload.model().modules() if isinstance(part, nn.Conv2d)]
+    assert widths == [256, 256, 1]
+    deeper = load_workload(SINUSOID, [("layers", "3"), ("hidden", "8")]).model()
+    assert [part.out_channels for part in deeper.modules() if isinstance(part, nn.Conv2d)] == [8, 8, 8, 1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+def test_it_trains_in_every_precision(sandbox: Sandbox, precision: str) -> None:
+    options = {"size": 16, "hidden": 8, "steps_per_epoch": 4}
+    outcome = outcome_in(sandbox, job_of(sandbox, SINUSOID, options, batch_size=1, steps=None, epochs=1), precision)
+    assert outcome.verdict is Verdict.FITS, outcome.traceback
+    assert outcome.steps == 4
+    assert outcome.eval_samples_per_second is not None
+
+
+def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
+    options = {"size": 32, "hidden": 64, "steps_per_epoch": 300}
+    job = job_of(sandbox, SINUSOID, options, batch_size=1, steps=None, epochs=1, precision="fp32", learning_rate=1e-2)
+    events: list[Event] = []
+    outcome = sandbox.run(job, events.append, folder=JobFolder(path=str(tmp_path), keep_weights=True))
+    assert outcome.quality is not None
+    assert outcome.quality < 0.4, "the targets' variance is 0.6"
+    written = {Path(event.file).name: event.folder for event in events if isinstance(event, FileWritten)}
+    assert written == {"weights.pt": "", "target.png": "pictures", "prediction.png": "pictures"}
+    target, prediction = (
+        torch.tensor(list(Image.open(tmp_path / f"{name}.png").getdata())) / 255 for name in ("target", "prediction")
+    )
+    assert target.unique().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.01)
+    assert (target - prediction).square().mean() < 0.4 / 4
+    model = load_workload(SINUSOID, job.options).model()
+    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
