@@ -44,6 +44,11 @@ def test_it_trains_in_every_precision(sandbox: Sandbox, precision: str) -> None:
     assert outcome.eval_samples_per_second is not None
 
 
+def pixels(file: Path) -> list[int]:
+    with Image.open(file) as image:
+        return list(image.tobytes())
+
+
 def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
     options = {"size": 32, "hidden": 64, "steps_per_epoch": 300}
     job = job_of(sandbox, SINUSOID, options, batch_size=1, steps=None, epochs=1, precision="fp32", learning_rate=1e-2)
@@ -53,9 +58,7 @@ def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
     assert outcome.quality < 0.4, "the targets' variance is 0.6"
     written = {Path(event.file).name: event.folder for event in events if isinstance(event, FileWritten)}
     assert written == {"weights.pt": "", "target.png": "pictures", "prediction.png": "pictures"}
-    target, prediction = (
-        torch.tensor(list(Image.open(tmp_path / f"{name}.png").getdata())) / 255 for name in ("target", "prediction")
-    )
+    target, prediction = (torch.tensor(pixels(tmp_path / f"{name}.png")) / 255 for name in ("target", "prediction"))
     assert target.unique().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.01)
     assert (target - prediction).square().mean() < 0.4 / 4
     model = load_workload(SINUSOID, job.options).model()

@@ -1,0 +1,159 @@
+"""Images/s of loading against images/s of training: when does the loader decide how fast a training is?
+
+    python -m benchmarks.input_pipeline [--device cpu] [--images 256] [--batch-size 32] [--repeats 3]
+
+ResNet-50 with a frozen backbone at 224 pixels (experiments/caltech256.py), on JPEG files of Caltech-256's kind
+(400 × 300 pixels, quality 90) that are written first: coarse noise, decoded, resized and augmented as pictures are.
+Three things, medians: the loader alone, with 0, 1, 2, … workers; the training alone, on batches that are there already
+(--synthetic); and the training with the loader, and what part of its time it says it waited.
+
+Files lie in the file system's cache: a disk can only be slower. Writes benchmarks/results/input-pipeline-<device>.json
+and prints it as a table, in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+from PIL import Image
+
+from amp_track.data import Batches
+from amp_track.job import Inspection, Job, resolve
+from amp_track.outcome import Outcome
+from amp_track.sandbox import Sandbox
+from amp_track.workload import load_workload
+from benchmarks.provenance import provenance, sentence
+
+CALTECH256 = str(Path(__file__).parent.parent / "experiments" / "caltech256.py")
+RESULTS = Path(__file__).parent / "results"
+CLASSES = 8
+
+
+def write_images(folder: Path, count: int) -> None:
+    """In so many class folders, evenly."""
+    random = numpy.random.default_rng(0)
+    for number in range(count):
+        place = folder / f"{number % CLASSES + 1:03}.class{number % CLASSES + 1}"
+        place.mkdir(exist_ok=True)
+        coarse = random.integers(0, 256, (30, 40, 3), dtype=numpy.uint8)
+        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
+
+
+def worker_counts() -> list[int]:
+    """0, 1, 2, 4, … up to the cores there are."""
+    cores = os.cpu_count() or 1
+    return [0, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)]
+
+
+def loading_images_per_second(job: Job, workers: int) -> float:
+    """Of one epoch of training batches, after one that starts everything."""
+    batches = Batches(dataclasses.replace(job, loader_workers=workers), load_workload(job.workload, job.options))
+    rates = []
+    for epoch in batches.epochs():
+        started, images = time.perf_counter(), 0
+        for part in epoch:
+            images += part.samples
+        rates.append(images / (time.perf_counter() - started))
+    return rates[-1]
+
+
+def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as text:
+        write_images(Path(text), images)
+        options = (("data_dir", text), ("weights", "none"))
+        sandbox = Sandbox(CALTECH256)
+        asked = Job(
+            workload=CALTECH256, options=options, device=device, precision="fp32", batch_size=batch_size, epochs=2
+        )
+        found = sandbox.inspect(asked)
+        job = resolve(asked, found)
+        loading = {
+            str(workers): statistics.median(loading_images_per_second(job, workers) for _ in range(repeats))
+            for workers in worker_counts()
+        }
+        training = {
+            precision: training_of(sandbox, dataclasses.replace(job, precision=precision), repeats)
+            for precision in precisions(found)
+        }
+    return provenance(found) | {
+        "n": repeats,
+        "images": images,
+        "batch_size": batch_size,
+        "loading_images_per_second": loading,
+        "training": training,
+    }
+
+
+def precisions(found: Inspection) -> list[str]:
+    """float16 on a CPU is no one's choice for a ResNet-50."""
+    supported = [name for name, support in found.precisions if support.supported]
+    return [name for name in supported if found.device_kind != "cpu" or name != "amp"]
+
+
+def training_of(sandbox: Sandbox, job: Job, repeats: int) -> dict[str, Any]:
+    alone = [run(sandbox, dataclasses.replace(job, synthetic=True)) for _ in range(repeats)]
+    result: dict[str, Any] = {"synthetic": speed(alone)}
+    for workers in (0, worker_counts()[-1]):
+        outcomes = [run(sandbox, dataclasses.replace(job, loader_workers=workers)) for _ in range(repeats)]
+        result[str(workers)] = {
+            "images_per_second": speed(outcomes),
+            "waited_fraction": statistics.median(outcome.waited_fraction or 0.0 for outcome in outcomes),
+        }
+    return result
+
+
+def run(sandbox: Sandbox, job: Job) -> Outcome:
+    outcome = sandbox.run(job)
+    assert outcome.fits, f"{outcome.message}\n{outcome.traceback}"
+    return outcome
+
+
+def speed(outcomes: list[Outcome]) -> float:
+    return statistics.median(outcome.samples_per_second or 0.0 for outcome in outcomes)
+
+
+def table(result: dict[str, Any]) -> str:
+    most = str(worker_counts()[-1])
+    lines = [f"{sentence(result)}; n={result['n']}, batch {result['batch_size']}, medians, images/s", ""]
+    lines += ["| loading alone, workers | " + " | ".join(result["loading_images_per_second"]) + " |"]
+    lines += ["|---" * (len(result["loading_images_per_second"]) + 1) + "|"]
+    lines += [
+        "| images/s | " + " | ".join(f"{x:,.0f}" for x in result["loading_images_per_second"].values()) + " |",
+        "",
+    ]
+    lines += [f"| training | on made-up batches | on files, 0 workers (waited) | on files, {most} workers (waited) |"]
+    lines += ["|---|---|---|---|"]
+    for precision, found in result["training"].items():
+        cells = [
+            f"{found[workers]['images_per_second']:,.1f} ({found[workers]['waited_fraction']:.0%})"
+            for workers in ("0", most)
+        ]
+        lines.append(f"| {precision} | {found['synthetic']:,.1f} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
+    parser.add_argument("--images", type=int, default=256, help="JPEG files to load (default 256)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per step (default 32)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each (default 3)")
+    arguments = parser.parse_args()
+    result = measure(arguments.device, arguments.images, arguments.batch_size, arguments.repeats)
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"input-pipeline-{arguments.device.replace(':', '')}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Where and when a result was measured: what every number must carry."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import subprocess
+from typing import Any
+
+from amp_track.job import Inspection
+
+_PACKAGES = ("torchvision", "mlflow", "optuna")
+
+
+def provenance(found: Inspection) -> dict[str, Any]:
+    """Date, device, its driver, cores, and versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": found.device_name,
+        "driver": _driver() if found.device_kind == "cuda" else None,
+        "cores": os.cpu_count(),
+        "versions": dict(found.versions)
+        | {name: importlib.metadata.version(name) for name in ("torchvision", "mlflow")},
+    }
+
+
+def sentence(result: dict[str, Any]) -> str:
+    """The same for people: `AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`."""
+    driver = [f"driver {result['driver']}"] if result["driver"] else []
+    versions = result["versions"]
+    parts = [result["device"], *driver, f"{result['cores']} cores", f"torch {versions['torch']}"]
+    return ", ".join([*parts, f"torchvision {versions['torchvision']}", result["date"]])
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
