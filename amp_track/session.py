@@ -124,9 +124,12 @@ class Session:
         """By default an epoch, its evaluation, and the first steps after it: as much as changes memory."""
         if (asked := self.request.edges.confirm_steps) is not None:
             return asked
-        assert job.batch_size is not None
-        samples = synthetic_samples(job.batch_size) if job.synthetic else self.found.training_samples
+        samples = self._training_samples(job)
         return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
+
+    def _training_samples(self, job: Job) -> int:
+        assert job.batch_size is not None
+        return synthetic_samples(job.batch_size) if job.synthetic else self.found.training_samples
 
     def fit_budget_bytes(self, free_bytes: int) -> int | None:
         """What a probe may take: the budget less the headroom; None for no limit but the device's own."""
@@ -327,6 +330,9 @@ class Session:
         run.predicted(predicted_bytes)
         run.flush()
         quality_name = self.found.quality_name
+        if kind == "train":
+            per_epoch = steps_per_epoch(job, self._training_samples(job))
+            run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)
         with (
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
             processes.scratch_folder() if kind == "train" else nullcontext() as folder,

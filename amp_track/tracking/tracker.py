@@ -84,7 +84,7 @@ class Tracker:
             raise
         finally:
             try:
-                run.flush()
+                run.end()
             finally:
                 self._client.set_terminated(run.run_id, status)
 
