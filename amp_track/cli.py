@@ -18,7 +18,7 @@ import typer
 from amp_track import flags, stores
 from amp_track.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.job import DEFAULT_WORKLOAD, Job
-from amp_track.request import Edges, Example, Request, Resumption, Stores, Trainings
+from amp_track.request import Edges, Example, Request, Resumption, Stores, Sweep, Trainings
 
 app = typer.Typer(
     name="amp-track",
@@ -54,6 +54,13 @@ _DTYPES_FLAGS = [
     flags.flag_named(flags.flags_of(Job), name)
     for name in ("--precision", "--device", "--channels-last", "--seed", "--synthetic", "--set")
 ] + flags.flags_of(Example)
+_COMPARE_FLAGS = (
+    flags.flags_of(Sweep)
+    + [flag for flag in flags.flags_of(Edges) if flag.name == "--precision"]
+    + flags.flags_of(Trainings, without=("trials", "learning_rates"))
+    + flags.flags_of(Job, without=("precision", "checkpoint_every"))
+    + flags.flags_of(Stores)
+)
 _SWITCHES = ["--json", *(flag.name for flag in _TRAIN_FLAGS if flag.is_switch)]
 
 
@@ -145,18 +152,44 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     print(dtypes_table.sentence(report))
 
 
-def _request(
-    command_flags: list[flags.Flag], given: dict[str, Any], workload: str, *, find_batch_size: bool = False
-) -> Request:
+@app.command("compare")
+@flags.with_flags(_COMPARE_FLAGS)
+def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Train the same job at every precision, all else equal: from where on does it pay?
+
+    amp-track compare experiments/digits.py --precision fp32,bf16 --over width=8,16,32 --epochs 2
+
+    amp-track compare experiments/digits.py --precision fp32,bf16 --over width=8,16,32,64 --epochs 2 --seeds 3 trains
+    only what the study does not know yet.
+    """
+    if given[flags.flag_named(_COMPARE_FLAGS, "--batch-size").parameter] == "auto":
+        raise BadInput(
+            "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; find "
+            "one with amp-track fit"
+        )
+    request = _request(_COMPARE_FLAGS, given, workload, sweep=flags.build(Sweep, _COMPARE_FLAGS, given))
+    from amp_track import comparing, comparison_report
+
+    result = _print_or_return(comparing.compare, request, as_json)
+    if result is None:
+        return
+    for table in comparison_report.tables(result):
+        _print_table(table)
+    for line in (*result.answers, *comparison_report.notes(result)):
+        print(f"· {line}")
+    _print_how_to_look(request, result.study)
+
+
+def _request(command_flags: list[flags.Flag], given: dict[str, Any], workload: str, **fixed: Any) -> Request:
     """What a command was asked for; the parts it has no flags for stay at their defaults."""
     return Request(
         job=flags.build(Job, command_flags, given, workload=workload),
-        find_batch_size=find_batch_size,
         stores=flags.build(Stores, command_flags, given),
         edges=flags.build(Edges, command_flags, given),
         trainings=flags.build(Trainings, command_flags, given),
         resumption=flags.build(Resumption, command_flags, given),
         given=flags.given_fields(Job, command_flags, given),
+        **fixed,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from amp_track.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
 from amp_track.request import Request
-from amp_track.results import FitResult, PrecisionFit, SearchResult, SeedsResult, TrainResult, TrialResult
+from amp_track.results import FitResult, PrecisionFit, SearchResult, SeedResult, SeedsResult, TrainResult, TrialResult
 from amp_track.session import Session
 from amp_track.values import format_bytes
 
@@ -132,7 +133,7 @@ def fit(request: Request) -> FitResult:
 
 def _fit(session: Session, tracker: Tracker, *, given: str | None) -> FitResult:
     study, sampler = session.open_fit_study()
-    with _can_be_repeated(), session.study_run(tracker, study, given=given) as parent:
+    with can_be_repeated(), session.study_run(tracker, study, given=given) as parent:
         return _find_edges(session, tracker, parent, study, sampler)
 
 
@@ -148,7 +149,7 @@ def search(request: Request) -> SearchResult:
 
     tracker = session.open_tracker()
     study, sampler = session.open_fit_study()
-    with _can_be_repeated(), session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+    with can_be_repeated(), session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)
         seeds = _train_seeds(session, tracker, parent, fitted) if request.trainings.seeds > 1 else None
@@ -176,7 +177,8 @@ def dtypes(request: Request) -> DtypesReport:
 
 
 @contextmanager
-def _can_be_repeated() -> Iterator[None]:
+def can_be_repeated() -> Iterator[None]:
+    """Say so when it is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -300,19 +302,31 @@ def _check_seeds(session: Session) -> None:
 
 def _train_seeds(session: Session, tracker: Tracker, parent: Run, fitted: FitResult) -> SeedsResult:
     """At one batch size, so that precision alone differs: the workload's own, or the largest that fits everywhere."""
-    from amp_track.study import seeds
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    from amp_track.study import grid
 
     asked = session.request.trainings
     job = dataclasses.replace(session.job, batch_size=min(session.found.batch_size, *fitted.edges.values()))
     study = session.open_seeds_study()
     progress.say(f"comparing {', '.join(fitted.edges)} over {asked.seeds} seeds at batch {job.batch_size}")
 
-    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(session, tracker, parent, study, trial, job, note=f"seed {job.seed}")
+    def run_training(trial: optuna.Trial, point: grid.Point) -> tuple[Outcome, str]:
+        chosen = dataclasses.replace(job, **point)
+        return run_trial(session, tracker, parent, study, trial, chosen, note=f"seed {chosen.seed}")
 
-    trainings = seeds.train_seeds(
-        study, job, precisions=tuple(fitted.edges), seeds=asked.seeds, run_training=run_training
+    seeds = range(job.seed, job.seed + asked.seeds)
+    trained = grid.train_grid(
+        study,
+        [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.edges],
+        distributions={
+            "precision": CategoricalDistribution(tuple(fitted.edges)),
+            "seed": IntDistribution(seeds[0], seeds[-1]),
+        },
+        run_training=run_training,
+        value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
     )
+    trainings = [SeedResult(**training.point, outcome=training.outcome, run_id=training.run_id) for training in trained]
     return SeedsResult(job=job, seeds=asked.seeds, margin=asked.margin, trainings=tuple(trainings))
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from amp_track.outcome import LayerGradients
 
+PICTURES = "pictures"
+"""The folder of a workload's pictures among its run's artifacts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded:

@@ -11,13 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from amp_track.data import map_tensors, move
-from amp_track.events import FileWritten
+from amp_track.events import PICTURES, FileWritten
 from amp_track.job import JobFolder
 from amp_track.step import TrainStep
 from amp_track.workload import Workload
-
-PICTURES = "pictures"
-"""The folder among a run's artifacts."""
 
 
 def leave(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:

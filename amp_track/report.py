@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FEW_UPDATES = 4
 """A training that made this many times fewer updates than the best one at its precision says little about its batch."""
-_CPU_BUDGET_IS_SLOW = (
+CPU_BUDGET_IS_SLOW = (
     "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without a budget "
     "the same training is faster."
 )
@@ -75,7 +75,7 @@ def fit_notes(result: FitResult) -> list[str]:
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
     if result.job.memory_budget_bytes is not None and result.device_kind == "cpu":
-        lines.append(_CPU_BUDGET_IS_SLOW)
+        lines.append(CPU_BUDGET_IS_SLOW)
     return lines
 
 
@@ -119,7 +119,7 @@ def notes(result: SearchResult) -> list[str]:
     """What must be said beside the table for it not to mislead."""
     lines = []
     if result.fit.job.memory_budget_bytes is not None and result.fit.device_kind == "cpu":
-        lines.append(_CPU_BUDGET_IS_SLOW)
+        lines.append(CPU_BUDGET_IS_SLOW)
     for name in result.fit.precisions:
         trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
         best = _best(trials, higher_is_better=result.higher_is_better)
@@ -141,9 +141,10 @@ def notes(result: SearchResult) -> list[str]:
     return lines
 
 
-def seeds_table(seeds: SeedsResult, quality_name: str) -> Table:
-    """One row for each precision: the mean over seeds, and whether it is fp32's."""
-    title = f"{quality_name} over {seeds.seeds} seeds at batch {seeds.job.batch_size}, against fp32 ± {seeds.margin}"
+def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Table:
+    """One row for each precision: the mean over seeds, and whether it is fp32's. `where` says what else they share."""
+    at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
+    title = f"{quality_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.margin}"
     table = Table(title=title, title_justify="left")
     for heading in ("", "mean ± 95 %", "difference\n(90 % interval)", "verdict", "updates\nmade"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")

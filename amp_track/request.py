@@ -128,6 +128,20 @@ class Trainings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What `compare` varies besides the precision."""
+
+    over: tuple[str, tuple[str, ...]] | None = setting(
+        None,
+        "Compare at each of several values of one option of the workload, such as width=16,64,256.",
+        values.options,
+        expected="option=value,value,…",
+        metavar="OPTION=V1,V2,…",
+        shown_default="the workload's options as they are",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resumption:
     """Which training `train` goes on with."""
 
@@ -167,6 +181,8 @@ class Request:
     edges: Edges = Edges()
     trainings: Trainings = Trainings()
     resumption: Resumption = Resumption()
+    sweep: Sweep | None = None
+    """Of `compare` alone."""
 
     def __post_init__(self) -> None:
         effective, accumulate = self.edges.effective_batch_size, self.job.accumulate

@@ -16,7 +16,7 @@ from amp_track.outcome import Outcome
 from amp_track.schedule import micro_batch
 from amp_track.values import PRECISIONS, Margin
 
-_NO_SLOWER = 0.97
+NO_SLOWER = 0.97
 """Of the best throughput: what is within 3 % of it counts as the best."""
 
 
@@ -45,7 +45,7 @@ class PrecisionFit:
     def efficient_batch(self) -> tuple[int, float] | None:
         """The smallest batch that ran within 3 % of the best samples/s, and its samples/s: more memory buys nothing."""
         best = max((speed for _, speed in self.throughput), default=0.0)
-        return next(((batch, speed) for batch, speed in self.throughput if speed >= best * _NO_SLOWER), None)
+        return next(((batch, speed) for batch, speed in self.throughput if speed >= best * NO_SLOWER), None)
 
     @property
     def samples_per_second(self) -> float | None:

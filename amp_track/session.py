@@ -6,13 +6,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from amp_track import advice, processes, progress, stores
-from amp_track.errors import BadInput
+from amp_track import advice, checks, processes, progress, stores
 from amp_track.events import Event
 from amp_track.frontier import Limit
 from amp_track.job import Inspection, Job, JobFolder, resolve
@@ -28,6 +27,8 @@ if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad 
     from amp_track.study.edge_sampler import EdgeSampler, Task
     from amp_track.tracking import Run, Tracker
 
+Direction = Literal["minimize", "maximize"]
+"""Of an objective."""
 _LARGEST_SYNTHETIC_BATCH = 2**20
 _STEPS_AFTER_AN_EPOCH = 2
 
@@ -57,37 +58,21 @@ class Session:
     @classmethod
     def without_stores(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
         """As `prepare`, for a command that writes nothing."""
-        workload = request.job.workload
-        if ":" not in workload and not Path(workload).is_file():
-            raise BadInput(
-                f"{workload}: got no such file, expected a Python file with one Workload or package.module:Class; "
-                "see experiments/digits.py for one to copy"
-            )
-        sandbox = Sandbox(workload)
+        checks.workload_exists(request.job.workload)
+        sandbox = Sandbox(request.job.workload)
         with progress.working("importing torch, looking at device and workload"):
             found = sandbox.inspect(request.job)
-        for flag, samples in (
-            ("--batch-size", request.job.batch_size),
-            ("--effective-batch-size", request.edges.effective_batch_size),
-        ):
-            together = (samples or 0) * (request.job.processes if flag == "--batch-size" else 1)
-            if not request.job.synthetic and together > found.training_samples:
-                times = f" for each of {request.job.processes} processes" if together != samples else ""
-                raise BadInput(
-                    f"{flag}: got {samples}{times}, expected at most the {found.training_samples} training samples "
-                    f"that {workload} has"
-                )
-        _check_headroom(request, found)
-        for precision in precisions or ():
-            support = found.support(precision)
-            if not support.supported:
-                there = ", ".join(name for name in PRECISIONS if found.support(name).supported)
-                raise BadInput(
-                    f"--precision: got {precision}, expected one this device has ({there}): {support.reason}"
-                )
+        checks.hold_here(request, found, precisions or ())
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if found.support(name).supported)
         return cls(request, sandbox, found, precisions)
+
+    def with_options(self, options: tuple[tuple[str, str], ...]) -> Session:
+        """The same command with other options of the workload. Raises BadInput as `prepare` does."""
+        request = dataclasses.replace(self.request, job=dataclasses.replace(self.request.job, options=options))
+        found = self.sandbox.inspect(request.job)
+        checks.batch_sizes(request, found)
+        return Session(request, self.sandbox, found, self.precisions)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -131,9 +116,12 @@ class Session:
         """By default an epoch, its evaluation, and the first steps after it: as much as changes memory."""
         if (asked := self.request.edges.confirm_steps) is not None:
             return asked
-        assert job.batch_size is not None
-        samples = synthetic_samples(job) if job.synthetic else self.found.training_samples
+        samples = self._training_samples(job)
         return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
+
+    def _training_samples(self, job: Job) -> int:
+        assert job.batch_size is not None
+        return synthetic_samples(job) if job.synthetic else self.found.training_samples
 
     def fit_budget_bytes(self, free_bytes: int) -> int | None:
         """What a probe may take: the budget less the headroom; None for no limit but the device's own."""
@@ -184,9 +172,22 @@ class Session:
             "precision": ",".join(self.precisions),
         }
 
+    def comparison_settings(self) -> dict[str, str]:
+        """What the trainings of a comparison have in common. The values compared, the seeds and the data (which may
+        depend on the option) are each training's own: a study of them may grow."""
+        assert self.request.sweep is not None
+        over, _ = self.request.sweep.over or ("nothing", ())
+        params = self.job.params()
+        own = ("seed", "precision", "dataset")
+        common = {name: value for name, value in self.training_settings().items() if name not in own}
+        options = ",".join(f"{name}={value}" for name, value in self.job.options if name != over)
+        measured = {name: params[name] for name in ("batch_size", "loader_workers", "processes")}
+        return common | measured | {"options": options, "over": over}
+
     def _default_study_name(self) -> str:
         """The same for the same question, so that asking again goes on; another for another question."""
-        digest = hashlib.sha256(json.dumps(self.edge_settings(), sort_keys=True).encode()).hexdigest()[:6]
+        settings = self.edge_settings() if self.request.sweep is None else self.comparison_settings()
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         budget = self.job.memory_budget_bytes
         parts = [self.job.short_name, self.found.device.replace(":", "")]
         parts += [format_bytes(budget).replace(" ", "")] if budget else []
@@ -207,6 +208,9 @@ class Session:
 
         if not stores.exists(self.request.stores.storage):
             return
+        if self.request.sweep is not None:
+            storage.check_settings(f"{self.study_name}/compare", self.storage, self.comparison_settings())
+            return
         storage.check_settings(f"{self.study_name}/fit", self.storage, self.edge_settings())
         if training:
             for part in ("train", "seeds"):
@@ -222,13 +226,7 @@ class Session:
         from amp_track.study import storage
         from amp_track.study.edge_sampler import EdgeSampler, Goal
 
-        study = storage.open_study(
-            f"{self.study_name}/fit",
-            self.storage,
-            self.request.stores.storage,
-            directions=["maximize"],
-            settings=self.edge_settings(),
-        )
+        study = self._open_study("fit", ["maximize"], self.edge_settings())
         with stores.first_use(self.request.stores.storage):
             if storage.FREE_BYTES not in study.user_attrs:
                 study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
@@ -249,41 +247,50 @@ class Session:
     def open_train_study(self) -> optuna.Study:
         import optuna
 
-        from amp_track.study import storage
-
-        return storage.open_study(
-            f"{self.study_name}/train",
-            self.storage,
-            self.request.stores.storage,
-            directions=["maximize" if self.found.higher_is_better else "minimize", "maximize"],
-            settings=self.training_settings(),
-            sampler=optuna.samplers.TPESampler(),
-        )
+        directions: list[Direction] = [self._direction_of_quality, "maximize"]
+        return self._open_study("train", directions, self.training_settings(), optuna.samplers.TPESampler())
 
     def open_seeds_study(self) -> optuna.Study:
+        return self._open_study("seeds", [self._direction_of_quality], self.training_settings())
+
+    def open_comparison_study(self) -> optuna.Study:
+        return self._open_study("compare", ["maximize"], self.comparison_settings())
+
+    @property
+    def _direction_of_quality(self) -> Direction:
+        return "maximize" if self.found.higher_is_better else "minimize"
+
+    def _open_study(
+        self,
+        part: str,
+        directions: Sequence[Direction],
+        settings: dict[str, str],
+        sampler: optuna.samplers.BaseSampler | None = None,
+    ) -> optuna.Study:
         from amp_track.study import storage
 
         return storage.open_study(
-            f"{self.study_name}/seeds",
+            f"{self.study_name}/{part}",
             self.storage,
             self.request.stores.storage,
-            directions=["maximize" if self.found.higher_is_better else "minimize"],
-            settings=self.training_settings(),
+            directions=directions,
+            settings=settings,
+            sampler=sampler,
         )
 
     @contextmanager
-    def study_run(self, tracker: Tracker, fit_study: optuna.Study, *, given: str | None) -> Iterator[Run]:
+    def study_run(self, tracker: Tracker, study: optuna.Study, *, given: str | None) -> Iterator[Run]:
         """The MLflow run that stands for the study: one, however often the study is gone on with.
 
         Args:
             tracker: where it is.
-            fit_study: remembers its id.
+            study: remembers its id.
             given: the id of a run that is there already, to be this one if the study has none yet.
         """
         from amp_track import tracking
         from amp_track.study import storage
 
-        known = fit_study.user_attrs.get(storage.PARENT_RUN_ID)
+        known = study.user_attrs.get(storage.PARENT_RUN_ID)
         if known is not None and not tracker.exists(known):
             known = None  # another tracking store, or deleted there
         if known is not None and given is not None and known != given:
@@ -292,15 +299,16 @@ class Session:
         tags = {"amp_track.kind": "study", "amp_track.study": self.study_name}
         with tracker.run(self.study_name, tags=tags, run_id=known or given) as parent:
             if known is None:
-                fit_study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
+                study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
                 tracking.describe(parent, self.job, self.found, kind="study", with_params=False)
                 parent.tags({f"amp_track.skipped.{name}": reason for name, reason in self.unsupported.items()})
                 parent.flush()
             else:
                 progress.say(f"going on with study {self.study_name}")
-                self._warn_of_other_free_memory(fit_study.user_attrs[storage.FREE_BYTES])
+                if storage.FREE_BYTES in study.user_attrs:
+                    self._warn_of_other_free_memory(study.user_attrs[storage.FREE_BYTES])
                 killed = tracker.kill_orphans(
-                    known, storage.finished_trials(fit_study, f"{self.study_name}/train", f"{self.study_name}/seeds")
+                    known, storage.finished_trials(study, f"{self.study_name}/train", f"{self.study_name}/seeds")
                 )
                 if killed:
                     progress.say(f"ended {killed} runs whose process had died")
@@ -335,6 +343,9 @@ class Session:
         run.predicted(predicted_bytes)
         run.flush()
         quality_name = self.found.quality_name
+        if kind == "train":
+            per_epoch = steps_per_epoch(job, self._training_samples(job))
+            run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)
         with (
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
             processes.scratch_folder() if kind == "train" else nullcontext() as folder,
@@ -360,17 +371,3 @@ class Session:
             return None
         outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None
-
-
-def _check_headroom(request: Request, found: Inspection) -> None:
-    headroom, budget = request.edges.headroom, request.job.memory_budget_bytes
-    if headroom is None:
-        return
-    if budget is None and not found.budget_support.supported:
-        raise BadInput(f"--headroom: got {headroom}, expected none: {found.budget_support.reason}; leave it out")
-    total = budget if budget is not None else found.free_bytes
-    if headroom.of(total) >= total:
-        raise BadInput(
-            f"--headroom: got {headroom}, expected less than the {format_bytes(total)} that it is a part of; "
-            "give a smaller one or leave it out"
-        )

@@ -140,6 +140,15 @@ def option(text: str) -> tuple[str, str]:
     return name, value
 
 
+def options(text: str) -> tuple[str, tuple[str, ...]]:
+    """`width=16,64` -> ("width", ("16", "64")): each one once, in the order given."""
+    name, values = option(text)
+    texts = tuple(dict.fromkeys(value.strip() for value in values.split(",")))
+    if not all(texts):
+        raise ValueError(text)
+    return name, texts
+
+
 def format_bytes(size: float) -> str:
     """5.9 MiB, 1.53 GiB: three significant digits, binary units."""
     for unit in ("B", "KiB", "MiB"):

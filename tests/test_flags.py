@@ -17,7 +17,7 @@ def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
 
 def test_a_flag_means_the_same_on_every_command() -> None:
     by_name = {flag.name: flag for flag in cli._TRAIN_FLAGS}
-    for other in (*cli._FIT_FLAGS, *cli._SEARCH_FLAGS):
+    for other in (*cli._FIT_FLAGS, *cli._SEARCH_FLAGS, *cli._COMPARE_FLAGS):
         if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
             assert other == by_name[other.name]
 

@@ -90,7 +90,8 @@ def fail_dead_trials(study: optuna.Study) -> None:
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _is_dead(trial):
-            study.tell(trial.number, state=TrialState.FAIL)
+            # It may have ended, and its process after it, since the trials were read.
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _is_dead(trial: FrozenTrial) -> bool:

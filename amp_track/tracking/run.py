@@ -12,10 +12,13 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
+from amp_track import processes
 from amp_track.events import CheckpointWritten, EpochEnded, Event, FileWritten, Started, StepsRecorded
 from amp_track.job import Inspection
 from amp_track.outcome import LayerGradients, Outcome
 from amp_track.tracking import checkpoints
+from amp_track.tracking.curves import FILE as CURVES
+from amp_track.tracking.curves import Curves
 
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
@@ -42,6 +45,7 @@ class Run:
         self._known_params: dict[str, str] | None = None
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
+        self._curves: Curves | None = None
         self.has_checkpoint = False
         """Whether one has been stored, from which this training can be gone on with."""
 
@@ -60,8 +64,15 @@ class Run:
         """What the memory model expected before the job ran."""
         self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
+    def keep_curves(self, title: str, quality_name: str, *, steps_per_epoch: int) -> None:
+        """Draw the curves of this training when it ends, with what a resumed one has on record."""
+        self._curves = Curves(title, quality_name)
+        self._curves.restore(self._on_record, steps_per_epoch=steps_per_epoch)
+
     def event(self, event: Event, quality_name: str) -> None:
         """Log what a job streamed."""
+        if self._curves is not None:
+            self._curves.add(event)
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
@@ -165,6 +176,16 @@ class Run:
         """Where an artifact is: a path where the store keeps files on this machine, else an address."""
         uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
         return uri.removeprefix("file://")
+
+    def end(self) -> None:
+        """Log what is left, and the picture of what has been."""
+        self.flush()
+        if self._curves is None:
+            return
+        with processes.scratch_folder() as folder:
+            picture = folder / CURVES
+            if self._curves.draw(picture):
+                self.artifact(picture)
 
     def flush(self) -> None:
         metrics, self._metrics = self._metrics, []

@@ -16,6 +16,7 @@ from mlflow.entities import RunStatus
 
 from amp_track import processes, stores
 from amp_track.errors import BadInput
+from amp_track.events import PICTURES
 from amp_track.job import Job
 from amp_track.outcome import Verdict
 from amp_track.tracking import checkpoints
@@ -84,7 +85,7 @@ class Tracker:
             raise
         finally:
             try:
-                run.flush()
+                run.end()
             finally:
                 self._client.set_terminated(run.run_id, status)
 
@@ -139,6 +140,13 @@ class Tracker:
     def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
         """The newest one, in `folder`. Raises BadInput if there is none."""
         return checkpoints.fetch(self._client, run_id, folder)
+
+    def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
+        """What the workload drew of a run's model, in `folder`, by name. None where the run is not in this store."""
+        if not self.exists(run_id):
+            return {}
+        files = [item.path for item in self._client.list_artifacts(run_id, PICTURES)]
+        return {Path(file).stem: Path(self._client.download_artifacts(run_id, file, str(folder))) for file in files}
 
     def exists(self, run_id: str) -> bool:
         """Whether the store has this run, not deleted. An error of the store is not an answer: it is raised."""

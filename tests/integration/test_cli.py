@@ -142,7 +142,7 @@ def test_auto_trains_at_the_largest_batch() -> None:
     assert json.loads(done.stdout)["batch_size"] == 9
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["fit"], ["search"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["fit"], ["search"], ["compare"]])
 def test_help_teaches(command: list[str]) -> None:
     done = amp_track(*command, "--help")
     assert done.returncode == 0

@@ -1,0 +1,131 @@
+"""A study that trains a grid: a list of settings, each exactly once, whoever of several workers gets to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from amp_track.outcome import Outcome
+from amp_track.study import storage
+from amp_track.study.edge_sampler import POLL_SECONDS
+
+Point = dict[str, Any]
+"""What one training of the grid is told from the others by: names with numbers or text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One point of the grid, and what came of it."""
+
+    point: Point
+    outcome: Outcome
+    run_id: str
+
+
+def train_grid(
+    study: optuna.Study,
+    points: Sequence[Point],
+    *,
+    distributions: Mapping[str, BaseDistribution],
+    run_training: Callable[[optuna.Trial, Point], tuple[Outcome, str]],
+    value: Callable[[Outcome], float],
+) -> list[Trained]:
+    """Train every point, in the order given. What the study knows is not trained again, and what another worker trains
+    is waited for.
+
+    Args:
+        study: one objective.
+        points: all with the same names.
+        distributions: of the names that become params of the trials; the others, text that no distribution could take
+            more of later, become user attributes.
+        run_training: runs one training as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+        value: the objective; NaN for none, which Optuna shows as FAIL.
+
+    Returns:
+        One for each point, in the same order.
+    """
+
+    def objective(trial: optuna.Trial) -> float:
+        storage.name_worker(trial)
+        point = _claimed(study, trial, points)
+        _record(trial, point, distributions)
+        outcome, run_id = run_training(trial, point)
+        storage.remember(trial, outcome, run_id)
+        return value(outcome)
+
+    while missing := _without(points, [_point_of(trial) for trial in _finished(study)]):
+        storage.fail_dead_trials(study)
+        begun = study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
+        for point in _without(missing, [_point_of(trial) for trial in begun]):
+            study.enqueue_trial(point)
+        waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if any(_point_of(trial) in missing for trial in waiting):
+            study.optimize(objective, n_trials=1)
+        else:
+            time.sleep(POLL_SECONDS)
+    found = [(_point_of(trial), trial) for trial in _finished(study)]
+    # A study may hold one twice, of a version that let two workers train the same: the first counts.
+    return [_trained(next(trial for known, trial in found if known == point)) for point in points]
+
+
+def _claimed(study: optuna.Study, trial: optuna.Trial, points: Sequence[Point]) -> Point:
+    """What a trial that has been taken from the queue is for.
+
+    Raises:
+        optuna.TrialPruned: nothing for this command. Another worker was faster with it or with the last of the queue,
+            or it was left by a command that wanted other points; should that still want it, it asks again.
+    """
+    trials = study.get_trials(deepcopy=False)
+    point = _point_of(trials[trial.number])
+    for other in trials:
+        is_first = other.number < trial.number and other.state is TrialState.RUNNING
+        if (is_first or _is_over(other)) and _point_of(other) == point:
+            raise optuna.TrialPruned(f"trial {other.number} is the same")
+    if point not in points:
+        raise optuna.TrialPruned("nobody asks for it now")
+    return point
+
+
+def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseDistribution]) -> None:
+    """Where Optuna and its dashboard look for them."""
+    for name, value in point.items():
+        match distributions.get(name):
+            case CategoricalDistribution(choices=choices):
+                trial.suggest_categorical(name, choices)
+            case IntDistribution(low=low, high=high):
+                trial.suggest_int(name, low, high)
+            case FloatDistribution(low=low, high=high):
+                trial.suggest_float(name, low, high)
+            case _:
+                trial.set_user_attr(name, value)
+
+
+def _point_of(trial: FrozenTrial) -> Point:
+    """As it was asked for."""
+    point: Point = trial.system_attrs.get("fixed_params", {})
+    return point
+
+
+def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
+    return [point for point in wanted if point not in known]
+
+
+def _is_over(trial: FrozenTrial) -> bool:
+    """With an outcome: one that came to no value is over all the same."""
+    return trial.state in (TrialState.COMPLETE, TrialState.FAIL) and storage.outcome_of(trial) is not None
+
+
+def _finished(study: optuna.Study) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(trial)]
+
+
+def _trained(trial: FrozenTrial) -> Trained:
+    outcome = storage.outcome_of(trial)
+    assert outcome is not None
+    return Trained(point=_point_of(trial), outcome=outcome, run_id=storage.run_id_of(trial))

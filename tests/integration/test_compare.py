@@ -1,0 +1,193 @@
+"""The command as a user meets it: real trainings of small workloads in real processes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import pytest
+from conftest import DIGITS, FAULTS, WORKLOADS
+from optuna.trial import TrialState
+from PIL import Image
+
+PAINTER = str(WORKLOADS / "painter.py")
+GROWS = str(WORKLOADS / "grows.py")
+COMMAND = [sys.executable, "-m", "amp_track", "compare"]
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def compared(*arguments: str) -> dict[str, Any]:
+    done = compare(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
+
+
+def runs() -> list[mlflow.entities.Run]:
+    return list(client().search_runs([experiment.experiment_id for experiment in client().search_experiments()]))
+
+
+def trials(study: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=study, storage="sqlite:///optuna.db").trials
+
+
+def test_more_values_and_seeds_are_added_to_what_is_known() -> None:
+    alike = [DIGITS, "--precision", "fp32,bf16", "--steps", "3"]
+    first = compared(*alike, "--over", "width=8,4")
+    assert [(row["value"], row["precision"]) for row in first["rows"]] == [
+        ("4", "fp32"), ("4", "bf16"), ("8", "fp32"), ("8", "bf16"),
+    ]  # fmt: skip
+    for row in first["rows"]:
+        assert row["verdict"] == "fits"
+        assert row["speedup"] == (1.0 if row["precision"] == "fp32" else pytest.approx(row["speedup"]))
+        assert row["steps"] == 3
+        (run_id,) = row["run_ids"]
+        run = client().get_run(run_id)
+        assert run.data.params["options"] == f"width={row['value']}"
+        assert run.data.params["precision"] == row["precision"]
+        assert run.data.tags["mlflow.parentRunId"] == first["run_id"]
+        assert "curves.png" in [item.path for item in client().list_artifacts(run_id)]
+    assert len(first["answers"]) == 1
+    artifacts = {item.path for item in client().list_artifacts(first["run_id"])}
+    assert artifacts == {"compare.json", "compare.png", "report.txt"}
+
+    done = compare(*alike, "--over", "width=4,8,016", "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert f"going on with study {first['study']}" in done.stderr
+    assert "accuracy over 2 seeds at batch 64, width=16, against fp32" in done.stdout
+    known = trials(f"{first['study']}/compare")
+    trained = [(trial.params["option.width"], trial.params["precision"], trial.params["seed"]) for trial in known]
+    assert len(trained) == len(set(trained)) == 12
+    assert {trial.state for trial in known} == {TrialState.COMPLETE}
+    assert [trial.params["option.width"] for trial in known[:4]] == [4, 4, 8, 8]
+    parents = [run for run in runs() if "mlflow.parentRunId" not in run.data.tags]
+    assert [run.info.run_id for run in parents] == [first["run_id"]]
+    assert len(runs()) == 13
+
+    again = compared(*alike, "--over", "width=4,8")
+    assert again["study"] == first["study"]
+    assert again["rows"] == first["rows"], "what is known is told again, not trained"
+    table = json.loads(Path(client().download_artifacts(first["run_id"], "compare.json", ".")).read_text())
+    assert len(table["data"]) == 4
+
+    other = compare(*alike, "--over", "width=4", "--lr", "0.5", "--study", first["study"])
+    assert other.returncode == 2
+    assert "--study: got learning_rate 0.5, expected the 0.003" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--over", "width=4,x"], "--over width: got 'x', expected int"),
+        (["--over", "height=4,8"], "--over: got height=4, expected an option of"),
+        (["--over", "width"], "--over: got 'width', expected option=value,value,…"),
+        (["--over", "width=4", "--set", "width=8"], "--over: got width, which --set gives a value too"),
+        (["--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
+        (["--batch-size", "5000"], "--batch-size: got 5000, expected at most the 1437 training samples"),
+        (["--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
+        (["--precision", "fp32,tf32"], "--precision: got tf32, expected one this device has"),
+        (["--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(arguments: list[str], said: str) -> None:
+    done = compare(DIGITS, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_out_of_memory_is_a_row_and_not_the_end() -> None:
+    """60 samples take 3.75 MiB; the model that grows at once takes 1 MiB more, and more than the budget."""
+    done = compare(
+        GROWS, "--precision", "fp32,bf16", "--over", "more_after=1000,0", "--steps", "2", "--batch-size", "60",
+        "--memory-budget", "4600KiB", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    verdicts = {(row["value"], row["precision"]): row["verdict"] for row in result["rows"]}
+    assert verdicts["1000", "fp32"] == "fits"
+    assert verdicts["0", "fp32"] == "oom"
+    failed = next(row for row in result["rows"] if row["verdict"] == "oom")
+    assert failed["samples_per_second"] is None
+    assert client().get_run(failed["run_ids"][0]).data.tags["amp_track.verdict"] == "oom"
+    assert {run.info.status for run in runs()} == {"FINISHED"}
+    states = {trial.state for trial in trials(f"{result['study']}/compare")}
+    assert states == {TrialState.COMPLETE}
+
+    nothing = compare(GROWS, "--precision", "fp32", "--batch-size", "60", "--memory-budget", "2MiB", "--json")
+    assert nothing.returncode == 3
+    assert "nothing of this comparison fits" in nothing.stderr
+    assert [row["verdict"] for row in json.loads(nothing.stdout)["rows"]] == ["oom"]
+
+
+def test_pictures_of_the_workload_stand_side_by_side() -> None:
+    result = compared(PAINTER, "--precision", "fp32,bf16", "--over", "kind=tanh,relu", "--steps", "4")
+    with Image.open(client().download_artifacts(result["run_id"], "side-by-side.png", ".")) as picture:
+        columns, rows = 3, 2
+        assert picture.width / picture.height == pytest.approx(columns / rows, rel=0.15)
+        assert len(picture.convert("L").getcolors()) > 50
+    attributes = [trial.user_attrs["option.kind"] for trial in trials(f"{result['study']}/compare")]
+    assert attributes == ["tanh", "tanh", "relu", "relu"]
+
+
+def test_made_up_data_compares_speed_and_memory_alone() -> None:
+    result = compared(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16")
+    assert result["over"] is None
+    for row in result["rows"]:
+        assert row["quality"] is None
+        assert row["samples_per_second"] > 0
+    again = compared(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16")
+    assert again["rows"] == result["rows"]
+
+
+def test_a_crash_of_the_workload_ends_it() -> None:
+    done = compare(FAULTS, "--precision", "fp32", "--over", "fault=none,raise", "--study", "crashes")
+    assert done.returncode == 1
+    assert "ValueError: the labels are off by one" in done.stderr
+    assert [trial.state for trial in trials("crashes/compare")] == [TrialState.COMPLETE, TrialState.FAIL]
+    assert sorted(run.info.status for run in runs()) == ["FAILED", "FAILED", "FINISHED"]
+
+
+def test_interrupted_it_ends_its_runs_and_goes_on() -> None:
+    hanging = ["--precision", "fp32", "--study", "stopped", "--over"]
+    command = [*COMMAND, FAULTS, *hanging, "fault=none,hang"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "(fault=none seed 0)" in line:
+                break
+        time.sleep(2)  # the one that hangs has begun
+        process.send_signal(signal.SIGINT)
+        assert "the same command goes on where it stopped" in process.stderr.read()
+    assert process.returncode == 130
+    assert sorted(run.info.status for run in runs()) == ["FINISHED", "KILLED", "KILLED"]
+    rest = compare(FAULTS, *hanging, "fault=none,nan")
+    assert rest.returncode == 0, rest.stderr
+    assert "(fault=nan seed 0)" in rest.stderr
+    assert "(fault=none seed 0)" not in rest.stderr, "it is known"
+    assert TrialState.RUNNING not in {trial.state for trial in trials("stopped/compare")}
+
+
+def test_two_workers_share_a_comparison_and_repeat_nothing() -> None:
+    command = [*COMMAND, PAINTER, "--precision", "fp32,bf16", "--over", "hidden=2,4,8", "--steps", "30", "--json"]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [worker.communicate(timeout=300) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    first, second = (json.loads(output) for output, _ in outputs)
+    assert first["rows"] == second["rows"]
+    complete = [trial for trial in trials(f"{first['study']}/compare") if trial.state is TrialState.COMPLETE]
+    assert len(complete) == 6
+    assert {run.info.status for run in runs()} == {"FINISHED"}

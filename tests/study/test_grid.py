@@ -1,0 +1,187 @@
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+import optuna
+import pytest
+from conftest import DIGITS, request
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from amp_track import commands
+from amp_track.job import Job
+from amp_track.outcome import Outcome, Verdict
+from amp_track.results import SeedResult, SeedsResult
+from amp_track.study.grid import Point, train_grid
+from amp_track.values import Margin
+
+JOB = Job(batch_size=8, seed=3)
+
+
+def study(name: str = "s") -> optuna.Study:
+    return optuna.create_study(
+        study_name=name, storage="sqlite:///optuna.db", direction="maximize", load_if_exists=True
+    )
+
+
+def seeds(*precisions: str, seeds: Sequence[int]) -> list[Point]:
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in precisions]
+
+
+class Trainings:
+    """Notes what was trained; `diverging` trainings come to no quality, and the one at `killed_at` dies."""
+
+    def __init__(self, *, diverging: int | None = None, killed_at: int | None = None) -> None:
+        self.points: list[Point] = []
+        self._diverging = diverging
+        self._killed_at = killed_at
+
+    def __call__(self, trial: optuna.Trial, point: Point) -> tuple[Outcome, str]:
+        self.points.append(point)
+        if len(self.points) == self._killed_at:
+            raise KeyboardInterrupt
+        quality = None if point["seed"] == self._diverging else 0.9 + point["seed"] / 1000
+        return Outcome(verdict=Verdict.FITS, quality=quality, steps=10), f"run {trial.number}"
+
+
+def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[SeedResult]:
+    trained = train_grid(
+        study,
+        points,
+        distributions={"precision": CategoricalDistribution(("fp32", "amp")), "seed": IntDistribution(0, 9)},
+        run_training=trainings,
+        value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
+    )
+    assert [training.point for training in trained] == points, "one for each, in order"
+    return [
+        SeedResult(
+            precision=training.point["precision"],
+            seed=training.point["seed"],
+            outcome=training.outcome,
+            run_id=training.run_id,
+        )
+        for training in trained
+    ]
+
+
+def test_every_point_is_trained_once_in_the_order_given() -> None:
+    trainings = Trainings()
+    wanted = seeds("fp32", "amp", seeds=(3, 4, 5))
+    opened = study()
+    train(opened, wanted, trainings)
+    assert trainings.points == wanted
+    assert [trial.params for trial in opened.trials] == wanted
+
+
+def test_a_study_is_gone_on_with_and_may_grow() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(study(), seeds("fp32", seeds=(3, 4, 5)), Trainings(killed_at=2))
+    rest = Trainings()
+    train(study(), seeds("fp32", seeds=(3, 4, 5)), rest)
+    assert sorted(point["seed"] for point in rest.points) == [4, 5]
+    more = Trainings()
+    results = train(study(), seeds("fp32", "amp", seeds=(3, 4)), more)
+    assert more.points == seeds("amp", seeds=(3, 4))
+    assert len(results) == 4
+
+
+def test_what_another_command_left_in_the_queue_is_not_trained() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(study(), seeds("fp32", seeds=(3, 4, 5)), Trainings(killed_at=1))
+    fewer = Trainings()
+    train(study(), seeds("fp32", seeds=(5,)), fewer)
+    assert fewer.points == seeds("fp32", seeds=(5,))
+
+
+def test_workers_that_queue_the_same_at_the_same_moment_train_it_once() -> None:
+    """Two trials of one point wait, as when both had looked before either queued."""
+    opened = study()
+    (wanted,) = points = seeds("fp32", seeds=(7,))
+    opened.enqueue_trial(wanted)
+    opened.enqueue_trial(wanted)
+    slow = Trainings()
+    running = threading.Event()
+
+    def train_slowly(trial: optuna.Trial, point: Point) -> tuple[Outcome, str]:
+        running.set()
+        time.sleep(0.5)
+        return slow(trial, point)
+
+    def work() -> None:
+        train_grid(study(), points, distributions={}, run_training=train_slowly, value=lambda outcome: 1.0)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert running.wait(30)
+    second = Trainings()
+    train(study(), points, second)
+    worker.join()
+    assert len(slow.points) + len(second.points) == 1
+    states = [trial.state for trial in study().trials]
+    assert states.count(TrialState.COMPLETE) == 1
+    assert TrialState.RUNNING not in states
+
+
+def test_numbers_become_params_whose_range_grows_and_text_an_attribute() -> None:
+    def train_widths(*texts: str) -> list[Point]:
+        trainings = Trainings()
+        train_grid(
+            study(),
+            [{"seed": 0, "width": text, "dataset": "abc"} for text in texts],
+            distributions={
+                "seed": IntDistribution(0, 0),
+                "width": FloatDistribution(min(map(float, texts)), max(map(float, texts))),
+            },
+            run_training=trainings,
+            value=lambda outcome: 1.0,
+        )
+        return trainings.points
+
+    assert [point["width"] for point in train_widths("4", "8")] == ["4", "8"]
+    assert [point["width"] for point in train_widths("2", "8", "0.5")] == ["2", "0.5"]
+    trials = study().trials
+    assert [trial.params["width"] for trial in trials] == [4.0, 8.0, 2.0, 0.5]
+    assert {trial.user_attrs["dataset"] for trial in trials} == {"abc"}
+
+
+def test_one_that_diverged_is_over_and_counted() -> None:
+    trainings = Trainings(diverging=4)
+    results = train(study(), seeds("fp32", "amp", seeds=(3, 4, 5)), trainings)
+    assert len(trainings.points) == 6
+    found = SeedsResult(job=JOB, seeds=3, margin=Margin(fraction=0.01), trainings=tuple(results))
+    assert found.without_quality("amp") == 1
+    assert found.qualities("amp") == [0.903, 0.905]
+    against = found.comparison("amp")
+    assert against is not None
+    assert against.margin == pytest.approx(0.01 * 0.904)
+
+
+def test_without_fp32_there_is_nothing_to_compare_with() -> None:
+    results = train(study(), seeds("amp", seeds=(3, 4)), Trainings())
+    found = SeedsResult(job=JOB, seeds=2, margin=Margin(absolute=0.1), trainings=tuple(results))
+    assert found.comparison("amp") is None
+    assert found.interval("amp") is not None
+
+
+@pytest.mark.slow
+def test_search_says_whether_precisions_are_equivalent() -> None:
+    job = Job(workload=DIGITS, epochs=2)
+    result = commands.search(
+        request(job, precisions=("fp32", "bf16"), max_batch_size=64, confirm_steps=0, trials=2, seeds=3)
+    )
+    assert result.seeds is not None
+    shown = result.as_json()["seeds"]
+    assert shown["batch_size"] == 64
+    for name in ("fp32", "bf16"):
+        found = shown["precisions"][name]
+        assert len(found["values"]) == len(set(found["run_ids"])) == 3
+        assert len(set(found["values"])) > 1, "another seed is another training"
+        assert found["interval"]["low"] < found["interval"]["mean"] < found["interval"]["high"]
+    against = shown["precisions"]["bf16"]["against_fp32"]
+    assert against["verdict"] in ("equivalent", "different", "not enough seeds to tell")
+    assert against["margin"] == pytest.approx(0.01 * shown["precisions"]["fp32"]["interval"]["mean"])
+    with open(result.report) as report:
+        text = report.read()
+    assert "over 3 seeds" in text
+    assert "epochs-matched: each goes through the data 2 times" in text

@@ -1,0 +1,266 @@
+import io
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+
+from amp_track import comparison_report, values
+from amp_track.comparison import Cell, ComparisonResult, Speed, as_numbers, in_order, judge, pays_from
+from amp_track.job import Job
+from amp_track.outcome import Outcome, Verdict
+from amp_track.results import SeedResult
+from amp_track.values import Margin
+
+MEBIBYTE = 2**20
+SPEEDUPS = st.lists(st.none() | st.floats(0.1, 10), max_size=8)
+
+
+def outcome(speed: float | None, *, quality: float | None = 0.9) -> Outcome:
+    if speed is None:
+        return Outcome(verdict=Verdict.OOM, phase="backward", max_allocated_bytes=99 * MEBIBYTE)
+    return Outcome(
+        verdict=Verdict.FITS, samples_per_second=speed, eval_samples_per_second=2 * speed, train_seconds=100 / speed,
+        max_allocated_bytes=int(MEBIBYTE * 1000 / speed), eval_max_allocated_bytes=MEBIBYTE, quality=quality, steps=10,
+        skipped_steps=1,
+    )  # fmt: skip
+
+
+def compared(
+    speeds: dict[str, list[float | None]],
+    *,
+    over: list[str] | None = None,
+    option: str | None = "width",
+    seeds: int = 1,
+) -> ComparisonResult:
+    """Samples/s of each precision at each value, a little more with each seed."""
+    over = over if over is not None else [""]
+    cells = [
+        Cell(
+            value=value,
+            precision=precision,
+            trainings=tuple(
+                SeedResult(
+                    precision=precision,
+                    seed=seed,
+                    run_id=f"{precision}-{value}-{seed}",
+                    outcome=outcome(speed + seed if speed is not None else None, quality=0.9 + seed / 1000),
+                )
+                for seed in range(seeds)
+            ),
+        )
+        for index, value in enumerate(over)
+        for precision, of_precision in speeds.items()
+        for speed in [of_precision[index]]
+    ]
+    return ComparisonResult(
+        study="s", run_id="parent", job=Job(batch_size=8, epochs=2, learning_rate=0.1), device_name="A GPU",
+        device_kind="cuda", quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
+        skipped={"tf32": "needs another GPU"}, seeds=seeds, margin=Margin(fraction=0.01), cells=tuple(cells),
+    )  # fmt: skip
+
+
+def shown(result: ComparisonResult) -> str:
+    console = Console(width=170, file=io.StringIO(), record=True)
+    for table in comparison_report.tables(result):
+        console.print(table)
+    return console.export_text()
+
+
+@given(SPEEDUPS)
+def test_it_pays_from_the_first_place_after_the_last_that_is_not_faster(speedups: list[float | None]) -> None:
+    place = pays_from(speedups)
+    known = [index for index, speedup in enumerate(speedups) if speedup is not None]
+    faster = {index for index in known if judge(speedups[index] or 0) is Speed.FASTER}
+    if place is None:
+        assert not known or known[-1] not in faster
+    else:
+        assert place in faster
+        assert all(index in faster for index in known if index >= place)
+        assert all(index not in faster for index in [index for index in known if index < place][-1:])
+
+
+@given(SPEEDUPS, st.floats(1.04, 10))
+def test_a_faster_one_at_the_end_does_not_move_where_it_pays_from(speedups: list[float | None], last: float) -> None:
+    before = pays_from(speedups)
+    assert pays_from([*speedups, last]) == (before if before is not None else len(speedups))
+    assert pays_from([*speedups, 1 / last]) is None
+    assert pays_from([*speedups, None]) == before
+
+
+@given(st.floats(0.01, 100))
+def test_faster_one_way_is_slower_the_other(speedup: float) -> None:
+    opposite = {Speed.FASTER: Speed.SLOWER, Speed.SLOWER: Speed.FASTER, Speed.SAME: Speed.SAME}
+    if all(abs(speedup - bound) > 1e-9 for bound in (0.97, 1 / 0.97)):
+        assert judge(1 / speedup) is opposite[judge(speedup)]
+
+
+def test_three_per_cent_are_no_difference() -> None:
+    assert [judge(speedup) for speedup in (0.96, 0.98, 1.0, 1.02, 1.04)] == [
+        Speed.SLOWER, Speed.SAME, Speed.SAME, Speed.SAME, Speed.FASTER,
+    ]  # fmt: skip
+
+
+def test_numbers_are_put_in_order_and_text_is_left() -> None:
+    assert in_order(["64", "8", "1e1"]) == ["8", "1e1", "64"]
+    assert in_order(["relu", "gelu"]) == ["relu", "gelu"]
+    assert as_numbers(["1", "nan"]) is None
+
+
+@pytest.mark.parametrize(
+    ("amp", "sentence"),
+    [
+        ([50, 120, 180], "amp is faster than fp32 from width=64 on (1.2 ×; 1.8 × at width=256)"),
+        ([50, 101, 180], "amp is faster than fp32 from width=256 on (1.8 ×)"),
+        ([150, 120, 180], "amp is faster than fp32 from width=16 on (1.5 ×; 1.8 × at width=256)"),
+        ([50, 60, 70], "amp is never faster than fp32, up to width=256 (0.7 ×)"),
+        ([98, 101, 102], "amp: no difference to fp32 (within 3 %), up to width=256"),
+        ([150, 60, 70], "amp is faster than fp32 at width=16 (1.5 ×) only, up to width=256 (0.7 ×)"),
+        ([50, 180, None], "amp is faster than fp32 from width=64 on (1.8 ×), up to width=64, where both still run"),
+        ([None, None, None], "amp cannot be compared with fp32: the two ran whole nowhere together"),
+    ],
+)
+def test_the_sentence_says_from_where_on(amp: list[float | None], sentence: str) -> None:
+    result = compared({"fp32": [100, 100, 100], "amp": amp}, over=["16", "64", "256"])
+    assert comparison_report.answers(result) == [sentence]
+
+
+def test_without_a_sweep_the_sentence_is_short() -> None:
+    result = compared({"fp32": [100], "amp": [180], "bf16": [50], "tf32": [101]}, option=None)
+    assert comparison_report.answers(result) == [
+        "amp is faster than fp32 (1.8 ×)",
+        "bf16 is slower than fp32 (0.5 ×)",
+        "tf32: no difference to fp32 (1.01 ×, within 3 %)",
+    ]
+
+
+def test_text_values_have_no_order() -> None:
+    result = compared({"fp32": [100, 100], "amp": [180, 90]}, over=["relu", "gelu"], option="kind")
+    assert comparison_report.answers(result) == [
+        "amp is faster than fp32 at kind=relu (1.8 ×), not at kind=gelu (0.9 ×)"
+    ]
+
+
+def test_where_only_one_fits_is_said() -> None:
+    result = compared({"fp32": [100, None], "amp": [90, 80]}, over=["16", "64"])
+    assert comparison_report.answers(result)[-1] == "amp runs at width=64 where fp32 runs out of memory"
+    assert "oom in backward" in shown(result)
+    assert result.row(result.cell("64", "fp32"))["verdict"] == "oom"
+    assert result.row(result.cell("64", "fp32"))["train_memory_bytes"] is None, "it is no peak of a training"
+
+
+def test_the_table_has_every_ratio_to_fp32() -> None:
+    text = shown(compared({"fp32": [1000, 100], "amp": [2000, 50]}, over=["16", "64"]))
+    for cell in (
+        "2,000 (2.00 ×)",
+        "4,000 (2.00 ×)",
+        "512 KiB (0.50 ×)",
+        "1 MiB (1.00 ×)",
+        "20 MiB (2.00 ×)",
+        "1 of 10",
+    ):
+        assert cell in text
+    assert "equivalent" not in text
+
+
+def test_over_several_seeds_means_are_shown_and_equivalence_tested() -> None:
+    result = compared({"fp32": [100, 100], "amp": [200, 90]}, over=["16", "64"], seeds=3)
+    cell = result.cell("16", "amp")
+    assert cell.samples_per_second == 201
+    assert result.ratio(cell, "samples_per_second") == pytest.approx(201 / 101)
+    assert cell.quality is not None and cell.quality.mean == pytest.approx(0.901)
+    assert (cell.steps, cell.skipped_steps) == (30, 3)
+    text = shown(result)
+    assert text.count("equivalent") == 2
+    assert "accuracy over 3 seeds at batch 8, width=64, against fp32 ± 1%" in text
+    assert [entry["value"] for entry in result.as_json()["equivalence"]] == ["16", "64"]
+
+
+def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
+    fitting, failing = (SeedResult(precision="amp", seed=seed, outcome=found, run_id=str(seed))
+                        for seed, found in enumerate((outcome(100), outcome(None))))  # fmt: skip
+    cell = Cell(value="", precision="amp", trainings=(fitting, failing))
+    assert cell.samples_per_second == 100
+    assert cell.verdict == "oom"
+    reference = Cell(value="", precision="fp32", trainings=(fitting, fitting))
+    result = compared({"fp32": [1], "amp": [1]}, option=None)
+    result = ComparisonResult(**{**vars(result), "cells": (reference, cell)})
+    assert "oom in backward (1 of 2)" in shown(result)
+
+
+def test_a_quality_that_is_no_number_is_none() -> None:
+    diverged = SeedResult(precision="amp", seed=0, outcome=outcome(1, quality=math.nan), run_id="r")
+    assert Cell(value="", precision="amp", trainings=(diverged,)).quality is None
+
+
+def test_the_json_has_the_promised_shape() -> None:
+    shape = compared({"fp32": [100], "amp": [180]}, over=["16"]).as_json()
+    assert list(shape) == [
+        "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "quality_name", "seeds", "over",
+        "rows", "equivalence", "skipped", "answers", "report",
+    ]  # fmt: skip
+    assert list(shape["rows"][1]) == [
+        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "train_memory_bytes",
+        "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
+        "quality", "quality_half_width", "steps", "skipped_steps", "run_ids",
+    ]  # fmt: skip
+    assert shape["rows"][1]["speedup"] == 1.8
+    assert shape["over"] == {"option": "width", "values": ["16"]}
+    assert compared({"fp32": [100]}, option=None).as_json()["over"] is None
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        compared({"fp32": [1000, 100], "amp": [2000, None]}, over=["16", "64"]),
+        compared({"fp32": [1000, 100], "amp": [None, 50]}, over=["-1", "0"]),
+        compared({"fp32": [1000, 100], "amp": [2000, None]}, over=["relu", "gelu"]),
+        compared({"fp32": [1000], "amp": [None]}, option=None),
+    ],
+)
+def test_the_picture_is_drawn(result: ComparisonResult) -> None:
+    assert comparison_report.draw(result, Path("compare.png"))
+    with Image.open("compare.png") as picture:
+        assert len(picture.convert("L").getcolors()) > 20
+
+
+def test_without_anything_measured_there_is_no_picture() -> None:
+    result = compared({"fp32": [None], "amp": [None]}, option=None)
+    assert not comparison_report.draw(result, Path("compare.png"))
+    assert not Path("compare.png").exists()
+
+
+def grey(file: str, level: int) -> Path:
+    Image.new("L", (8, 8), level).save(file)
+    return Path(file)
+
+
+def test_pictures_stand_side_by_side_with_the_target_once() -> None:
+    result = compared({"fp32": [100], "amp": [180]}, option=None)
+    file = Path("side.png")
+    pictures = {
+        ("", "fp32"): {"learnt": grey("a.png", 50), "target": grey("t.png", 200)},
+        ("", "amp"): {"learnt": grey("b.png", 100), "target": grey("t.png", 200)},
+    }
+    assert comparison_report.draw_side_by_side(result, pictures, file)
+    with Image.open(file) as picture:
+        middle = picture.convert("L").crop((0, picture.height // 2, picture.width, picture.height // 2 + 1))
+    row = numpy.asarray(middle)[0].tolist()
+    at = {level: [x for x, pixel in enumerate(row) if pixel == level] for level in (200, 50, 100)}
+    assert max(at[200]) < min(at[50]) < max(at[50]) < min(at[100]), "target, fp32, amp"
+    assert len(at[200]) < 1.2 * len(at[50]), "once"
+    assert not comparison_report.draw_side_by_side(result, {("", "fp32"): {}}, file)
+
+
+@pytest.mark.parametrize("text", ["width", "width=", "width=4,,8", "a b=1", "=1"])
+def test_bad_sweeps_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        values.options(text)
+
+
+def test_a_sweep_has_each_value_once() -> None:
+    assert values.options("width=8, 4,8") == ("width", ("8", "4"))

@@ -1,0 +1,143 @@
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import numpy
+import pytest
+from conftest import DIGITS, request
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from amp_track import commands
+from amp_track.errors import WorkloadFailed
+from amp_track.events import EpochEnded, Started, StepsRecorded
+from amp_track.job import Job
+from amp_track.tracking import Tracker
+from amp_track.tracking.curves import Curves, thinned
+
+URI = "sqlite:///mlflow.db"
+LOSSES = st.floats(-1e6, 1e6)
+
+
+@pytest.fixture
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=URI)
+
+
+def picture_of(client: mlflow.MlflowClient, run_id: str) -> Image.Image:
+    with Image.open(client.download_artifacts(run_id, "curves.png", ".")) as picture:
+        picture.load()
+        return picture
+
+
+def pixels_of(picture: Image.Image, colour: tuple[int, int, int]) -> int:
+    """How many are of about this colour."""
+    distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
+    return int((distance < 12).sum())
+
+
+@given(st.lists(LOSSES, max_size=300), st.integers(1, 40).map(lambda half: 2 * half))
+def test_thinned_points_are_few_of_them_in_order_and_keep_the_extremes(losses: list[float], most: int) -> None:
+    points = list(enumerate(losses, start=1))
+    kept = thinned(points, most)
+    assert len(kept) <= max(most, 0) or kept == points
+    assert kept == sorted(kept)
+    assert set(kept) <= set(points)
+    if losses:
+        values = [value for _, value in kept]
+        assert (min(values), max(values)) == (min(losses), max(losses))
+
+
+@given(st.lists(LOSSES, min_size=1, max_size=40))
+def test_few_points_are_left_as_they_are(losses: list[float]) -> None:
+    points = list(enumerate(losses))
+    assert thinned(points, 40) == points
+
+
+def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
+    result = commands.train(request(Job(workload=DIGITS, precision="bf16", epochs=1)))
+    picture = picture_of(client, result.run_id)
+    assert picture.format == "PNG"
+    assert picture.width > 600 and picture.height > 400
+    assert pixels_of(picture, (31, 119, 180)) > 10, "the epoch's mean"
+    assert pixels_of(picture, (255, 127, 14)) > 10, "its evaluation"
+    assert pixels_of(picture, (44, 160, 44)) > 10, "its quality"
+    assert pixels_of(picture, (148, 103, 189)) == 0, "bf16 has no scale"
+
+
+def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
+    result = commands.fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
+    experiment_id = client.get_run(result.run_id).info.experiment_id
+    runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{result.run_id}'")
+    assert {run.data.tags["amp_track.kind"] for run in runs} == {"probe", "confirm"}
+    for run in runs:
+        assert "curves.png" not in [item.path for item in client.list_artifacts(run.info.run_id)]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, WorkloadFailed])
+def test_a_training_that_is_cut_short_leaves_what_there_is(
+    client: mlflow.MlflowClient, ending: type[BaseException]
+) -> None:
+    def train_until(*events: StepsRecorded) -> Iterator[str]:
+        with Tracker(URI).run("short", tags={}) as run:
+            run.keep_curves("fp32", "accuracy", steps_per_epoch=5)
+            yield run.run_id
+            for event in events:
+                run.event(event, "accuracy")
+            raise ending("now")
+
+    training = train_until(StepsRecorded(first_step=1, losses=(2.0, 1.0, 0.5)))
+    run_id = next(training)
+    with pytest.raises(ending, match="now"):
+        next(training)
+    assert picture_of(client, run_id).width > 600
+    training = train_until()
+    run_id = next(training)
+    with pytest.raises(ending, match="now"):
+        next(training)
+    assert client.list_artifacts(run_id) == []
+
+
+def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
+    """The first half has its dots of the epochs where they were, though only the second half is streamed."""
+    halves = [
+        (StepsRecorded(first_step=1, losses=(3.0,) * 5), EpochEnded(epoch=1, step=5, train_loss=3.0, quality=0.5)),
+        (StepsRecorded(first_step=6, losses=(1.0,) * 5), EpochEnded(epoch=2, step=10, train_loss=1.0, quality=0.7)),
+    ]
+    tracker = Tracker(URI)
+    with tracker.run("whole", tags={}) as whole:
+        whole.keep_curves("fp32", "accuracy", steps_per_epoch=5)
+        for event in (*halves[0], *halves[1]):
+            whole.event(event, "accuracy")
+    with tracker.run("first", tags={}) as first:
+        for event in halves[0]:
+            first.event(event, "accuracy")
+    with tracker.run("resumed", tags={}, run_id=first.run_id) as resumed:
+        resumed.go_on("accuracy")
+        resumed.keep_curves("fp32", "accuracy", steps_per_epoch=5)
+        for event in halves[1]:
+            resumed.event(event, "accuracy")
+    expected = picture_of(client, whole.run_id).tobytes()
+    assert picture_of(client, resumed.run_id).tobytes() == expected
+    assert picture_of(client, first.run_id).tobytes() == expected, "it is the same run"
+
+
+@pytest.mark.parametrize("losses", [(math.nan,) * 5, (math.inf, 1.0, 100.0, math.nan), (0.0, -3.0, 1e30), (1e-30, 1.0)])
+@pytest.mark.parametrize("scale", [None, 65536.0, 0.0, math.inf])
+def test_losses_and_scales_of_any_kind_are_drawn(losses: tuple[float, ...], scale: float | None) -> None:
+    curves = Curves("amp", "accuracy")
+    curves.add(Started(settings=(), scale=scale))
+    curves.add(StepsRecorded(first_step=1, losses=losses, scale_changes=((2, 0.5),) if scale else ()))
+    curves.add(EpochEnded(epoch=1, step=len(losses), train_loss=losses[0], eval_loss=math.nan, quality=math.nan))
+    assert curves.draw(Path("curves.png"))
+    with Image.open("curves.png") as picture:
+        assert picture.width > 600
+
+
+def test_without_steps_there_is_no_picture() -> None:
+    curves = Curves("amp", "accuracy")
+    curves.add(Started(settings=(), scale=65536.0))
+    assert not curves.draw(Path("curves.png"))
+    assert not Path("curves.png").exists()

@@ -1,0 +1,53 @@
+"""Fits a stripe of grey, and shows what it has learnt beside what it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from amp_track import Quality, Workload
+
+SIDE = 16
+
+
+def _places() -> Tensor:
+    line = torch.linspace(-1, 1, SIDE)
+    return torch.cartesian_prod(line, line)
+
+
+def _stripe(places: Tensor) -> Tensor:
+    return (places[:, :1] > 0).float()
+
+
+@dataclass(frozen=True)
+class Painter(Workload):
+    hidden: int = 8
+    kind: str = "tanh"
+
+    learning_rate: float = 1e-1
+    batch_size: int = 32
+    quality = Quality("error", higher_is_better=False)
+
+    def model(self) -> nn.Module:
+        bend = {"tanh": nn.Tanh(), "relu": nn.ReLU()}[self.kind]
+        return nn.Sequential(nn.Linear(2, self.hidden), bend, nn.Linear(self.hidden, 1))
+
+    def train_data(self) -> TensorDataset:
+        return TensorDataset(_places(), _stripe(_places()))
+
+    eval_data = train_data
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, target)
+
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).abs().flatten(1).mean(dim=1)
+
+    def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+        shape = (SIDE, SIDE)
+        return {"learnt": predict(_places()).reshape(shape), "target": _stripe(_places()).reshape(shape)}
