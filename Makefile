@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test lint format gpu benchmark finders clean
+.PHONY: search test lint format gpu benchmark finders published clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
@@ -25,10 +25,16 @@ gpu: $(VENV)/installed-peers  ## on a machine with a GPU: its tests, and its ben
 	$(BIN)/python -m benchmarks.overhead --device cuda
 	$(BIN)/python -m benchmarks.trials --device cuda
 	$(BIN)/python -m benchmarks.finders --device cuda
+	$(BIN)/python -m benchmarks.published --device cuda
+	$(BIN)/python -m benchmarks.input_pipeline --device cuda --images 4096 --batch-size 256
 
-benchmark: $(VENV)/installed-peers  ## what tracking and a fresh process cost, into benchmarks/results/
+benchmark: $(VENV)/installed-peers  ## what tracking and a fresh process cost, and loading, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.trials
+	$(BIN)/python -m benchmarks.input_pipeline
+
+published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/published.md
+	$(BIN)/python -m benchmarks.published
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders

@@ -12,7 +12,7 @@ _OFTEN = 0.01
 """Of the steps: so many more overflows than the scaler's own trials of a larger scale explain are too many."""
 _UNDERFLOWS = 0.25
 """Of a layer's gradient values: so many below float16's smallest normal number are worth a word."""
-WAITS_FOR_DATA = 0.2
+_WAITS_FOR_DATA = 0.2
 """Of the training's time: from there on the input pipeline decides how fast it is."""
 _WORTH_A_WORD_SECONDS = 1.0
 _LARGEST_FLOAT16 = 65504
@@ -34,10 +34,16 @@ def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = No
     return lines + _of_the_input(outcome, loader_workers)
 
 
+def waits_for_data(outcome: Outcome) -> bool:
+    """Whether the input pipeline decided how fast it was."""
+    waited, seconds = outcome.waited_fraction or 0.0, outcome.waited_seconds or 0.0
+    return waited >= _WAITS_FOR_DATA and seconds >= _WORTH_A_WORD_SECONDS
+
+
 def _of_the_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
-    waited, seconds = outcome.waited_fraction, outcome.waited_seconds
-    if waited is None or seconds is None or waited < WAITS_FOR_DATA or seconds < _WORTH_A_WORD_SECONDS:
+    if not waits_for_data(outcome):
         return []
+    waited, seconds = outcome.waited_fraction, outcome.waited_seconds
     instead = "--loader-workers, which load it meanwhile"
     if loader_workers:
         instead = f"more --loader-workers than {loader_workers}, or data that loads faster"

@@ -79,8 +79,8 @@ def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None,
         parts.append(format_bytes(outcome.max_memory_bytes))
     if outcome.samples_per_second is not None:
         parts.append(f"{outcome.samples_per_second:,.0f} samples/s")
-    if (waited := outcome.waited_fraction) is not None and waited >= advice.WAITS_FOR_DATA:
-        parts.append(f"{waited:.0%} of the time waiting for data")
+    if advice.waits_for_data(outcome):
+        parts.append(f"{outcome.waited_fraction:.0%} of the time waiting for data")
     if quality_name is not None and outcome.quality is not None:
         parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")
     if not outcome.fits and outcome.phase:
