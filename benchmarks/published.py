@@ -333,8 +333,8 @@ def page(results: Sequence[dict[str, Any]]) -> str:
         if result["driver"] is None:
             lines += [
                 "",
-                "The claims are about GPUs. This is a CPU, at reduced sizes: bf16 is the mixed precision for it, and amp,",
-                "in float16, is there to be measured, not to be used.",
+                "The claims are about GPUs. This is a CPU, at reduced sizes: bf16 is the mixed precision for it, and",
+                "amp, in float16, is there to be measured, not to be used.",
             ]
         for title, rows in result["rows"].items():
             lines += ["", f"### {title}", "", "| claim | measured here | ratio | shown by |", "|---|---|---|---|"]
