@@ -9,6 +9,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from amp_track import advice
 from amp_track.equivalence import Interval, interval
 from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
@@ -95,6 +96,16 @@ class Cell:
     @property
     def eval_samples_per_second(self) -> float | None:
         return self._mean(lambda outcome: outcome.eval_samples_per_second)
+
+    @property
+    def waited_fraction(self) -> float | None:
+        """Part of the training that went by waiting for data."""
+        return self._mean(lambda outcome: outcome.waited_fraction)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether the input pipeline decided how fast one of the trainings was."""
+        return any(advice.waits_for_data(outcome) for outcome in self._whole)
 
     @property
     def train_memory_bytes(self) -> float | None:
@@ -213,6 +224,7 @@ class ComparisonResult:
             "samples_per_second": cell.samples_per_second,
             "speedup": self.ratio(cell, "samples_per_second"),
             "train_seconds": cell.train_seconds,
+            "waited_fraction": cell.waited_fraction,
             "train_memory_bytes": cell.train_memory_bytes,
             "train_memory_ratio": self.ratio(cell, "train_memory_bytes"),
             "eval_samples_per_second": cell.eval_samples_per_second,

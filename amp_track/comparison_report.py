@@ -173,7 +173,18 @@ def notes(result: ComparisonResult) -> list[str]:
         lines.append(
             "Some trainings took less than a second: their samples/s are rough. Give more --steps or --epochs."
         )
+    waiting = [cell for cell in result.cells if cell.waits_for_data]
+    if waiting:
+        where = ", ".join(f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in waiting)
+        lines.append(
+            f"Trainings waited for data ({where} of their time): their samples/s are those of loading. Give more "
+            "--loader-workers, or compare with --synthetic."
+        )
     return lines + [f"{precision} left out: {reason}" for precision, reason in result.skipped.items()]
+
+
+def _name(result: ComparisonResult, cell: Cell) -> str:
+    return " ".join(part for part in (cell.precision, result.at(cell.value)) if part)
 
 
 def log(result: ComparisonResult, parent: Run, tracker: Tracker) -> str:

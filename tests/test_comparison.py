@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import math
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_the_json_has_the_promised_shape() -> None:
         "rows", "equivalence", "skipped", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [
-        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "train_memory_bytes",
+        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "waited_fraction", "train_memory_bytes",
         "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
         "quality", "quality_half_width", "steps", "skipped_steps", "run_ids",
     ]  # fmt: skip
@@ -264,3 +265,26 @@ def test_bad_sweeps_are_refused(text: str) -> None:
 
 def test_a_sweep_has_each_value_once() -> None:
     assert values.options("width=8, 4,8") == ("width", ("8", "4"))
+
+
+def test_trainings_that_wait_for_data_are_named() -> None:
+    result = compared({"fp32": [10.0], "amp": [11.0]}, option=None)
+    assert not any("waited" in line for line in comparison_report.notes(result))
+    cells = [
+        dataclasses.replace(
+            cell,
+            trainings=tuple(
+                dataclasses.replace(
+                    training, outcome=dataclasses.replace(training.outcome, train_seconds=10.0, waited_seconds=4.0)
+                )
+                for training in cell.trainings
+            ),
+        )
+        if cell.precision == "amp"
+        else cell
+        for cell in result.cells
+    ]
+    (line,) = [
+        line for line in comparison_report.notes(dataclasses.replace(result, cells=tuple(cells))) if "waited" in line
+    ]
+    assert line.startswith("Trainings waited for data (amp 40% of their time)")

@@ -315,3 +315,23 @@ def test_json_has_every_operation() -> None:
     assert sum(printed["counts"].values()) + printed["casts"] == sum(
         one.count for one in report.operations if one.in_pass != "backward"
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "half"), HALVES)
+def test_on_a_gpu_convolutions_run_in_half_and_the_loss_does_not(
+    sandbox: Sandbox, cuda: torch.device, precision: str, half: str
+) -> None:
+    asked = Job(workload=DIGITS, precision=precision, device="cuda", batch_size=2)
+    report = sandbox.dtypes(resolve(asked, sandbox.inspect(asked)))
+    assert isinstance(report, DtypesReport)
+    by_pass = {
+        in_pass: {(one.operation, one.output) for one in report.operations if one.in_pass == in_pass}
+        for in_pass in ("forward", "loss", "backward")
+    }
+    assert ("convolution", half) in by_pass["forward"]
+    assert ("convolution", "float32") not in by_pass["forward"]
+    assert ("log_softmax", "float32") in by_pass["loss"]
+    assert ("convolution_backward", half) in by_pass["backward"]
+    layers = {one.layer for one in report.operations if one.in_pass == "backward"}
+    assert {"0", "4", "8"} <= layers, "the backward pass on another thread is told by layer too"

@@ -367,3 +367,22 @@ def test_an_image_that_vanishes_is_a_crash_that_names_it(sandbox: Sandbox, tmp_p
     outcome = sandbox.run(job)
     assert outcome.verdict is Verdict.CRASHED
     assert "001.ak47/001_000" in outcome.traceback + outcome.message
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "batch_size", "verdict", "gigabytes"),
+    [("fp32", 256, Verdict.FITS, 3.9), ("fp32", 512, Verdict.OOM, None), ("amp", 512, Verdict.FITS, 4.0)],
+)
+def test_the_write_ups_facts_within_six_gibibytes(
+    sandbox: Sandbox, cuda: torch.device, precision: str, batch_size: int, verdict: Verdict, gigabytes: float | None
+) -> None:
+    """Its memory as its GPU's kernels took it: another one's workspaces differ, so a third more or less is the same."""
+    limits = {"synthetic": True, "device": "cuda", "memory_budget_bytes": 6 * 2**30}
+    job = job_of(sandbox, CALTECH256, {}, batch_size=batch_size, steps=5, **limits)
+    outcome = outcome_in(sandbox, job, precision)
+    assert outcome.verdict is verdict, outcome.message
+    if gigabytes is None:
+        assert outcome.requested_bytes == pytest.approx(1.53 * 2**30, rel=0.01)
+    else:
+        assert outcome.max_memory_bytes == pytest.approx(gigabytes * 1e9, rel=1 / 3)
