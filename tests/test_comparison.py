@@ -205,7 +205,8 @@ def test_the_json_has_the_promised_shape() -> None:
         "rows", "equivalence", "skipped", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [
-        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "waited_fraction", "train_memory_bytes",
+        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
+        "train_memory_bytes",
         "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
         "quality", "quality_half_width", "steps", "skipped_steps", "run_ids",
     ]  # fmt: skip
