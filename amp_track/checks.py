@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from amp_track.errors import BadInput
-from amp_track.job import Inspection
+from amp_track.job import Inspection, Job, loads_in_its_own_process
 from amp_track.request import Request
 from amp_track.values import PRECISIONS, format_bytes
 
@@ -24,11 +24,24 @@ def hold_here(request: Request, found: Inspection, precisions: Sequence[str]) ->
     """That the device and the data are such as the request needs."""
     batch_sizes(request, found)
     _headroom(request, found)
+    _loader_workers(request, found)
     for precision in precisions:
         support = found.support(precision)
         if not support.supported:
             there = ", ".join(name for name in PRECISIONS if found.support(name).supported)
             raise BadInput(f"--precision: got {precision}, expected one this device has ({there}): {support.reason}")
+
+
+def data_has_a_batch(job: Job, found: Inspection) -> None:
+    """For a resolved job that is trained as it is."""
+    assert job.batch_size is not None
+    together = job.batch_size * job.processes
+    if not job.synthetic and together > found.training_samples:
+        times = f" for each of {job.processes} processes" if job.processes > 1 else ""
+        raise BadInput(
+            f"--batch-size: got {job.batch_size}{times}, expected at most the {found.training_samples} training "
+            f"samples that {job.workload} has; give a smaller one"
+        )
 
 
 def batch_sizes(request: Request, found: Inspection) -> None:
@@ -44,6 +57,15 @@ def batch_sizes(request: Request, found: Inspection) -> None:
                 f"{flag}: got {samples}{times}, expected at most the {found.training_samples} training samples that "
                 f"{request.job.workload} has"
             )
+
+
+def _loader_workers(request: Request, found: Inspection) -> None:
+    asked, budget = request.job.loader_workers, request.job.memory_budget_bytes
+    if asked and loads_in_its_own_process(found.device_kind, budget):
+        raise BadInput(
+            f"--loader-workers: got {asked} with --memory-budget on a CPU, whose budget is of one process, expected 0; "
+            "leave one of the two out"
+        )
 
 
 def _headroom(request: Request, found: Inspection) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track import processes, progress
+from amp_track import checks, processes, progress
 from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.job import Job
@@ -42,6 +42,7 @@ def train(request: Request) -> TrainResult:
         session.check_study_settings(training=False)
     else:
         job = _accumulating(job, request.edges.effective_batch_size)
+        checks.data_has_a_batch(job, session.found)
     from amp_track import tracking
 
     tracker = session.open_tracker()
@@ -338,6 +339,8 @@ def _raise_on_crash(job: Job, outcome: Outcome) -> None:
 
 
 def _why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
+    if outcome.verdict is Verdict.OVER_DATASET:
+        return outcome.message
     if outcome.verdict is Verdict.KERNEL_LIMIT:
         return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
     needed = session.bytes_needed(job)

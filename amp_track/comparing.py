@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track import progress
+from amp_track import checks, progress
 from amp_track.commands import can_be_repeated, run_trial
 from amp_track.comparison import REFERENCE, Cell, ComparisonResult, as_numbers, in_order
 from amp_track.errors import BadInput, NothingFits
@@ -40,6 +40,8 @@ def compare(request: Request) -> ComparisonResult:
             "add it"
         )
     base, sessions = _sessions(request)
+    for session in sessions.values():
+        checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.found)
     base.check_study_settings(training=False)
     from amp_track import comparison_report, tracking
 
@@ -49,13 +51,17 @@ def compare(request: Request) -> ComparisonResult:
         result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
         result = dataclasses.replace(result, answers=tuple(comparison_report.answers(result)))
         result = dataclasses.replace(result, report=comparison_report.log(result, parent, tracker))
-        if all(cell.failure is not None and cell.failure.verdict is Verdict.OOM for cell in result.cells):
-            raise NothingFits(
-                f"out of memory: nothing of this comparison fits at batch {base.job.batch_size}; give a smaller "
-                "--batch-size or more --memory-budget",
-                result.as_json(),
-            )
+        if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
+            raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result
+
+
+def _why_nothing_ran(result: ComparisonResult) -> str:
+    verdicts = ", ".join(sorted({cell.verdict for cell in result.cells}))
+    return (
+        f"nothing of this comparison ran whole at batch {result.job.batch_size} ({verdicts}); give a smaller "
+        "--batch-size, more --memory-budget, or a longer --timeout"
+    )
 
 
 def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
@@ -69,7 +75,7 @@ def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
     if option in dict(options):
         raise BadInput(f"--over: got {option}, which --set gives a value too, expected one of the two; leave out one")
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with _errors_of_the_option():
+    with _errors_of(option):
         base = Session.prepare(first, request.edges.precisions)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.found.options)[option]: session for session in each}  # 16 and 016 are one value
@@ -77,12 +83,12 @@ def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
 
 
 @contextmanager
-def _errors_of_the_option() -> Iterator[None]:
+def _errors_of(option: str) -> Iterator[None]:
     """A value that the workload does not take is named by the flag that gave it."""
     try:
         yield
     except BadInput as error:
-        if not error.message.startswith("--set"):
+        if not error.message.startswith((f"--set {option}:", f"--set: got {option}=")):
             raise
         raise BadInput(error.message.replace("--set", "--over", 1), error.detail) from None
 
@@ -119,12 +125,20 @@ def _train(
         distributions=_distributions(base, param, list(sessions)),
         run_training=run_training,
         value=lambda outcome: outcome.samples_per_second or 0.0,
+        is_known=lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds),
     )
     return [
         Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
         for value in sessions
         for precision in base.precisions
     ]
+
+
+def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
+    """Whether it was given up on after less than it would get now."""
+    if outcome.verdict is not Verdict.TIMED_OUT:
+        return False
+    return timeout_seconds is None or outcome.wall_seconds < 0.9 * timeout_seconds
 
 
 def _points(base: Session, sessions: dict[str, Session], param: str | None) -> list[grid.Point]:

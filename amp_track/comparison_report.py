@@ -147,8 +147,7 @@ def _only_it_fits(result: ComparisonResult, precision: str) -> list[str]:
         value
         for value in result.values
         if result.cell(value, precision).failure is None
-        and (failure := result.cell(value, REFERENCE).failure) is not None
-        and failure.verdict is Verdict.OOM
+        and all(found.outcome.verdict is Verdict.OOM for found in result.cell(value, REFERENCE).trainings)
     ]
     where = f" at {', '.join(map(result.at, values))}" if result.option is not None else ""
     return [f"{precision} runs{where} where {REFERENCE} runs out of memory"] if values else []

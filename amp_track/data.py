@@ -168,13 +168,6 @@ class Batches:
             batches = [*listed[:1], *listed[1:][-1:]]
         return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
 
-    @property
-    def _loader_workers(self) -> int:
-        """A probe takes few batches. A CPU's budget is of one process, and its meter would count the memory that
-        workers share with it."""
-        within_cpu_budget = self._job.device == "cpu" and self._job.memory_budget_bytes is not None
-        return 0 if self._job.probe or within_cpu_budget else self._job.loader_workers or 0
-
     def _loaded(
         self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
     ) -> Iterator[Any]:
@@ -182,7 +175,7 @@ class Batches:
             data,
             batches,
             generator,
-            workers=self._loader_workers,
+            workers=0 if self._job.probe else self._job.loader_workers or 0,  # a probe takes few batches
             first_batch=first_batch,
             rank=self._rank.index,
             ranks=self._rank.count,

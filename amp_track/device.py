@@ -227,14 +227,17 @@ class AcceleratorDevice(Device):
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)
         if enforce and budget_bytes is not None and self.budget_support().supported:
-            fraction = min(budget_bytes / self.capacity_bytes(), 1.0)
-            backend = torch.cuda if self.torch_device.type == "cuda" else torch.xpu
-            backend.set_per_process_memory_fraction(fraction, self.torch_device)
+            self._limit_fraction(min(budget_bytes / self.capacity_bytes(), 1.0))
         torch.accelerator.empty_cache()
         self.reset_peak()
 
     def lift_budget(self) -> None:
-        pass  # reporting takes no device memory
+        if self.budget_support().supported:
+            self._limit_fraction(1.0)
+
+    def _limit_fraction(self, fraction: float) -> None:
+        backend = torch.cuda if self.torch_device.type == "cuda" else torch.xpu
+        backend.set_per_process_memory_fraction(fraction, self.torch_device)
 
     def reset_peak(self) -> None:
         # torch resets both peaks at once; the reserved one is to go on.
@@ -296,9 +299,20 @@ def check_processes(device: Device, processes: int) -> None:
         )
 
 
+def devices_of(device: Device, processes: int) -> list[Device]:
+    """Those of so many processes; of accelerators, this one and the next ones."""
+    if device.torch_device.type == "cpu":
+        return [device]
+    first = device.torch_device.index or 0
+    return [AcceleratorDevice(torch.device(device.torch_device.type, first + rank)) for rank in range(processes)]
+
+
 def free_bytes_each(device: Device, processes: int) -> int:
-    """What each of so many processes could take now: main memory is one for all of them."""
-    return device.free_bytes() // (processes if device.torch_device.type == "cpu" else 1)
+    """What each of so many processes could take now: main memory is one for all of them, and of accelerators the
+    fullest one decides."""
+    if device.torch_device.type == "cpu":
+        return device.free_bytes() // processes
+    return min(each.free_bytes() for each in devices_of(device, processes))
 
 
 # Messages of a failed allocation, each as the library that raises it spells it.
@@ -310,6 +324,10 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "CUDA error: out of memory",
     "CUDA out of memory",
+    "Cuda failure 2 'out of memory'",  # nccl, whose memory is not torch's
+    "Cuda failure 'out of memory'",
+    "Failed to CUDA malloc",
+    "Failed to CUDA calloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
@@ -346,8 +364,9 @@ def requested_bytes(error: BaseException) -> int | None:
     return None
 
 
-def check_budget(device: Device, budget_bytes: int | None) -> None:
-    """Raises BadInput when the budget cannot be enforced here or is more than the device has."""
+def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
+    """Raises BadInput when the budget cannot be enforced here, or is more than the device has: main memory is one for
+    all processes."""
     if budget_bytes is None:
         return
     support = device.budget_support()
@@ -355,9 +374,11 @@ def check_budget(device: Device, budget_bytes: int | None) -> None:
         raise BadInput(
             f"--memory-budget: got {format_bytes(budget_bytes)}, expected none: {support.reason}; leave it out"
         )
+    of_all = budget_bytes * (processes if device.torch_device.type == "cpu" else 1)
     capacity = device.capacity_bytes()
-    if budget_bytes > capacity:
+    if of_all > capacity:
+        times = f" for each of {processes} processes" if of_all != budget_bytes else ""
         raise BadInput(
-            f"--memory-budget: got {format_bytes(budget_bytes)}, expected at most the {format_bytes(capacity)} that "
-            f"{device.name} has; give a smaller one or leave it out"
+            f"--memory-budget: got {format_bytes(budget_bytes)}{times}, expected at most the {format_bytes(capacity)} "
+            f"that {device.name} has; give a smaller one or leave it out"
         )

@@ -54,6 +54,13 @@ class FileWritten:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noted:
+    """Something that went wrong beside the training, for people to read."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepsDone:
     """Progress within a job: sent a few times a second at most, never once per step."""
 
@@ -70,4 +77,4 @@ class Started:
     """The first one of a GradScaler."""
 
 
-Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | StepsDone | Started
+Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started

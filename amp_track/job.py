@@ -161,7 +161,7 @@ class Job:
     )
     loader_workers: int | None = setting(
         None,
-        "Processes that load data beside the training; 0 loads it between the steps, as does a CPU within a budget.",
+        "Processes that load data beside each training process; 0, as on a CPU with a budget: between the steps.",
         values.natural_number,
         expected="a whole number of 0 or more",
         metavar="N",
@@ -309,16 +309,24 @@ class Inspection:
         return dict(self.precisions)[precision]
 
 
+def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:
+    """A CPU's budget is of one process, and its meter would count what loader workers share with it."""
+    return device_kind == "cpu" and memory_budget_bytes is not None
+
+
 def resolve(job: Job, found: Inspection) -> Job:
     """The job with the workload's own values in place of those the user left open, and the real device's name."""
     learning_rate = job.learning_rate if job.learning_rate is not None else found.learning_rate
     epochs = job.epochs if job.epochs is not None or job.steps is not None else found.epochs
+    workers = job.loader_workers if job.loader_workers is not None else found.loader_workers // job.processes
+    if loads_in_its_own_process(found.device_kind, job.memory_budget_bytes):
+        workers = 0
     return dataclasses.replace(
         job,
         device=found.device,
         batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
         epochs=epochs,
         learning_rate=learning_rate,
-        loader_workers=job.loader_workers if job.loader_workers is not None else found.loader_workers,
+        loader_workers=workers,
         options=found.options,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,16 +26,16 @@ def load(
     """One batch for each list of indices, in their order.
 
     Data that already lies in tensors is indexed a batch at a time, which costs microseconds where collating sample by
-    sample costs milliseconds, and needs no workers. Without workers, augmentation draws from this process's
-    generators; with workers, from generators seeded anew for every batch: what a batch looks like depends on
-    `generator` and its number alone, not on how many workers there are or where a resumed epoch begins.
+    sample costs milliseconds, and needs no workers. For any other, every batch is loaded with generators seeded for it
+    alone: what augmentation draws depends on `generator` and the batch's number, not on how many workers there are nor
+    on where a resumed epoch begins, and the training draws the same whatever was loaded.
 
     Args:
         dataset: map-style.
         batches: lists of indices.
         generator: seeds the augmentation. A loader draws a number as it is made: from here, so that making one does not
             change what the augmentation draws.
-        workers: processes that load.
+        workers: processes that load; 0 loads here.
         first_batch: the number of the first one within its epoch.
         rank: of this process among those that train together: each augments differently.
         ranks: how many there are.
@@ -44,8 +44,6 @@ def load(
     if isinstance(dataset, TensorDataset):
         loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory)
         return iter(loader)
-    if not workers:
-        return iter(DataLoader(dataset, batch_sampler=batches, generator=generator, pin_memory=pin_memory))
     seed = int(torch.randint(2**48, (), generator=generator))
     numbered = ([seed + number * ranks + rank, *indices] for number, indices in enumerate(batches, start=first_batch))
     return iter(
@@ -55,7 +53,7 @@ def load(
             generator=generator,
             num_workers=workers,
             # As torch does by default on Linux. A job's own default is the fork server, which knows no workload.
-            multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
             pin_memory=pin_memory,
         )
     )
@@ -69,8 +67,8 @@ class _SeededByBatch(Dataset[Any]):
 
     def __getitems__(self, seed_and_indices: Sequence[int]) -> list[Any]:
         seed, *indices = seed_and_indices
-        random_state.seed(seed)
-        if hasattr(self._dataset, "__getitems__"):
-            items: list[Any] = self._dataset.__getitems__(indices)
-            return items
-        return [self._dataset[index] for index in indices]
+        with random_state.seeded(seed):
+            if hasattr(self._dataset, "__getitems__"):
+                items: list[Any] = self._dataset.__getitems__(indices)
+                return items
+            return [self._dataset[index] for index in indices]

@@ -73,6 +73,15 @@ class Peers:
             distributed.broadcast(buffer, src=0)
 
 
+def announce(rank: Rank) -> None:
+    """Say in the environment which process this is, as torchrun does: a workload may look."""
+    if rank.count > 1:
+        for variable in ("RANK", "LOCAL_RANK"):
+            os.environ[variable] = str(rank.index)
+        for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ[variable] = str(rank.count)
+
+
 @contextmanager
 def connected(rank: Rank, device: torch.device) -> Iterator[Peers]:
     """Within, the processes of a job can talk to each other: nccl on GPUs, gloo on CPUs, on this machine alone.
@@ -82,8 +91,6 @@ def connected(rank: Rank, device: torch.device) -> Iterator[Peers]:
     if rank.count == 1:
         yield Peers(rank, device)
         return
-    # As torchrun sets them: a workload may look.
-    os.environ.update(RANK=str(rank.index), LOCAL_RANK=str(rank.index), WORLD_SIZE=str(rank.count))
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _loopback())
     if device.type == "cpu":

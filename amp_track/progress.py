@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from amp_track import advice
-from amp_track.events import EpochEnded, Event, StepsDone
+from amp_track.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.job import Job
 from amp_track.outcome import Outcome
 from amp_track.values import format_bytes
@@ -47,8 +47,11 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
     if not console.is_terminal:
 
         def plain(event: Event) -> None:
-            if isinstance(event, EpochEnded) and epoch_lines:
-                say(epoch_line(event))
+            match event:
+                case EpochEnded() if epoch_lines:
+                    say(epoch_line(event))
+                case Noted(text=text):
+                    say(text)
 
         yield plain
         return
@@ -66,6 +69,8 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
             match event:
                 case StepsDone(step=step, total_steps=total):
                     bar.update(task, completed=step, total=total)
+                case Noted(text=text):
+                    bar.console.print(text, markup=False)
                 case EpochEnded() if epoch_lines:
                     bar.console.print(epoch_line(event), markup=False)
 

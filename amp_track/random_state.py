@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -14,6 +16,21 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Within, the generators on the CPU draw from there; afterwards they go on as before."""
+    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    torch.default_generator.manual_seed(number)  # torch.manual_seed would seed every device's
+    random.seed(number)
+    numpy.random.seed(number % 2**32)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        numpy.random.set_state(before[2])
 
 
 def capture(device: torch.device) -> dict[str, Any]:

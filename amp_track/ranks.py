@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from amp_track.outcome import Outcome, Verdict
 
-_LOST_A_PEER = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "gloo", "NCCL", "Gloo")
+_LOST_A_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistBackendError",
+    "DistNetworkError",
+    "/gloo/",
+)
 """In the messages of a process that fails because another one has left."""
 
 
@@ -45,5 +51,5 @@ def _gravity(outcome: Outcome) -> int:
     """0 for the surest cause."""
     if outcome.verdict is not Verdict.CRASHED:
         return 0
-    lost_a_peer = any(text in outcome.message + outcome.traceback for text in _LOST_A_PEER)
+    lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)
     return 2 if lost_a_peer else 1

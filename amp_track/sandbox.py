@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, assert_never
 
-from amp_track import children, ranks
+from amp_track import children, processes, ranks
 from amp_track.dtypes_report import DtypesReport
 from amp_track.errors import WorkloadFailed
 from amp_track.events import Event
@@ -119,11 +118,9 @@ class Sandbox:
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
     ) -> Outcome:
         """What came of a job in all its processes. The first one's events are passed on."""
-        with tempfile.TemporaryDirectory(prefix="amp_track-") if job.processes > 1 else nullcontext("") as place:
-            everyone = [
-                Rank(index=index, count=job.processes, rendezvous=str(Path(place, "rendezvous")) if place else "")
-                for index in range(job.processes)
-            ]
+        with processes.scratch_folder() if job.processes > 1 else nullcontext() as place:
+            rendezvous = str(place / "rendezvous") if place is not None else ""
+            everyone = [Rank(index=index, count=job.processes, rendezvous=rendezvous) for index in range(job.processes)]
             results = self._in_fresh_processes(task, job, everyone, on_event, folder)
         outcomes = [result for result in results if not isinstance(result, Inspection | DtypesReport)]
         return ranks.together(outcomes)
@@ -148,10 +145,11 @@ class Sandbox:
             for child in running:
                 if child.has_died:
                     child.process.join()
-                    child.result = _outcome_of_death(
-                        child.process.exitcode, _kernel_oom_kills() - oom_kills, time.monotonic() - started
-                    )
-            results = [child.result for child in running]
+            kills = _kernel_oom_kills() - oom_kills
+            for child in running:
+                if child.has_died:
+                    child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
+            results = [_if_its_loader_was_killed(child.result, kills) for child in running]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
             timed_out = Outcome(
@@ -183,6 +181,14 @@ def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float
         return Outcome(verdict=Verdict.OOM, message="killed by the kernel for memory", wall_seconds=wall_seconds)
     how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with code {exit_code}"
     return Outcome(verdict=Verdict.CRASHED, message=f"the job's process {how}", wall_seconds=wall_seconds)
+
+
+def _if_its_loader_was_killed(result: children.Result | None, oom_kills: int) -> children.Result | None:
+    """The kernel may take a job's loader processes for its memory: the job then meets an error of the DataLoader."""
+    if oom_kills and isinstance(result, Outcome) and result.message.startswith("RuntimeError: DataLoader worker (pid"):
+        message = f"killed by the kernel for memory: {result.message}"
+        return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
+    return result
 
 
 def _kernel_oom_kills() -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from amp_track import advice, checks, processes, progress, stores
 from amp_track.events import Event
 from amp_track.frontier import Limit
-from amp_track.job import Inspection, Job, JobFolder, resolve
+from amp_track.job import Inspection, Job, JobFolder, loads_in_its_own_process, resolve
 from amp_track.outcome import Outcome
 from amp_track.request import Request
 from amp_track.sandbox import Sandbox
@@ -108,6 +108,9 @@ class Session:
             memory_budget_bytes=budget_bytes,
             accumulate=accumulate,
             probe=task.kind != "confirm",
+            loader_workers=0
+            if loads_in_its_own_process(self.found.device_kind, budget_bytes)
+            else self.job.loader_workers,
             checkpoint_every=None,
         )
         return job if job.probe else dataclasses.replace(job, epochs=None, steps=self._confirm_steps(job))
@@ -165,7 +168,7 @@ class Session:
 
     def training_settings(self) -> dict[str, str]:
         params = self.job.params()
-        names = ("epochs", "steps", "learning_rate", "lr_scaling", "seed")
+        names = ("epochs", "steps", "learning_rate", "lr_scaling", "seed", "loader_workers")
         return self.edge_settings() | {
             **{name: params[name] for name in names},
             "search-lr": str(self.request.trainings.learning_rates),
@@ -181,8 +184,7 @@ class Session:
         own = ("seed", "precision", "dataset")
         common = {name: value for name, value in self.training_settings().items() if name not in own}
         options = ",".join(f"{name}={value}" for name, value in self.job.options if name != over)
-        measured = {name: params[name] for name in ("batch_size", "loader_workers", "processes")}
-        return common | measured | {"options": options, "over": over}
+        return common | {"batch_size": params["batch_size"], "options": options, "over": over}
 
     def _default_study_name(self) -> str:
         """The same for the same question, so that asking again goes on; another for another question."""

@@ -126,7 +126,7 @@ class TrainStep:
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The model as it is called: compiled, or itself."""
-        # Gradients in the buckets they are sent in, and not beside them: else each weighs twice.
+        # Gradients lie in the buckets they are sent in (and are zeroed there, not freed): else each weighs twice.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         self.optimizer = optimizer
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
@@ -210,7 +210,7 @@ class TrainStep:
             self.optimizer.step()
         if self._rates is not None:
             self._rates.after_step(skipped)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self._parallel is None)
         if self._score is not None:
             self._score_sum.add_(self._score_of_step)
             self._score_of_step.zero_()

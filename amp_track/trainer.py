@@ -13,7 +13,7 @@ from amp_track.clock import InputWait, TrainingClock
 from amp_track.data import Batches, Part, Position
 from amp_track.device import Device, peak_resident_bytes
 from amp_track.evaluation import EvalStep, EvalTotals
-from amp_track.events import EpochEnded, Event, Started, StepsDone, StepsRecorded
+from amp_track.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.job import ALONE, Job, JobFolder
 from amp_track.measurements import Tally
 from amp_track.outcome import Outcome, Verdict
@@ -113,8 +113,7 @@ class Trainer:
             wall_seconds = time.perf_counter() - self._started
         self._device.synchronize()
         peak = self._device.peak()
-        self._leave_keepsakes(step)
-        return Outcome(
+        outcome = Outcome(
             verdict=Verdict.FITS,
             wall_seconds=wall_seconds,
             max_allocated_bytes=self._max_allocated_bytes or None,
@@ -127,15 +126,22 @@ class Trainer:
             ),
             **measured,
         )
+        self._leave_keepsakes(step)
+        return outcome
 
     def _leave_keepsakes(self, step: TrainStep) -> None:
-        """After everything was measured."""
+        """After everything was measured, and with all the memory there is: no picture is a reason for a training to
+        have failed."""
         if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
             return
-        self._phase = "pictures"
-        with float32_precision(self._precision):
-            for left in keepsakes.leave(self._workload, step, self._folder):
-                self._send(left)
+        step.optimizer.state.clear()
+        self._device.lift_budget()
+        try:
+            with float32_precision(self._precision):
+                for left in keepsakes.leave(self._workload, step, self._folder):
+                    self._send(left)
+        except Exception as error:
+            self._send(Noted(text=f"pictures: {type(error).__name__}: {error}; the training itself is whole"))
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device

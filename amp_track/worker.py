@@ -22,7 +22,7 @@ from amp_track.data import digest, length
 from amp_track.dtypes import DtypesWatch
 from amp_track.errors import BadInput
 from amp_track.events import Event
-from amp_track.job import Inspection, Job, JobFolder, Rank
+from amp_track.job import Inspection, Job, JobFolder, Rank, Support
 from amp_track.outcome import Outcome, Verdict
 from amp_track.trainer import Trainer
 from amp_track.values import PRECISIONS
@@ -35,6 +35,7 @@ def run(
     """Train, and send events and then the outcome, whatever exception comes. Of the processes that train together the
     first one alone sends events."""
     _settle_in()
+    peers.announce(rank)
     try:
         device = devices.open_device(job.device, rank)
         workload = workload_of(job)
@@ -50,6 +51,8 @@ def run(
                 outcome = trainer.run()
             finally:
                 phase = trainer.phase
+            connection.send(outcome)  # before taking leave of the others, which may hang
+            return
     except BadInput as error:
         connection.send(error)
         return
@@ -95,7 +98,7 @@ def workload_of(job: Job) -> Workload:
 def _inspection(job: Job) -> Inspection:
     device = devices.open_device(job.device)
     devices.check_processes(device, job.processes)
-    devices.check_budget(device, job.memory_budget_bytes)
+    devices.check_budget(device, job.memory_budget_bytes, job.processes)
     workload = workload_of(job)
     workload.check()
     training_samples = evaluation_samples = 0
@@ -112,7 +115,7 @@ def _inspection(job: Job) -> Inspection:
         device_name=device.name,
         free_bytes=devices.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
-        precisions=tuple((name, precision.support(name, device.torch_device)) for name in PRECISIONS),
+        precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
         workload_digest=source_digest(workload),
         batch_size=workload.batch_size,
@@ -134,6 +137,12 @@ def _inspection(job: Job) -> Inspection:
             ("platform", f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"),
         ),
     )
+
+
+def _support(name: str, device: devices.Device, processes: int) -> Support:
+    """On every device that is used; of the first that lacks it."""
+    found = [precision.support(name, each.torch_device) for each in devices.devices_of(device, processes)]
+    return next((support for support in found if not support.supported), found[0])
 
 
 def _outcome_of_exception(error: BaseException, phase: str, device: devices.Device | None) -> Outcome:

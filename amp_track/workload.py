@@ -164,10 +164,11 @@ def source_digest(workload: Workload) -> str:
     source = inspect.getsourcefile(type(workload))
     if source is None:
         return "unknown"
-    folder = Path(source).parent
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    sources = sorted({source} | {file for file in loaded if file is not None and Path(file).parent == folder})
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sources)).hexdigest()[:12]
+    workload_file = Path(source).resolve()
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    loaded = {Path(file).resolve() for file in files if file is not None}
+    sources = sorted({workload_file} | {file for file in loaded if file.parent == workload_file.parent})
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
 
 
 def _option_value(name: str, text: str, hint: Any) -> Any:

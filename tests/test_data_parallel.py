@@ -114,6 +114,21 @@ def test_every_epoch_has_a_new_order(sandbox: Sandbox) -> None:
     assert sum(by_epoch[0]) == pytest.approx(sum(by_epoch[1])), "the same samples"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_batch_norm_and_all_that_a_step_can_do_work_together(sandbox: Sandbox, precision: str) -> None:
+    """On the digits, whose statistics of batch norm are shared before each evaluation."""
+    job = Job(
+        workload=DIGITS, precision=precision, processes=2, batch_size=16, accumulate=2, clip_norm=1.0, steps=20,
+        channels_last=True, diagnose_every=5, learning_rate=3e-3,
+    )  # fmt: skip
+    outcome = sandbox.run(resolve(job, sandbox.inspect(job)))
+    assert outcome.verdict is Verdict.FITS, outcome.traceback
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.steps == 4
+    assert outcome.quality is not None
+    assert outcome.quality > 0.5
+
+
 def test_too_large_a_batch_for_all_of_them_is_over_the_data_set(sandbox: Sandbox) -> None:
     outcome, _ = run(sandbox, options={"samples": 61}, processes=2, batch_size=31)
     assert outcome.verdict is Verdict.OVER_DATASET
@@ -145,6 +160,14 @@ def test_gpus_train_together_through_nccl(sandbox: Sandbox, cuda: Any, precision
 def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "amp_track", *arguments, "--json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_more_processes_than_samples_are_bad_input_and_nothing_is_written(clean_folder: Path) -> None:
+    for command in ("train", "compare"):
+        done = amp_track(command, PARALLEL, "--precision", "fp32", "--processes", "16")
+        assert done.returncode == 2
+        assert "--batch-size: got 4 for each of 16 processes, expected at most the 61 training samples" in done.stderr
+        assert not list(clean_folder.iterdir())
 
 
 def test_the_first_process_alone_is_tracked() -> None:

@@ -5,10 +5,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from conftest import WORKLOADS
 from torch.utils.data import Dataset, TensorDataset
 
+from amp_track import random_state
+from amp_track.data import Batches
+from amp_track.job import Job
 from amp_track.loading import load
+from amp_track.workload import load_workload
 
+SPIKY = str(WORKLOADS / "spiky.py")
 BATCHES = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 
 
@@ -34,10 +40,33 @@ def loaded(dataset: Dataset[Any], **settings: int) -> list[tuple[torch.Tensor, t
 
 @pytest.mark.parametrize("dataset", [Augmented(), InBatches()])
 def test_augmentation_does_not_depend_on_how_many_workers_there_are(dataset: Dataset[Any]) -> None:
-    one, two = loaded(dataset, workers=1), loaded(dataset, workers=2)
-    assert [batch[1].tolist() for batch in one] == BATCHES
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(one, two, strict=True))
-    assert not torch.equal(one[0][0], one[1][0]), "each batch draws anew"
+    none, one, two = (loaded(dataset, workers=workers) for workers in (0, 1, 2))
+    assert [batch[1].tolist() for batch in none] == BATCHES
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(none, one, strict=True))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(none, two, strict=True))
+    assert not torch.equal(none[0][0], none[1][0]), "each batch draws anew"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_leaves_the_trainings_own_generators_alone(workers: int) -> None:
+    def drawn(workers: int | None) -> tuple[float, float, float]:
+        random_state.seed(3)
+        if workers is not None:
+            loaded(Augmented(), workers=workers)
+        return float(torch.rand(())), random.random(), float(numpy.random.rand())
+
+    assert drawn(workers) == drawn(None)
+
+
+def test_orders_and_augmentation_of_all_epochs_are_the_same_with_any_workers() -> None:
+    def epochs(workers: int) -> list[torch.Tensor]:
+        job = Job(workload=SPIKY, batch_size=8, epochs=3, loader_workers=workers, device="cpu")
+        batches = Batches(job, load_workload(SPIKY))
+        return [torch.cat([part.batch[0] for part in epoch]) for epoch in batches.epochs()]
+
+    none, two = epochs(0), epochs(2)
+    assert all(torch.equal(a, b) for a, b in zip(none, two, strict=True))
+    assert not torch.equal(none[0], none[1])
 
 
 def test_augmentation_does_not_depend_on_where_an_epoch_is_gone_on_with() -> None:

@@ -35,6 +35,7 @@ def train_grid(
     distributions: Mapping[str, BaseDistribution],
     run_training: Callable[[optuna.Trial, Point], tuple[Outcome, str]],
     value: Callable[[Outcome], float],
+    is_known: Callable[[Outcome], bool] = lambda outcome: True,
 ) -> list[Trained]:
     """Train every point, in the order given. What the study knows is not trained again, and what another worker trains
     is waited for.
@@ -46,6 +47,7 @@ def train_grid(
             more of later, become user attributes.
         run_training: runs one training as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
         value: the objective; NaN for none, which Optuna shows as FAIL.
+        is_known: whether an outcome is one, or the training is to be repeated.
 
     Returns:
         One for each point, in the same order.
@@ -53,13 +55,13 @@ def train_grid(
 
     def objective(trial: optuna.Trial) -> float:
         storage.name_worker(trial)
-        point = _claimed(study, trial, points)
+        point = _claimed(study, trial, points, is_known)
         _record(trial, point, distributions)
         outcome, run_id = run_training(trial, point)
         storage.remember(trial, outcome, run_id)
         return value(outcome)
 
-    while missing := _without(points, [_point_of(trial) for trial in _finished(study)]):
+    while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_known)]):
         storage.fail_dead_trials(study)
         begun = study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
         for point in _without(missing, [_point_of(trial) for trial in begun]):
@@ -69,12 +71,14 @@ def train_grid(
             study.optimize(objective, n_trials=1)
         else:
             time.sleep(POLL_SECONDS)
-    found = [(_point_of(trial), trial) for trial in _finished(study)]
+    found = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
     # A study may hold one twice, of a version that let two workers train the same: the first counts.
     return [_trained(next(trial for known, trial in found if known == point)) for point in points]
 
 
-def _claimed(study: optuna.Study, trial: optuna.Trial, points: Sequence[Point]) -> Point:
+def _claimed(
+    study: optuna.Study, trial: optuna.Trial, points: Sequence[Point], is_known: Callable[[Outcome], bool]
+) -> Point:
     """What a trial that has been taken from the queue is for.
 
     Raises:
@@ -85,7 +89,7 @@ def _claimed(study: optuna.Study, trial: optuna.Trial, points: Sequence[Point]) 
     point = _point_of(trials[trial.number])
     for other in trials:
         is_first = other.number < trial.number and other.state is TrialState.RUNNING
-        if (is_first or _is_over(other)) and _point_of(other) == point:
+        if (is_first or _is_over(other, is_known)) and _point_of(other) == point:
             raise optuna.TrialPruned(f"trial {other.number} is the same")
     if point not in points:
         raise optuna.TrialPruned("nobody asks for it now")
@@ -108,21 +112,23 @@ def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseD
 
 def _point_of(trial: FrozenTrial) -> Point:
     """As it was asked for."""
-    point: Point = trial.system_attrs.get("fixed_params", {})
-    return point
+    return storage.asked_params(trial)
 
 
 def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
     return [point for point in wanted if point not in known]
 
 
-def _is_over(trial: FrozenTrial) -> bool:
-    """With an outcome: one that came to no value is over all the same."""
-    return trial.state in (TrialState.COMPLETE, TrialState.FAIL) and storage.outcome_of(trial) is not None
+def _is_over(trial: FrozenTrial, is_known: Callable[[Outcome], bool]) -> bool:
+    """With an outcome that counts: one that came to no value is over all the same."""
+    if trial.state not in (TrialState.COMPLETE, TrialState.FAIL):
+        return False
+    outcome = storage.outcome_of(trial)
+    return outcome is not None and is_known(outcome)
 
 
-def _finished(study: optuna.Study) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(trial)]
+def _finished(study: optuna.Study, is_known: Callable[[Outcome], bool]) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(trial, is_known)]
 
 
 def _trained(trial: FrozenTrial) -> Trained:

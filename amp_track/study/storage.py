@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -114,6 +114,16 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     if text is None:
         return None
     return _OUTCOMES.validate_python(json.loads(text))
+
+
+def asked_params(trial: FrozenTrial) -> dict[str, Any]:
+    """What a queued trial was to be run with; empty where it was not queued.
+
+    Optuna keeps it under a name of its own. Should that change, grids and landmarks of a study are queued anew, and
+    `tests/study/test_grid.py` fails.
+    """
+    params: dict[str, Any] = trial.system_attrs.get("fixed_params", {})
+    return params
 
 
 def run_id_of(trial: FrozenTrial) -> str:

@@ -49,7 +49,7 @@ class Space:
         """What everyone wants to compare comes first: the workload's own batch and the largest one, at each precision.
         A study that is gone on with keeps those it has; one whose process died is queued again."""
         queued = [
-            trial.system_attrs.get("fixed_params", trial.params)
+            storage.asked_params(trial) or trial.params
             for trial in study.get_trials(deepcopy=False)
             if trial.state is not TrialState.FAIL
         ]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FILE = "curves.png"
 _MOST_POINTS = 1500
 """Of a curve: about two for each pixel of the picture's width."""
+_MOST_KEPT = 100_000
+"""Losses of steps; when there are more, half of them stay at most."""
 _LOG_FROM_RATIO = 10
 """Losses that differ by more are drawn on a logarithmic axis."""
 _INFINITY_IN_STORE = sys.float_info.max
@@ -69,9 +71,17 @@ class Curves:
                 self._scales[0] = scale
             case StepsRecorded():
                 self._step_losses |= enumerate(event.losses, start=event.first_step)
+                self._thin_out()
                 self._scales |= event.scale_changes
             case EpochEnded():
                 self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.quality)
+
+    def _thin_out(self) -> None:
+        """A training may have a hundred million steps, and a picture has a thousand columns."""
+        if len(self._step_losses) > _MOST_KEPT:
+            every_step = sorted(self._step_losses.items())
+            wrong = [(step, loss) for step, loss in every_step if not _is_finite(loss)]
+            self._step_losses = dict(thinned(_finite(every_step), _MOST_KEPT // 4) + wrong[: _MOST_KEPT // 4])
 
     def draw(self, file: Path) -> bool:
         """Write the picture, a PNG. Returns whether there was anything to draw."""

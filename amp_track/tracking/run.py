@@ -12,8 +12,8 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-from amp_track import processes
-from amp_track.events import CheckpointWritten, EpochEnded, Event, FileWritten, Started, StepsRecorded
+from amp_track import processes, progress
+from amp_track.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.job import Inspection
 from amp_track.outcome import LayerGradients, Outcome
 from amp_track.tracking import checkpoints
@@ -91,6 +91,8 @@ class Run:
                 self.flush()  # what came before a checkpoint is not computed again when it is resumed
                 checkpoints.keep(self._client, self.run_id, event)
                 self.has_checkpoint = True
+            case Noted(text=text):
+                self.tags({"amp_track.note": text})
             case FileWritten(file=file, folder=folder):
                 self._client.log_artifact(self.run_id, file, folder or None)
                 Path(file).unlink()
@@ -182,10 +184,13 @@ class Run:
         self.flush()
         if self._curves is None:
             return
-        with processes.scratch_folder() as folder:
-            picture = folder / CURVES
-            if self._curves.draw(picture):
-                self.artifact(picture)
+        try:
+            with processes.scratch_folder() as folder:
+                picture = folder / CURVES
+                if self._curves.draw(picture):
+                    self.artifact(picture)
+        except Exception as error:  # no picture is a reason for a training to have failed
+            progress.say(f"{CURVES} of run {self.run_id} is missing: {type(error).__name__}: {error}")
 
     def flush(self) -> None:
         metrics, self._metrics = self._metrics, []

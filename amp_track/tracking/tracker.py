@@ -142,7 +142,7 @@ class Tracker:
         return checkpoints.fetch(self._client, run_id, folder)
 
     def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
-        """What the workload drew of a run's model, in `folder`, by name. None where the run is not in this store."""
+        """What the workload drew of a run's model, in `folder`, by name; empty where this store has none."""
         if not self.exists(run_id):
             return {}
         files = [item.path for item in self._client.list_artifacts(run_id, PICTURES)]
