@@ -36,7 +36,10 @@ def leave(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[Fi
         return map_tensors(lambda tensor: tensor.float().cpu(), output)
 
     for name, picture in workload.pictures(predict).items():
-        file = Path(folder.path) / f"{name}.png"
+        if not (picture.dim() == 2 and min(picture.shape) > 1) and not (picture.dim() == 3 and picture.shape[2] == 3):
+            expected = "expected (height, width) or (height, width, 3)"
+            raise ValueError(f"{name}: got a picture of shape {tuple(picture.shape)}, {expected}")
+        file = Path(folder.path) / f"{name.replace('/', '-')}.png"
         pixels = picture.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
         Image.fromarray(pixels.numpy()).save(file)
         yield FileWritten(file=str(file), folder=PICTURES)

@@ -158,7 +158,12 @@ class Run:
                 profile=json.dumps({"num_rows": samples}),
             )
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-        self._client.log_inputs(self.run_id, datasets=inputs)
+        try:
+            self._client.log_inputs(self.run_id, datasets=inputs)
+        except mlflow.exceptions.MlflowException:
+            # Of two workers that are the first to log a data set at the same moment, one fails (its row is there
+            # already); the next time it finds the row.
+            self._client.log_inputs(self.run_id, datasets=inputs)
 
     def text(self, file: str, text: str) -> None:
         self._client.log_text(self.run_id, text, file)

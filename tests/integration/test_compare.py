@@ -11,7 +11,7 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS, FAULTS, WORKLOADS
+from conftest import DIGITS, FAULTS, ROOT, WORKLOADS
 from optuna.trial import TrialState
 from PIL import Image
 
@@ -129,7 +129,7 @@ def test_out_of_memory_is_a_row_and_not_the_end() -> None:
 
     nothing = compare(GROWS, "--precision", "fp32", "--batch-size", "60", "--memory-budget", "2MiB", "--json")
     assert nothing.returncode == 3
-    assert "nothing of this comparison fits" in nothing.stderr
+    assert "nothing of this comparison ran whole at batch 60 (oom)" in nothing.stderr
     assert [row["verdict"] for row in json.loads(nothing.stdout)["rows"]] == ["oom"]
 
 
@@ -141,6 +141,22 @@ def test_pictures_of_the_workload_stand_side_by_side() -> None:
         assert len(picture.convert("L").getcolors()) > 50
     attributes = [trial.user_attrs["option.kind"] for trial in trials(f"{result['study']}/compare")]
     assert attributes == ["tanh", "tanh", "relu", "relu"]
+
+
+def test_what_had_too_little_time_is_tried_again_with_more() -> None:
+    command = ["--set", "fault=hang", "--precision", "fp32", "--timeout"]
+    for seconds, trained in (("2", 1), ("2", 1), ("4", 2)):
+        done = compare(FAULTS, *command, seconds)
+        assert done.returncode == 3
+        assert "nothing of this comparison ran whole at batch 4 (timed_out)" in done.stderr
+        assert len([run for run in runs() if run.data.tags.get("amp_track.kind") == "train"]) == trained
+
+
+def test_an_error_of_another_option_names_that_one() -> None:
+    missing = "experiments/caltech256.py"
+    done = compare(str(ROOT / missing), "--over", "image_size=64,96", "--set", "data_dir=nowhere")
+    assert done.returncode == 2
+    assert "--set data_dir: got nowhere" in done.stderr
 
 
 def test_made_up_data_compares_speed_and_memory_alone() -> None:

@@ -28,6 +28,8 @@ def _stripe(places: Tensor) -> Tensor:
 class Painter(Workload):
     hidden: int = 8
     kind: str = "tanh"
+    spoils: str = ""
+    """What is wrong with its pictures: it `raises`, takes too much `memory`, or has another `shape`."""
 
     learning_rate: float = 1e-1
     batch_size: int = 32
@@ -49,5 +51,12 @@ class Painter(Workload):
         return (output - target).abs().flatten(1).mean(dim=1)
 
     def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+        match self.spoils:
+            case "raises":
+                raise ValueError("no paint")
+            case "memory":
+                torch.empty(2**36).fill_(1.0)
+            case "shape":
+                return {"learnt": predict(_places())}
         shape = (SIDE, SIDE)
         return {"learnt": predict(_places()).reshape(shape), "target": _stripe(_places()).reshape(shape)}
