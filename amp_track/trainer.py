@@ -10,7 +10,7 @@ from typing import Any
 from amp_track import keepsakes, random_state
 from amp_track.checkpoint import Checkpoints
 from amp_track.clock import InputWait, TrainingClock
-from amp_track.data import Batches, Part, Position
+from amp_track.data import Batches, Part, Position, batch_length
 from amp_track.device import Device, peak_resident_bytes
 from amp_track.evaluation import EvalStep, EvalTotals
 from amp_track.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
@@ -72,8 +72,7 @@ class Trainer:
         self._step: TrainStep | None = None
         self._phase = "data"
         self._input_wait = InputWait(device.torch_device)
-        self._evaluated_samples = 0
-        self._evaluation_seconds = 0.0
+        self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
         self._eval_max_allocated_bytes = 0
         self._max_allocated_bytes = 0
         self._known: dict[str, Any] | None = None
@@ -121,9 +120,7 @@ class Trainer:
             max_memory_bytes=peak.reserved_bytes,
             eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
             waited_seconds=self._input_wait.seconds,
-            eval_samples_per_second=(
-                self._evaluated_samples / self._evaluation_seconds if self._evaluation_seconds else None
-            ),
+            eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **measured,
         )
         self._leave_keepsakes(step)
@@ -338,8 +335,6 @@ class Trainer:
         step.model.eval()
         self._peers.share_buffers(step.model)
         self._device.reset_peak()
-        self._device.synchronize()
-        started = time.perf_counter()
         evaluate = EvalStep(
             step.forward,
             self._workload.loss,
@@ -348,14 +343,16 @@ class Trainer:
             step.device,
             channels_last=self._job.channels_last,
         )
+        self._evaluation_clock.start()
         for batch in batches.evaluation():
             evaluate(*batch)
+            self._evaluation_clock.count(batch_length(batch) * self._peers.rank.count)
             del batch
-        totals = self._of_all(evaluate.read())
+        own = evaluate.read()  # waits for the device
+        self._evaluation_clock.stop()
+        totals = self._of_all(own)
         if not totals.samples:
             return None
-        self._evaluated_samples += totals.samples
-        self._evaluation_seconds += time.perf_counter() - started
         self._eval_max_allocated_bytes = max(self._eval_max_allocated_bytes, self._device.peak().allocated_bytes)
         return totals
 

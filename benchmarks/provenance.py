@@ -10,8 +10,6 @@ from typing import Any
 
 from amp_track.job import Inspection
 
-_PACKAGES = ("torchvision", "mlflow", "optuna")
-
 
 def provenance(found: Inspection) -> dict[str, Any]:
     """Date, device, its driver, cores, and versions."""

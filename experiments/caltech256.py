@@ -4,8 +4,9 @@ Its claims, for 10 epochs on a GPU of 6 GB:
 
 * 26,081,576 parameters, 524,544 of them trainable: torchvision's ResNet-50 with its 1,000-class `fc` (25,557,032), and
   a Linear(2048, 256) beside it. Here the head takes the place of `fc`: 24,032,576, with the same 524,544 trainable.
-* fp32 at batch 256 fits in about 3.9 GB; at 512 it runs out of memory asking for 1.53 GiB, which is the output of the
-  first convolution: 512 × 64 × 112 × 112 × 4 bytes. amp at 512 fits in about 4 GB.
+* fp32 at batch 256 fits in about 3.9 GB; at 512 it runs out of memory asking for 1.53 GiB, the size of any of its
+  largest maps: the first convolution's, 512 × 64 × 112 × 112 × 4 bytes, or those of the first blocks, 512 × 256 × 56 ×
+  56 × 4. amp at 512 fits in about 4 GB.
 * fp32 takes 68.05 minutes and reaches 80.86 %, amp takes 61.67 minutes and reaches 83.11 %.
 
 Its mistakes, put right here: a new GradScaler every epoch (one for the whole training), losses divided by the wrong
@@ -87,6 +88,8 @@ class Caltech256(Workload):
     def check(self) -> None:
         """Cheapest first: whether the images are there, then the weights, then every image."""
         check_image_size(self.image_size)
+        if not 0 <= self.split_seed < 2**32:
+            raise BadInput(f"--set split_seed: got {self.split_seed}, expected a whole number from 0 to 4,294,967,295")
         if self.data_dir:
             self._folder()
         if self.weights != "none":

@@ -6,6 +6,8 @@ Its claims: amp trains 1.5 to 3 times as fast as fp32 and takes 20 to 40 % less 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -14,6 +16,7 @@ from tarfile import TarError
 from typing import Any
 
 import torch
+from filelock import FileLock
 from image_folder import default_loader_workers
 from resnet50 import check_image_size, evaluation_transform, example, resnet50
 from torch import Tensor, nn
@@ -76,6 +79,8 @@ class Cifar10(Workload):
 
     def check(self) -> None:
         check_image_size(self.image_size)
+        if self.samples < 1:
+            raise BadInput(f"--set samples: got {self.samples}, expected 1 or more")
         if self.weights != "none":
             self.model()
 
@@ -93,12 +98,14 @@ class Cifar10(Workload):
         kind = CIFAR10 if self.checksum else _AnyOfTheFormat
         try:
             return kind(root, train=train, transform=evaluation_transform(self.image_size))
+        except (MemoryError, PermissionError):
+            raise
         except Exception as error:  # torchvision's RuntimeError, or whatever pickle comes across
             wanted = "the original files" if self.checksum else "files of CIFAR-10's format"
             otherwise = ", or take it as it is with --set checksum=false" if self.checksum else ""
             raise BadInput(
-                f"--set data_dir: got {root / CIFAR10.base_folder}, which is incomplete or damaged, expected {wanted} "
-                f"of {SOURCE}; remove it to have it fetched{otherwise}"
+                f"--set data_dir: got {root / CIFAR10.base_folder}, which is incomplete or damaged "
+                f"({type(error).__name__}), expected {wanted} of {SOURCE}; remove it to have it fetched{otherwise}"
             ) from error
 
     def _first_samples(self, data: Any) -> Dataset[Any]:
@@ -117,14 +124,22 @@ class _AnyOfTheFormat(CIFAR10):  # type: ignore[misc] # torchvision has no types
 
 
 def _fetch(root: Path) -> None:
-    """Raises BadInput where it fails, and leaves nothing behind then."""
-    made = [path for path in (root / CIFAR10.filename, root, *root.parents) if not path.exists()]
-    try:
-        CIFAR10(root, download=True)
-    except (OSError, HTTPException, RuntimeError, TarError) as error:
-        for path in made:
-            _remove_if_empty(path)
-        raise _missing(root, f"fetching it: {type(error).__name__}: {error}") from error
+    """Whole or not at all, and by one process while others wait. Raises BadInput where it fails, and leaves nothing
+    behind then."""
+    made = [path for path in (root, *root.parents) if not path.exists()]
+    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    with FileLock(Path(tempfile.gettempdir()) / f"amp_track-cifar10-{name}.lock"):
+        if (root / CIFAR10.base_folder).exists():
+            return
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=root, prefix=".cifar10-") as folder:
+                CIFAR10(folder, download=True)
+                Path(folder, CIFAR10.base_folder).rename(root / CIFAR10.base_folder)
+        except (OSError, HTTPException, RuntimeError, TarError) as error:
+            for path in made:
+                _remove_if_empty(path)
+            raise _missing(root, f"fetching it: {type(error).__name__}: {error}") from error
 
 
 def _missing(root: Path, why: str) -> BadInput:
@@ -134,12 +149,9 @@ def _missing(root: Path, why: str) -> BadInput:
     )
 
 
-def _remove_if_empty(path: Path) -> None:
-    """A partial download, and the folders that were made for it."""
+def _remove_if_empty(folder: Path) -> None:
+    """One that was made for the data."""
     try:
-        if path.is_dir():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
+        folder.rmdir()
     except OSError:
         pass  # something else has come into it meanwhile

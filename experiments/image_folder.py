@@ -11,6 +11,7 @@ has: one mended in place does not change its folder. Delete the index to have ev
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,8 @@ _VERSION = 1
 _PROGRESS_SECONDS = 3.0
 _NAMED_PATHS = 3
 """Bad images that a message names; the index has them all."""
+
+_MACHINES_ERRORS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
 
 OnBadImages = Literal["refuse", "skip"]
 
@@ -98,6 +101,11 @@ class ImageIndex:
     classes: tuple[ClassFolder, ...]
 
     @property
+    def file(self) -> Path:
+        """Where it is kept."""
+        return next((file for file in _index_files(self.root) if file.exists()), _index_files(self.root)[0])
+
+    @property
     def images(self) -> list[LabelledImage]:
         """Those that can be decoded, in the order of labels and names."""
         return [
@@ -120,13 +128,15 @@ class ImageIndex:
         if bad := self.bad_images:
             raise BadInput(
                 f"{self.root}: got {_counted(bad)} ({_listed(bad)}), expected images that can be decoded in every "
-                "class folder; mend or remove them, or leave them out with --set bad_images=skip"
+                "class folder; mend or remove them, or leave them out with --set bad_images=skip (all are named in "
+                f"{self.file})"
             )
 
     def report_bad_images(self) -> None:
         """Say on stderr which are left out."""
         if bad := self.bad_images:
-            print(f"{self.root}: left out {_counted(bad)} ({_listed(bad)})", file=sys.stderr, flush=True)
+            said = f"{self.root}: left out {_counted(bad)} ({_listed(bad)}); all of them are named in {self.file}"
+            print(said, file=sys.stderr, flush=True)
 
 
 class LabelledImages(Dataset[tuple[Any, int]]):
@@ -151,6 +161,8 @@ class LabelledImages(Dataset[tuple[Any, int]]):
             with _decoding_quietly():
                 image = read_image(path)
         except Exception as error:
+            if _is_the_machines(error):
+                raise
             raise OSError(
                 f"{path}: got {_reason(error, path)}, expected the image that was there when the folder was indexed; "
                 "mend or remove it and start again"
@@ -275,8 +287,15 @@ def _check(path: Path) -> _BadFile | None:
     try:
         read_image(path)
     except Exception as error:  # PIL raises whatever its decoders come across: OSError, SyntaxError, struct.error, …
+        if _is_the_machines(error):
+            raise
         return _BadFile(_reason(error, path), changed_ns)
     return None
+
+
+def _is_the_machines(error: Exception) -> bool:
+    """Whether it says that memory, files or a disk failed, and nothing about the image."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in _MACHINES_ERRORS
 
 
 def _changed_ns(path: Path) -> int:

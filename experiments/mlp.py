@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import BadInput, Quality, Workload
 
 _INPUTS = 8
 
@@ -38,6 +38,11 @@ class Mlp(Workload):
     batch_size: int = 512
     epochs: int = 1
     quality = Quality("mse", higher_is_better=False)
+
+    def check(self) -> None:
+        for name in ("width", "batches"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"--set {name}: got {getattr(self, name)}, expected a whole number of 1 or more")
 
     def model(self) -> nn.Module:
         return nn.Sequential(

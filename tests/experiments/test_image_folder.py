@@ -1,13 +1,17 @@
 """The index of real trees of images, and the data set on it."""
 
+import errno
 import json
-import threading
-import warnings
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
+import image_folder
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from image_folder import (
@@ -163,15 +167,13 @@ def test_an_index_that_cannot_be_beside_the_images_is_in_the_users_cache(
 
 
 def test_processes_that_index_at_once_agree(tree: Path) -> None:
-    found: list[ImageIndex] = []
-    threads = [threading.Thread(target=lambda: found.append(open_index(tree))) for _ in range(4)]
-    with warnings.catch_warnings():  # restored here, whatever the order in which the threads leave theirs
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [open_index(tree)] * 4
+    program = "import sys, pathlib, image_folder; print(len(image_folder.open_index(pathlib.Path(sys.argv[1])).images))"
+    command = [sys.executable, "-c", program, str(tree)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "experiments"), os.environ["PYTHONPATH"]])}
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0].split() for process in processes] == [[b"5"]] * 3
     assert sorted(path.name for path in tree.iterdir()) == ["001.ak47", "002.american-flag", INDEX_FILE]
+    assert len(open_index(tree).images) == 5
 
 
 def test_a_folder_that_is_missing_or_has_no_classes_is_refused(tmp_path: Path) -> None:
@@ -218,8 +220,10 @@ def test_an_image_that_breaks_later_is_named(tree: Path, breaks, workers: int) -
         list(loader)
 
 
-def test_workers_leave_a_core_to_the_training() -> None:
-    assert 0 <= default_loader_workers() <= 8
+@pytest.mark.parametrize(("cores", "workers"), [(1, 0), (2, 1), (8, 7), (64, 8)])
+def test_workers_leave_a_core_to_the_training(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    assert default_loader_workers() == workers
 
 
 def fake(sizes: list[int]) -> list[LabelledImage]:
@@ -244,3 +248,26 @@ def test_every_split_has_each_image_once_and_trains_on_every_class(sizes: list[i
     assert {image.label for image in training} == {image.label for image in images}
     several = sum(size for size in sizes if size > 1)
     assert len(evaluation) == max(-(-several // 10), sum(size > 1 for size in sizes))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "too many files"), OSError(errno.EIO, "I/O")])
+def test_what_fails_of_the_machine_is_not_put_down_to_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    root = write_tree(tmp_path / "images", {"001.ak47": 2})
+    whole = image_folder.read_image
+
+    def fails(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(image_folder, "read_image", fails)
+    with pytest.raises(type(error)):
+        open_index(root)
+    assert not (root / INDEX_FILE).exists()
+    monkeypatch.setattr(image_folder, "read_image", whole)
+    index = open_index(root)
+    assert index.bad_images == []
+    monkeypatch.setattr(image_folder, "read_image", fails)
+    with pytest.raises(type(error)) as raised:
+        LabelledImages(root, index.images, lambda image: image)[0]
+    assert raised.value is error

@@ -5,6 +5,8 @@ from conftest import ROOT
 from image_trees import job_of, outcome_in
 from torch import nn
 
+from amp_track.errors import BadInput
+from amp_track.job import Job
 from amp_track.outcome import Verdict
 from amp_track.sandbox import Sandbox
 from amp_track.workload import load_workload
@@ -34,3 +36,9 @@ def test_it_trains_in_every_precision(sandbox: Sandbox, precision: str) -> None:
     assert outcome.quality is not None
     # The targets are noise of variance 1: nothing is to be learned but their mean.
     assert math.isclose(outcome.quality, 1.0, abs_tol=0.2)
+
+
+@pytest.mark.parametrize("option", ["width", "batches"])
+def test_bad_options_are_refused_before_anything_runs(sandbox: Sandbox, option: str) -> None:
+    with pytest.raises(BadInput, match=f"--set {option}: got 0, expected a whole number of"):
+        sandbox.inspect(Job(workload=MLP, options=((option, "0"),)))

@@ -7,8 +7,9 @@ from image_trees import job_of, outcome_in
 from PIL import Image
 from torch import nn
 
+from amp_track.errors import BadInput
 from amp_track.events import Event, FileWritten
-from amp_track.job import JobFolder
+from amp_track.job import Job, JobFolder
 from amp_track.outcome import Verdict
 from amp_track.sandbox import Sandbox
 from amp_track.workload import load_workload
@@ -63,3 +64,9 @@ def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
     assert (target - prediction).square().mean() < 0.4 / 4
     model = load_workload(SINUSOID, job.options).model()
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("option", ["size", "hidden", "layers", "steps_per_epoch"])
+def test_bad_options_are_refused_before_anything_runs(sandbox: Sandbox, option: str) -> None:
+    with pytest.raises(BadInput, match=f"--set {option}: got 0, expected a whole number of"):
+        sandbox.inspect(Job(workload=SINUSOID, options=((option, "0"),)))
