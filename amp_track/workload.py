@@ -166,8 +166,11 @@ def source_digest(workload: Workload) -> str:
         return "unknown"
     workload_file = Path(source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    loaded = {Path(file).resolve() for file in files if file is not None}
-    sources = sorted({workload_file} | {file for file in loaded if file.parent == workload_file.parent})
+    # Some modules name a file that is none, such as torch.classes.
+    loaded = {Path(file).resolve() for file in files if file is not None and Path(file).is_absolute()}
+    sources = sorted(
+        {workload_file} | {file for file in loaded if file.parent == workload_file.parent and file.is_file()}
+    )
     return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
 
 

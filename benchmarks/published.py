@@ -410,8 +410,8 @@ def page(results: Sequence[dict[str, Any]]) -> str:
                 "",
                 "The claims are about GPUs. This is a CPU, at reduced sizes: bf16 is the mixed precision for it, and",
                 "amp, in float16, is there to be measured, not to be used. Memory is of one more training of each,",
-                "within a memory budget of 4 GiB, where a CPU's meter is exact. Many of these trainings take less than a",
-                "second: see how far apart the times are before you believe a factor.",
+                "within a memory budget of 4 GiB, where a CPU's meter is exact. Many of these trainings take less than",
+                "a second: see how far apart the times are before you believe a factor.",
             ]
         for title, rows in result["rows"].items():
             lines += ["", f"### {title}", "", "| claim | measured here | ratio | shown by |", "|---|---|---|---|"]

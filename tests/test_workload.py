@@ -94,3 +94,7 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(tmp_path
     (tmp_path / "unrelated.py").write_text("")
     digests.append(subprocess.check_output(digest))
     assert digests[0] != digests[1] == digests[2]
+    (tmp_path / "below").mkdir()
+    for folder, name in ((tmp_path, "wide.py"), (tmp_path / "below", "../wide.py")):
+        digests.append(subprocess.check_output([*digest[:-1], name], cwd=folder))
+    assert digests[2:] == digests[2:3] * 3, "however it is named"

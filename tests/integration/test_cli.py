@@ -101,7 +101,7 @@ def test_json_is_one_object_on_stdout_whatever_the_workload_prints() -> None:
     assert list(result) == [
         "run_id", "workload", "precision", "batch_size", "verdict", "quality", "wall_seconds", "samples_per_second",
         "max_memory_bytes", "steps", "skipped_steps", "scale", "device", "memory_budget_bytes",
-        "non_finite_losses", "advice", "diagnosis",
+        "waited_fraction", "non_finite_losses", "advice", "diagnosis",
     ]  # fmt: skip
     assert result["quality"]["name"] == "accuracy"
     assert (result["verdict"], result["steps"], result["scale"]) == ("fits", 23, None)
