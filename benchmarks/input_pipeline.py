@@ -1,6 +1,6 @@
 """Images/s of loading against images/s of training: when does the loader decide how fast a training is?
 
-    python -m benchmarks.input_pipeline [--device cpu] [--images 256] [--batch-size 32] [--repeats 3]
+    python -m benchmarks.input_pipeline [--device cpu] [--images 256] [--batch-size 16] [--repeats 3]
 
 ResNet-50 with a frozen backbone at 224 pixels (experiments/caltech256.py), on JPEG files of Caltech-256's kind
 (400 × 300 pixels, quality 90) that are written first: coarse noise, decoded, resized and augmented as pictures are.
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
     parser.add_argument("--images", type=int, default=256, help="JPEG files to load (default 256)")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per step (default 32)")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per step (default 16)")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each (default 3)")
     arguments = parser.parse_args()
     result = measure(arguments.device, arguments.images, arguments.batch_size, arguments.repeats)
