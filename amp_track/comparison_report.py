@@ -312,7 +312,7 @@ def draw_side_by_side(result: ComparisonResult, pictures: Pictures, file: Path) 
             if picture is not None:
                 with Image.open(picture) as image:
                     axes.imshow(numpy.asarray(image), cmap="gray", vmin=0, vmax=255)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, bbox_inches="tight")  # two lines of title stick out of a low figure
     return True
 
 
