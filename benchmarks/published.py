@@ -16,47 +16,37 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from torch import nn
 from torchvision.models import resnet50
 
-from amp_track import comparing
-from amp_track.comparison import ComparisonResult
 from amp_track.events import Event, StepsRecorded
-from amp_track.job import Job, resolve
+from amp_track.job import Job
 from amp_track.outcome import Outcome, Verdict
-from amp_track.request import Edges, Request, Stores, Sweep, Trainings
 from amp_track.sandbox import Sandbox
 from amp_track.values import format_bytes
 from amp_track.workload import load_workload
+from benchmarks.claims import (
+    GIBIBYTE,
+    NOT_HERE,
+    Bench,
+    Row,
+    command_of,
+    factors,
+    inference_memory,
+    inference_time,
+    row_of,
+    training_memory,
+    training_time,
+)
 from benchmarks.provenance import provenance, sentence
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent / "published.md"
-NOT_HERE = "not measurable here"
-GIBIBYTE = 2**30
-
-
-@dataclass(frozen=True)
-class Row:
-    """One claim beside what was measured."""
-
-    claim: str
-    measured: str
-    ratio: str = ""
-    """Of the measured factor to the claimed one."""
-    command: str = ""
-    """That shows it."""
-    by_seed: dict[str, list[float]] = field(default_factory=dict)
-    """The factors, one for each training."""
 
 
 @dataclass(frozen=True)
@@ -65,142 +55,6 @@ class WriteUp:
 
     title: str
     rows: Callable[[Bench], list[Row]]
-
-
-@dataclass
-class Bench:
-    """Where it is measured, and how often."""
-
-    device: str
-    kind: str
-    """`cpu`, `cuda`, …"""
-    repeats: int
-    sandboxes: dict[str, Sandbox] = field(default_factory=dict)
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.kind == "cuda"
-
-    def sandbox(self, name: str) -> Sandbox:
-        return self.sandboxes.setdefault(name, Sandbox(self.workload(name)))
-
-    @staticmethod
-    def workload(name: str) -> str:
-        return str(EXPERIMENTS / f"{name}.py")
-
-    def compare(
-        self, name: str, options: Mapping[str, object], *, over: tuple[str, tuple[str, ...]] | None = None, **job: Any
-    ) -> ComparisonResult:
-        """`amp-track compare`, in stores that are thrown away."""
-        return self._compared(name, options, over=over, seeds=self.repeats, **job)
-
-    def memory(
-        self, result: ComparisonResult, name: str, options: Mapping[str, object], **job: Any
-    ) -> ComparisonResult:
-        """Where to read memory from: on a CPU, a few steps within a budget."""
-        if self.kind != "cpu":
-            return result
-        return self._compared(name, options, over=None, seeds=1, memory_budget_bytes=4 * GIBIBYTE, **job)
-
-    def _compared(
-        self,
-        name: str,
-        options: Mapping[str, object],
-        *,
-        over: tuple[str, tuple[str, ...]] | None,
-        seeds: int,
-        **job: Any,
-    ) -> ComparisonResult:
-        texts = tuple((option, str(value)) for option, value in options.items())
-        with tempfile.TemporaryDirectory() as folder:
-            before = os.getcwd()
-            os.chdir(folder)  # MLflow keeps artifacts in the working directory
-            try:
-                request = Request(
-                    job=Job(workload=self.workload(name), device=self.device, options=texts, **job),
-                    stores=Stores(storage="sqlite:///optuna.db", tracking_uri=f"sqlite:///{folder}/mlflow.db"),
-                    edges=Edges(),
-                    trainings=Trainings(seeds=seeds),
-                    sweep=Sweep(over=over),
-                )
-                return comparing.compare(request)
-            finally:
-                os.chdir(before)
-
-    def job(self, name: str, **settings: Any) -> Job:
-        asked = Job(workload=self.workload(name), device=self.device, **settings)
-        return resolve(asked, self.sandbox(name).inspect(asked))
-
-
-@dataclass(frozen=True)
-class Factor:
-    """Over fp32's, by seed."""
-
-    by_seed: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.by_seed)
-
-    def __str__(self) -> str:
-        apart = max(self.by_seed) - min(self.by_seed)
-        between = f" ({min(self.by_seed):.2f}–{max(self.by_seed):.2f})" if apart >= 0.005 else ""
-        return f"{self.mean:.2f} ×{between}"
-
-
-def factors(
-    result: ComparisonResult, measure: Callable[[Outcome], float | None], *, value: str = ""
-) -> dict[str, Factor]:
-    """By precision; without those of which nothing is known."""
-
-    def of(precision: str) -> list[float | None]:
-        return [measure(training.outcome) for training in result.cell(value, precision).trainings]
-
-    found = {}
-    for precision in result.precisions:
-        pairs = [(own, fp32) for own, fp32 in zip(of(precision), of("fp32"), strict=True) if own and fp32]
-        if precision != "fp32" and pairs:
-            found[precision] = Factor(tuple(own / fp32 for own, fp32 in pairs))
-    return found
-
-
-def training_time(outcome: Outcome) -> float | None:
-    return 1 / outcome.samples_per_second if outcome.samples_per_second else None
-
-
-def inference_time(outcome: Outcome) -> float | None:
-    return 1 / outcome.eval_samples_per_second if outcome.eval_samples_per_second else None
-
-
-def training_memory(outcome: Outcome) -> float | None:
-    return outcome.max_allocated_bytes
-
-
-def inference_memory(outcome: Outcome) -> float | None:
-    return outcome.eval_max_allocated_bytes
-
-
-def row_of(claim: str, claimed: tuple[float, float], found: dict[str, Factor], command: str, note: str = "") -> Row:
-    """A claim about the factor of amp, given as an interval."""
-    listed = ", ".join(f"{precision} {factor}" for precision, factor in found.items())
-    ratios = ", ".join(f"{precision} {_over(factor.mean, claimed)}" for precision, factor in found.items())
-    by_seed = {precision: list(factor.by_seed) for precision, factor in found.items()}
-    return Row(claim, (listed or NOT_HERE) + (f"; {note}" if note else ""), ratios, command, by_seed)
-
-
-def _over(factor: float, claimed: tuple[float, float]) -> str:
-    """To the nearer end of the interval claimed."""
-    low, high = claimed
-    if low < factor < high:
-        return "within"
-    return f"{factor / (low if factor <= low else high):.2f}"
-
-
-def command_of(bench: Bench, name: str, options: Mapping[str, object], *more: str) -> str:
-    """What a reader types to see it."""
-    chosen = [f"--set {option}={value}" for option, value in options.items()]
-    where = [] if bench.is_gpu else ["--device cpu"]
-    return " ".join(["amp-track compare", f"experiments/{name}.py", *chosen, *more, *where, f"--seeds {bench.repeats}"])
 
 
 def caltech256(bench: Bench) -> list[Row]:
