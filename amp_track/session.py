@@ -271,14 +271,13 @@ class Session:
     ) -> optuna.Study:
         from amp_track.study import storage
 
-        return storage.open_study(
-            f"{self.study_name}/{part}",
-            self.storage,
-            self.request.stores.storage,
-            directions=directions,
-            settings=settings,
-            sampler=sampler,
+        url = self.request.stores.storage
+        study = storage.open_study(
+            f"{self.study_name}/{part}", self.storage, url, directions=directions, settings=settings, sampler=sampler
         )
+        if part != "fit":  # whose sampler has claims of its own, and no queue
+            storage.ask_in_turn(study, url)
+        return study
 
     @contextmanager
     def study_run(self, tracker: Tracker, study: optuna.Study, *, given: str | None) -> Iterator[Run]:

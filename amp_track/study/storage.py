@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
@@ -61,6 +62,21 @@ def open_study(
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)
     return study
+
+
+def ask_in_turn(study: optuna.Study, url: str) -> None:
+    """Let one worker of this machine at a time take a trial from the queue: SQLite locks no rows, so that two workers
+    could take the same one, and the slower ended with "Cannot tell a COMPLETE trial".
+
+    Relies on `Study.optimize` calling `ask` of the study it belongs to. Should that change, the race is back.
+    """
+    ask = study.ask
+
+    def asked_alone(fixed_distributions: dict[str, BaseDistribution] | None = None) -> optuna.Trial:
+        with stores.first_use(url):
+            return ask(fixed_distributions)
+
+    study.ask = asked_alone  # type: ignore[method-assign]
 
 
 def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dict[str, str]) -> None:
