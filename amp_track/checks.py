@@ -22,7 +22,7 @@ def workload_exists(workload: str) -> None:
 
 def hold_here(request: Request, found: Inspection, precisions: Sequence[str]) -> None:
     """That the device and the data are such as the request needs."""
-    batch_sizes(request, found)
+    _batch_sizes(request, found)
     _headroom(request, found)
     _loader_workers(request, found)
     for precision in precisions:
@@ -34,29 +34,22 @@ def hold_here(request: Request, found: Inspection, precisions: Sequence[str]) ->
 
 def data_has_a_batch(job: Job, found: Inspection) -> None:
     """For a resolved job that is trained as it is."""
-    assert job.batch_size is not None
-    together = job.batch_size * job.processes
-    if not job.synthetic and together > found.training_samples:
-        times = f" for each of {job.processes} processes" if job.processes > 1 else ""
-        raise BadInput(
-            f"--batch-size: got {job.batch_size}{times}, expected at most the {found.training_samples} training "
-            f"samples that {job.workload} has; give a smaller one"
-        )
+    _data_has(job.batch_size, "--batch-size", job, found, processes=job.processes)
 
 
-def batch_sizes(request: Request, found: Inspection) -> None:
-    """That the data has as many samples."""
-    for flag, samples in (
-        ("--batch-size", request.job.batch_size),
-        ("--effective-batch-size", request.edges.effective_batch_size),
-    ):
-        together = (samples or 0) * (request.job.processes if flag == "--batch-size" else 1)
-        if not request.job.synthetic and together > found.training_samples:
-            times = f" for each of {request.job.processes} processes" if together != samples else ""
-            raise BadInput(
-                f"{flag}: got {samples}{times}, expected at most the {found.training_samples} training samples that "
-                f"{request.job.workload} has"
-            )
+def _batch_sizes(request: Request, found: Inspection) -> None:
+    _data_has(request.job.batch_size, "--batch-size", request.job, found, processes=request.job.processes)
+    _data_has(request.edges.effective_batch_size, "--effective-batch-size", request.job, found)
+
+
+def _data_has(samples: int | None, flag: str, job: Job, found: Inspection, *, processes: int = 1) -> None:
+    if samples is None or job.synthetic or samples * processes <= found.training_samples:
+        return
+    times = f" for each of {processes} processes" if processes > 1 else ""
+    raise BadInput(
+        f"{flag}: got {samples}{times}, expected at most the {found.training_samples} training samples that "
+        f"{job.workload} has; give a smaller one"
+    )
 
 
 def _loader_workers(request: Request, found: Inspection) -> None:

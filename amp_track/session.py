@@ -68,10 +68,9 @@ class Session:
         return cls(request, sandbox, found, precisions)
 
     def with_options(self, options: tuple[tuple[str, str], ...]) -> Session:
-        """The same command with other options of the workload. Raises BadInput as `prepare` does."""
+        """The same command with other options of the workload. Raises BadInput if it does not take them."""
         request = dataclasses.replace(self.request, job=dataclasses.replace(self.request.job, options=options))
         found = self.sandbox.inspect(request.job)
-        checks.batch_sizes(request, found)
         return Session(request, self.sandbox, found, self.precisions)
 
     @property
