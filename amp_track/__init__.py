@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amp_track.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
-    from amp_track.evaluation import EvalStep, EvalTotals
-    from amp_track.job import Job
-    from amp_track.outcome import Outcome, ScaleReport, Verdict
-    from amp_track.precision import Precision, float32_precision
-    from amp_track.scale_history import ScaleChanges, ScaleHistory
-    from amp_track.step import StepTotals, TrainStep
+    from amp_track.records.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
+    from amp_track.records.job import Job
+    from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+    from amp_track.training.amp.evaluation import EvalStep, EvalTotals
+    from amp_track.training.amp.precision import Precision, float32_precision
+    from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory
+    from amp_track.training.amp.step import StepTotals, TrainStep
     from amp_track.workload import Quality, Workload, load_workload
 
 __version__ = "0.1.0"
@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
-    "evaluation": ["EvalStep", "EvalTotals"],
-    "job": ["Job"],
-    "outcome": ["Outcome", "ScaleReport", "Verdict"],
-    "precision": ["Precision", "float32_precision"],
-    "scale_history": ["ScaleChanges", "ScaleHistory"],
-    "step": ["StepTotals", "TrainStep"],
+    "records.errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
+    "training.amp.evaluation": ["EvalStep", "EvalTotals"],
+    "records.job": ["Job"],
+    "records.outcome": ["Outcome", "ScaleReport", "Verdict"],
+    "training.amp.precision": ["Precision", "float32_precision"],
+    "training.amp.scale_history": ["ScaleChanges", "ScaleHistory"],
+    "training.amp.step": ["StepTotals", "TrainStep"],
     "workload": ["Quality", "Workload", "load_workload"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

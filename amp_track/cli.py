@@ -15,10 +15,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from amp_track import flags, stores
-from amp_track.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
-from amp_track.job import DEFAULT_WORKLOAD, Job
-from amp_track.request import Edges, Example, Request, Resumption, Stores, Sweep, Trainings
+from amp_track.commands import flags
+from amp_track.commands.request import Edges, Example, Request, Resumption, Stores, Sweep, Trainings
+from amp_track.records import addresses as stores
+from amp_track.records.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
+from amp_track.records.job import DEFAULT_WORKLOAD, Job
 
 app = typer.Typer(
     name="amp-track",
@@ -78,7 +79,9 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     if find_batch_size:
         given[batch_size.parameter] = None
     request = _request(_TRAIN_FLAGS, given, workload, find_batch_size=find_batch_size)
-    from amp_track import advice, commands, progress, report
+    from amp_track.commands import fit as commands
+    from amp_track.report import advice, progress
+    from amp_track.report import search as report
 
     result = _print_or_return(commands.train, request, as_json)
     if result is None:
@@ -103,7 +106,8 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     amp-track fit experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
     request = _request(_FIT_FLAGS, given, workload)
-    from amp_track import commands, report
+    from amp_track.commands import fit as commands
+    from amp_track.report import search as report
 
     result = _print_or_return(commands.fit, request, as_json)
     if result is None:
@@ -122,7 +126,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
     """
     request = _request(_SEARCH_FLAGS, given, workload)
-    from amp_track import commands, report
+    from amp_track.commands import fit as commands
+    from amp_track.report import search as report
 
     result = _print_or_return(commands.search, request, as_json)
     if result is None:
@@ -143,7 +148,8 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     """
     example = flags.build(Example, _DTYPES_FLAGS, given)
     job = flags.build(Job, _DTYPES_FLAGS, given, workload=workload, batch_size=example.batch_size)
-    from amp_track import commands, dtypes_table
+    from amp_track.commands import fit as commands
+    from amp_track.report import dtypes as dtypes_table
 
     report = _print_or_return(commands.dtypes, Request(job=job), as_json)
     if report is None:
@@ -168,7 +174,8 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
             "one with amp-track fit"
         )
     request = _request(_COMPARE_FLAGS, given, workload, sweep=flags.build(Sweep, _COMPARE_FLAGS, given))
-    from amp_track import comparing, comparison_report
+    from amp_track.commands import compare as comparing
+    from amp_track.report import compare as comparison_report
 
     result = _print_or_return(comparing.compare, request, as_json)
     if result is None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
-from amp_track.errors import BadInput
+from amp_track.records.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from amp_track import comparing
-from amp_track.comparison import ComparisonResult
-from amp_track.job import Job, resolve
-from amp_track.outcome import Outcome
-from amp_track.request import Edges, Request, Stores, Sweep, Trainings
-from amp_track.sandbox import Sandbox
+from amp_track.commands import compare as comparing
+from amp_track.commands.request import Edges, Request, Stores, Sweep, Trainings
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Outcome
+from amp_track.results.compare import ComparisonResult
+from amp_track.sandbox.sandbox import Sandbox
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 NOT_HERE = "not measurable here"

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amp_track.job import Job, resolve
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Job, resolve
+from amp_track.sandbox.sandbox import Sandbox
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
@@ -75,8 +75,8 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch
     import torch._dynamo
 
-    from amp_track.device import open_device
-    from amp_track.precision import Precision, float32_precision
+    from amp_track.training.amp.precision import Precision, float32_precision
+    from amp_track.training.devices.base import open_device
     from amp_track.workload import load_workload
 
     workload: Any = load_workload(case.workload, case.options)
@@ -150,7 +150,7 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
     from accelerate.utils import find_executable_batch_size
     from torch.utils.data import DataLoader
 
-    from amp_track.precision import Precision
+    from amp_track.training.amp.precision import Precision
 
     precision = Precision.named(case.precision)
 

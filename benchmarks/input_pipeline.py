@@ -26,10 +26,10 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from amp_track.data import Batches
-from amp_track.job import Inspection, Job, resolve
-from amp_track.outcome import Outcome
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Inspection, Job, resolve
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox.sandbox import Sandbox
+from amp_track.training.batches import Batches
 from amp_track.workload import load_workload
 from benchmarks.provenance import provenance, sentence
 

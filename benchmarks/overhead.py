@@ -192,9 +192,9 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     """`amp-track train` as a user calls it, and what it left in MLflow."""
     import mlflow
 
-    from amp_track import commands
-    from amp_track.job import Job
-    from amp_track.request import Request, Stores
+    from amp_track.commands import fit as commands
+    from amp_track.commands.request import Request, Stores
+    from amp_track.records.job import Job
 
     job = Job(
         workload=case.reference, precision=case.precision, batch_size=case.batch_size, device=case.device,
@@ -256,7 +256,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
     import mlflow
     import torch
 
-    from amp_track.device import open_device
+    from amp_track.training.devices.base import open_device
 
     found = []
     for case in cases:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track import commands
-from amp_track.job import Job
-from amp_track.outcome import Outcome
-from amp_track.request import Request, Stores
-from amp_track.sandbox import Sandbox
-from amp_track.session import Session
+from amp_track.commands import fit as commands
+from amp_track.commands.request import Request, Stores
+from amp_track.commands.session.session import Session
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
     import optuna

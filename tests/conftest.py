@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from amp_track.job import Inspection, Job, resolve
-from amp_track.request import Edges, Request, Stores, Trainings
-from amp_track.sandbox import Sandbox
+from amp_track.commands.request import Edges, Request, Stores, Trainings
+from amp_track.records.job import Inspection, Job, resolve
+from amp_track.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "experiments" / "digits.py")
 WORKLOADS = Path(__file__).parent / "workloads"
 FAULTS = str(WORKLOADS / "faults.py")
 MEBIBYTE = 2**20
+OUR_FRAMES = str(ROOT / "amp_track")
+"""In a traceback: a frame of the package itself, which a user has no use for."""
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

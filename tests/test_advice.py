@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from amp_track.advice import explain
-from amp_track.outcome import (
+from amp_track.records.outcome import (
     Diagnosis,
     LayerSummary,
     NonFinite,
@@ -12,6 +11,7 @@ from amp_track.outcome import (
     ScaleReport,
     Verdict,
 )
+from amp_track.report.advice import explain
 
 
 def outcome(steps: int = 1000, **settings: object) -> Outcome:

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from amp_track import checkpoint
-from amp_track.errors import BadInput
-from amp_track.events import CheckpointWritten
-from amp_track.job import JobFolder
+from amp_track.records.errors import BadInput
+from amp_track.records.events import CheckpointWritten
+from amp_track.records.job import JobFolder
+from amp_track.training import checkpoint
 
 
 def test_what_is_saved_is_loaded(clean_folder: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_track.clock import InputWait
+from amp_track.training.clock import InputWait
 
 
 def slow(batches: int, seconds: float) -> Iterator[list[int]]:

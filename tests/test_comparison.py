@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from amp_track import comparison_report, values
-from amp_track.comparison import Cell, ComparisonResult, Speed, as_numbers, in_order, judge, pays_from
-from amp_track.job import Job
-from amp_track.outcome import Outcome, Verdict
-from amp_track.results import SeedResult
-from amp_track.values import Margin
+from amp_track.records import values
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import Margin
+from amp_track.report import compare as comparison_report
+from amp_track.results.compare import Cell, ComparisonResult, Speed, as_numbers, in_order, judge, pays_from
+from amp_track.results.fit import SeedResult
 
 MEBIBYTE = 2**20
 SPEEDUPS = st.lists(st.none() | st.floats(0.1, 10), max_size=8)

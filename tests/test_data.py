@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from amp_track.data import Batches, batch_length, digest, move
-from amp_track.job import Job
+from amp_track.records.job import Job
+from amp_track.training.batches import Batches, batch_length, digest, move
 from amp_track.workload import Workload, load_workload
 
 SAMPLES = 64

@@ -11,11 +11,11 @@ import mlflow
 import pytest
 from conftest import DIGITS, MEBIBYTE, WORKLOADS
 
-from amp_track.errors import BadInput
-from amp_track.events import EpochEnded, Event, StepsRecorded
-from amp_track.job import Job, resolve
-from amp_track.outcome import Outcome, Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.errors import BadInput
+from amp_track.records.events import EpochEnded, Event, StepsRecorded
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.sandbox.sandbox import Sandbox
 
 PARALLEL = str(WORKLOADS / "parallel.py")
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import DIGITS, MEBIBYTE
 
-from amp_track.device import is_kernel_limit, is_out_of_memory, open_device, requested_bytes
-from amp_track.errors import BadInput
-from amp_track.job import Job, resolve
-from amp_track.outcome import Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Verdict
+from amp_track.sandbox.sandbox import Sandbox
+from amp_track.training.devices.base import is_kernel_limit, is_out_of_memory, open_device, requested_bytes
 
 
 @pytest.mark.parametrize(

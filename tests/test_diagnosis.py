@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.diagnosis import _PIECE, SMALLEST_NORMAL, _counts, _pieces
-from amp_track.outcome import LayerGradients
+from amp_track.records.outcome import LayerGradients
+from amp_track.training.amp.diagnosis import _PIECE, SMALLEST_NORMAL, _counts, _pieces
 
 
 class Net(nn.Module):

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS, FAULTS
+from conftest import DIGITS, FAULTS, OUR_FRAMES
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import get_model
 
 from amp_track import Workload
-from amp_track.device import open_device
-from amp_track.dtypes import DtypesWatch, understandable
-from amp_track.dtypes_report import CAST, LOSS, DtypesReport
-from amp_track.job import Job, resolve
-from amp_track.outcome import MODEL, Verdict
-from amp_track.precision import Precision
-from amp_track.sandbox import Sandbox
+from amp_track.records.dtypes import CAST, LOSS, DtypesReport
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import MODEL, Verdict
+from amp_track.sandbox.sandbox import Sandbox
+from amp_track.training.amp.precision import Precision
+from amp_track.training.devices.base import open_device
+from amp_track.training.dtypes import DtypesWatch, understandable
 from amp_track.workload import load_workload
 
 HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
@@ -296,7 +296,7 @@ def test_what_goes_wrong_is_an_outcome(sandbox: Sandbox) -> None:
     assert not isinstance(outcome, DtypesReport)
     assert outcome.verdict is Verdict.CRASHED
     assert outcome.message == "ValueError: the labels are off by one (in loss)"
-    assert "amp_track/dtypes.py" not in outcome.traceback
+    assert OUR_FRAMES not in outcome.traceback
 
 
 def test_json_has_every_operation() -> None:

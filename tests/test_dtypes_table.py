@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from amp_track.dtypes_report import CAST, LOSS, DtypesReport, OperationDtypes
-from amp_track.dtypes_table import dtypes_table, layer_groups, sentence
+from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
+from amp_track.report.dtypes import dtypes_table, layer_groups, sentence
 
 DTYPES = st.sampled_from(["float16", "float32"])
 OPERATIONS = st.builds(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, compare, interval
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, compare, interval
 
 pairs = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=2, max_size=12)
 

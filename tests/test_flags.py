@@ -5,9 +5,10 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from amp_track import cli, flags
-from amp_track.errors import BadInput
-from amp_track.job import Job
+from amp_track import cli
+from amp_track.commands import flags
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job
 
 
 def test_every_setting_of_a_job_is_a_flag_of_train() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
-from amp_track.outcome import Verdict
+from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.records.outcome import Verdict
 
 MEBIBYTE = 2**20
 UNLIMITED = Limit(2**24, "dataset")

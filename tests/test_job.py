@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from amp_track.job import Job
-from amp_track.outcome import Outcome, ScaleReport, Verdict
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 
 
 def test_epochs_and_steps_exclude_each_other() -> None:

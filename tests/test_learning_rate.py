@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.learning_rate import LearningRates
+from amp_track.training.amp.learning_rate import LearningRates
 
 
 def cosine(updates: int) -> float:

@@ -8,10 +8,10 @@ import torch
 from conftest import WORKLOADS
 from torch.utils.data import Dataset, TensorDataset
 
-from amp_track import random_state
-from amp_track.data import Batches
-from amp_track.job import Job
-from amp_track.loading import load
+from amp_track.records.job import Job
+from amp_track.training.amp import random_state
+from amp_track.training.batches import Batches
+from amp_track.training.loading import load
 from amp_track.workload import load_workload
 
 SPIKY = str(WORKLOADS / "spiky.py")

@@ -1,7 +1,7 @@
 import math
 
-from amp_track.measurements import LayerSums, first_non_finite
-from amp_track.outcome import LayerGradients, NonFinite
+from amp_track.records.outcome import LayerGradients, NonFinite
+from amp_track.training.tally import LayerSums, first_non_finite
 
 
 def look(layer: str, step: int = 1, **settings: object) -> LayerGradients:

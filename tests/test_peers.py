@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.peers import merged
-from amp_track.step import StepTotals
+from amp_track.training.amp.step import StepTotals
+from amp_track.training.peers import merged
 
 OF_ONE = StepTotals(
     first_step=1,

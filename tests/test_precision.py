@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from amp_track.precision import Precision, float32_precision, support
-from amp_track.values import PRECISIONS
+from amp_track.records.values import PRECISIONS
+from amp_track.training.amp.precision import Precision, float32_precision, support
 
 
 def test_only_amp_scales() -> None:

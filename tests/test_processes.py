@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from amp_track.processes import is_gone, scratch_folder, this_process
+from amp_track.workers.processes import is_gone, scratch_folder, this_process
 
 KILLED_AT_WORK = """
 import os, signal
-from amp_track.processes import scratch_folder
+from amp_track.workers.processes import scratch_folder
 with scratch_folder() as folder:
     (folder / "large.pt").write_text("state")
     print(folder, flush=True)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.outcome import Outcome, Verdict
-from amp_track.ranks import together
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.sandbox.ranks import together
 
 FITS = Outcome(verdict=Verdict.FITS, quality=0.5)
 OOM = Outcome(verdict=Verdict.OOM, message="ran out")

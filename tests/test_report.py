@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from amp_track import report
-from amp_track.frontier import Edge
-from amp_track.job import Job
-from amp_track.outcome import Outcome, ScaleReport, Verdict
-from amp_track.results import FitResult, PrecisionFit, SearchResult, TrialResult
+from amp_track.planner.frontier import Edge
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+from amp_track.report import search as report
+from amp_track.results.fit import FitResult, PrecisionFit, SearchResult, TrialResult
 
 MEBIBYTE = 2**20
 

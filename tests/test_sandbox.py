@@ -11,13 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import DIGITS, FAULTS, MEBIBYTE, ROOT, WORKLOADS
+from conftest import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
-from amp_track.errors import BadInput, WorkloadFailed
-from amp_track.events import EpochEnded, Event, Started
-from amp_track.job import Job, resolve
-from amp_track.outcome import Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.errors import BadInput, WorkloadFailed
+from amp_track.records.events import EpochEnded, Event, Started
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Verdict
+from amp_track.sandbox.sandbox import Sandbox
 
 FaultJob = Callable[..., Job]
 
@@ -45,7 +45,7 @@ def test_a_workloads_exception_is_a_crash_with_its_traceback(sandbox: Sandbox, f
     assert outcome.verdict is Verdict.CRASHED
     assert outcome.message == "ValueError: the labels are off by one (in forward)"
     assert 'raise ValueError("the labels are off by one")' in outcome.traceback
-    assert "amp_track/step.py" not in outcome.traceback
+    assert OUR_FRAMES not in outcome.traceback
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_synthetic_batches_report_no_quality(sandbox: Sandbox, fault_job: FaultJ
 
 _INTERRUPTED = f"""
 import os, sys
-from amp_track.job import Job, resolve
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Job, resolve
+from amp_track.sandbox.sandbox import Sandbox
 if __name__ == "__main__":
     box = Sandbox({FAULTS!r})
     job = Job(workload={FAULTS!r}, options=(("fault", "hang"),), precision="fp32")
@@ -173,8 +173,8 @@ def test_a_job_dies_with_its_parent(tmp_path: Any, ending: signal.Signals) -> No
 
 
 _WITHOUT_A_GUARD = f"""
-from amp_track.job import Job, resolve
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Job, resolve
+from amp_track.sandbox.sandbox import Sandbox
 box = Sandbox({DIGITS!r})
 job = Job(workload={DIGITS!r}, precision="fp32", batch_size=300, probe=True, memory_budget_bytes=2**26)
 print(box.run(resolve(job, box.inspect(job))).max_memory_bytes)

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_track.scalar_log import ScalarLog
+from amp_track.training.amp.scalar_log import ScalarLog
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.scale_history import skips_on_device
+from amp_track.training.amp.scale_history import skips_on_device
 
 OPTIMIZERS = {
     "fused Adam": lambda groups: torch.optim.Adam(groups, fused=True),

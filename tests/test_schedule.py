@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.job import Job
-from amp_track.schedule import micro_batch, scaled_learning_rate, steps_per_epoch
+from amp_track.records.job import Job
+from amp_track.records.steps import micro_batch, scaled_learning_rate, steps_per_epoch
 
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

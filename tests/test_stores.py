@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from amp_track import stores
-from amp_track.errors import BadInput
+from amp_track.records import addresses as stores
+from amp_track.records.errors import BadInput
 
 
 def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:

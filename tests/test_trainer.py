@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 from conftest import DIGITS
 
-from amp_track.events import EpochEnded, Event
-from amp_track.job import Job, resolve
-from amp_track.outcome import Outcome
-from amp_track.sandbox import Sandbox
+from amp_track.records.events import EpochEnded, Event
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track import values
+from amp_track.records import values
 
 
 @pytest.mark.parametrize(

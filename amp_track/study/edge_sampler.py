@@ -12,11 +12,11 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track import processes
-from amp_track.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
-from amp_track.outcome import Outcome, Verdict
+from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import PRECISIONS
 from amp_track.study import storage
-from amp_track.values import PRECISIONS
+from amp_track.workers import processes
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1

@@ -9,8 +9,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from amp_track.outcome import Outcome
-from amp_track.results import PrecisionFit
+from amp_track.records.outcome import Outcome
+from amp_track.results.fit import PrecisionFit
 from amp_track.study import storage
 from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 

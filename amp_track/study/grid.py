@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.outcome import Outcome
+from amp_track.records.outcome import Outcome
 from amp_track.study import storage
 from amp_track.study.edge_sampler import POLL_SECONDS
 

@@ -16,9 +16,10 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
-from amp_track import processes, stores
-from amp_track.errors import BadInput
-from amp_track.outcome import Outcome
+from amp_track.records import addresses as stores
+from amp_track.records.errors import BadInput
+from amp_track.records.outcome import Outcome
+from amp_track.workers import processes
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"

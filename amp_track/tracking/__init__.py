@@ -8,8 +8,8 @@ import os
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # before mlflow is imported
 
-from amp_track.tracking.description import describe, resumed_tags
 from amp_track.tracking.run import Run
+from amp_track.tracking.tags import describe, resumed_tags
 from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment
 
 __all__ = ["Resumable", "Run", "Tracker", "describe", "resumed_tags", "run_id_of_environment"]

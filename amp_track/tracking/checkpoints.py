@@ -17,9 +17,9 @@ import mlflow
 from mlflow.entities import Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from amp_track import progress
-from amp_track.errors import BadInput
-from amp_track.events import CheckpointWritten
+from amp_track.records.errors import BadInput
+from amp_track.records.events import CheckpointWritten
+from amp_track.report import progress
 
 _FOLDER = "checkpoints"
 _LAST, _BEST = "amp_track.checkpoint.last", "amp_track.checkpoint.best"

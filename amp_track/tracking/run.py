@@ -12,13 +12,14 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-from amp_track import processes, progress
-from amp_track.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.job import Inspection
-from amp_track.outcome import LayerGradients, Outcome
+from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
+from amp_track.records.job import Inspection
+from amp_track.records.outcome import LayerGradients, Outcome
+from amp_track.report import progress
+from amp_track.report.curves import FILE as CURVES
+from amp_track.report.curves import Curves
 from amp_track.tracking import checkpoints
-from amp_track.tracking.curves import FILE as CURVES
-from amp_track.tracking.curves import Curves
+from amp_track.workers import processes
 
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0

@@ -14,13 +14,14 @@ from pathlib import Path
 import mlflow
 from mlflow.entities import RunStatus
 
-from amp_track import processes, stores
-from amp_track.errors import BadInput
-from amp_track.events import PICTURES
-from amp_track.job import Job
-from amp_track.outcome import Verdict
+from amp_track.records import addresses as stores
+from amp_track.records.errors import BadInput
+from amp_track.records.events import PICTURES
+from amp_track.records.job import Job
+from amp_track.records.outcome import Verdict
 from amp_track.tracking import checkpoints
 from amp_track.tracking.run import Run
+from amp_track.workers import processes
 
 EXPERIMENT = "amp_track"
 

@@ -10,9 +10,9 @@ import numpy
 from conftest import ROOT
 from PIL import Image
 
-from amp_track.job import Job, resolve
-from amp_track.outcome import Outcome
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Job, resolve
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox.sandbox import Sandbox
 
 CALTECH256 = str(ROOT / "experiments" / "caltech256.py")
 CIFAR10 = str(ROOT / "experiments" / "cifar10.py")

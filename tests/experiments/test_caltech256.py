@@ -18,9 +18,9 @@ from torch import nn
 from torchvision import models
 
 from amp_track import BadInput
-from amp_track.job import Job
-from amp_track.outcome import Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.job import Job
+from amp_track.records.outcome import Verdict
+from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workload import load_workload
 
 TREE = {"001.ak47": 5, "002.american-flag": 5, "003.backpack": 2, "257.clutter": 3}

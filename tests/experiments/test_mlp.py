@@ -5,10 +5,10 @@ from conftest import ROOT
 from image_trees import job_of, outcome_in
 from torch import nn
 
-from amp_track.errors import BadInput
-from amp_track.job import Job
-from amp_track.outcome import Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job
+from amp_track.records.outcome import Verdict
+from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workload import load_workload
 
 MLP = str(ROOT / "experiments" / "mlp.py")

@@ -7,11 +7,11 @@ from image_trees import job_of, outcome_in
 from PIL import Image
 from torch import nn
 
-from amp_track.errors import BadInput
-from amp_track.events import Event, FileWritten
-from amp_track.job import Job, JobFolder
-from amp_track.outcome import Verdict
-from amp_track.sandbox import Sandbox
+from amp_track.records.errors import BadInput
+from amp_track.records.events import Event, FileWritten
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Verdict
+from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workload import load_workload
 
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")

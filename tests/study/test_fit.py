@@ -10,10 +10,11 @@ import pytest
 from conftest import DIGITS, FAULTS, MEBIBYTE, WORKLOADS, request
 from optuna.trial import TrialState
 
-from amp_track import commands, values
-from amp_track.errors import BadInput, NothingFits, WorkloadFailed
-from amp_track.job import Job
-from amp_track.outcome import Verdict
+from amp_track.commands import fit as commands
+from amp_track.records import values
+from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
+from amp_track.records.job import Job
+from amp_track.records.outcome import Verdict
 
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")

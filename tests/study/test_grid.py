@@ -9,12 +9,12 @@ from conftest import DIGITS, request
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from amp_track import commands
-from amp_track.job import Job
-from amp_track.outcome import Outcome, Verdict
-from amp_track.results import SeedResult, SeedsResult
+from amp_track.commands import fit as commands
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import Margin
+from amp_track.results.fit import SeedResult, SeedsResult
 from amp_track.study.grid import Point, train_grid
-from amp_track.values import Margin
 
 JOB = Job(batch_size=8, seed=3)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from amp_track.errors import BadInput
-from amp_track.outcome import Outcome, ScaleReport, Verdict
+from amp_track.records.errors import BadInput
+from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.study import storage
 
 URL = "sqlite:///optuna.db"

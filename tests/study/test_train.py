@@ -5,11 +5,11 @@ from conftest import DIGITS, FAULTS, MEBIBYTE, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track import commands
-from amp_track.job import Job
-from amp_track.outcome import Outcome, Verdict
+from amp_track.commands import fit as commands
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.study.fit import memory_violation
-from amp_track.study.train import Space
+from amp_track.study.search import Space
 
 
 @given(reference=st.integers(1, 4096), edge=st.integers(1, 10**5), seed=st.integers(0, 9))

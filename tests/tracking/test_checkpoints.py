@@ -3,8 +3,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from amp_track.errors import BadInput
-from amp_track.events import CheckpointWritten
+from amp_track.records.errors import BadInput
+from amp_track.records.events import CheckpointWritten
 from amp_track.tracking import Run, Tracker, checkpoints
 
 URI = "sqlite:///mlflow.db"

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from amp_track import commands
-from amp_track.errors import WorkloadFailed
-from amp_track.events import EpochEnded, Started, StepsRecorded
-from amp_track.job import Job
+from amp_track.commands import fit as commands
+from amp_track.records.errors import WorkloadFailed
+from amp_track.records.events import EpochEnded, Started, StepsRecorded
+from amp_track.records.job import Job
+from amp_track.report.curves import Curves, thinned
 from amp_track.tracking import Tracker
-from amp_track.tracking.curves import Curves, thinned
 
 URI = "sqlite:///mlflow.db"
 LOSSES = st.floats(-1e6, 1e6)

@@ -4,10 +4,10 @@ import mlflow
 import pytest
 from conftest import DIGITS, request
 
-from amp_track import commands
-from amp_track.events import StepsRecorded
-from amp_track.job import Job
-from amp_track.outcome import ScaleReport
+from amp_track.commands import fit as commands
+from amp_track.records.events import StepsRecorded
+from amp_track.records.job import Job
+from amp_track.records.outcome import ScaleReport
 from amp_track.tracking import Run, Tracker
 
 URI = "sqlite:///mlflow.db"

@@ -1,0 +1,203 @@
+"""compare: one training at several precisions, and for several values of one option of the workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from amp_track.commands.fit import can_be_repeated, run_trial
+from amp_track.commands.request import Request
+from amp_track.commands.session import checks
+from amp_track.commands.session.session import Session
+from amp_track.records.errors import BadInput, NothingFits
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import PRECISIONS
+from amp_track.report import progress
+from amp_track.results.compare import REFERENCE, Cell, ComparisonResult, as_numbers, in_order
+from amp_track.results.fit import SeedResult
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+    from amp_track.study import grid
+    from amp_track.tracking import Run, Tracker
+
+
+def compare(request: Request) -> ComparisonResult:
+    """Train at each precision, each value and each seed, all else equal, under one MLflow run.
+
+    Raises:
+        BadInput: before anything is written.
+        WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. What runs
+            out of memory is a result; NothingFits says that nothing else came.
+    """
+    asked = request.edges.precisions
+    if asked is not None and REFERENCE not in asked:
+        raise BadInput(
+            f"--precision: got {','.join(asked)}, expected {REFERENCE} among them, which the others are compared with; "
+            "add it"
+        )
+    base, sessions = _sessions(request)
+    for session in sessions.values():
+        checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.found)
+    base.check_study_settings(training=False)
+    from amp_track import tracking
+    from amp_track.report import compare as comparison_report
+
+    tracker = base.open_tracker()
+    study = base.open_comparison_study()
+    with can_be_repeated(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+        result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
+        result = dataclasses.replace(result, answers=tuple(comparison_report.answers(result)))
+        result = dataclasses.replace(result, report=comparison_report.log(result, parent, tracker))
+        if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
+            raise NothingFits(_why_nothing_ran(result), result.as_json())
+        return result
+
+
+def _why_nothing_ran(result: ComparisonResult) -> str:
+    verdicts = ", ".join(sorted({cell.verdict for cell in result.cells}))
+    return (
+        f"nothing of this comparison ran whole at batch {result.job.batch_size} ({verdicts}); give a smaller "
+        "--batch-size, more --memory-budget, or a longer --timeout"
+    )
+
+
+def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
+    """What all trainings have in common, and a session for each value; without an option, for an empty one."""
+    assert request.sweep is not None
+    if request.sweep.over is None:
+        base = Session.prepare(request, request.edges.precisions)
+        return base, {"": base}
+    option, texts = request.sweep.over
+    options = request.job.options
+    if option in dict(options):
+        raise BadInput(f"--over: got {option}, which --set gives a value too, expected one of the two; leave out one")
+    first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
+    with _errors_of(option):
+        base = Session.prepare(first, request.edges.precisions)
+        each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
+    by_value = {dict(session.found.options)[option]: session for session in each}  # 16 and 016 are one value
+    return base, {value: by_value[value] for value in in_order(list(by_value))}
+
+
+@contextmanager
+def _errors_of(option: str) -> Iterator[None]:
+    """A value that the workload does not take is named by the flag that gave it."""
+    try:
+        yield
+    except BadInput as error:
+        if not error.message.startswith((f"--set {option}:", f"--set: got {option}=")):
+            raise
+        raise BadInput(error.message.replace("--set", "--over", 1), error.detail) from None
+
+
+def _train(
+    base: Session, sessions: dict[str, Session], tracker: Tracker, parent: Run, study: optuna.Study
+) -> list[Cell]:
+    from amp_track.study import grid, storage
+    from amp_track.study.fit import memory_violation
+
+    option = _option(base.request)
+    param = f"option.{option}"  # told from precision, seed and dataset, whatever the workload's option is called
+    points = _points(base, sessions, param if option is not None else None)
+    progress.say(
+        f"comparing {', '.join(base.precisions)}"
+        + (f" at {option}={','.join(sessions)}" if option is not None else "")
+        + f": {len(points)} trainings at batch {base.job.batch_size}"
+    )
+
+    def run_training(trial: optuna.Trial, point: grid.Point) -> tuple[Outcome, str]:
+        value = point.get(param, "")
+        session = sessions[value]
+        job = dataclasses.replace(
+            base.job, options=session.found.options, precision=point["precision"], seed=point["seed"]
+        )
+        note = (f"{option}={value} " if option is not None else "") + f"seed {job.seed}"
+        outcome, run_id = run_trial(session, tracker, parent, study, trial, job, note=note)
+        storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))
+        return outcome, run_id
+
+    trained = grid.train_grid(
+        study,
+        points,
+        distributions=_distributions(base, param, list(sessions)),
+        run_training=run_training,
+        value=lambda outcome: outcome.samples_per_second or 0.0,
+        is_known=lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds),
+    )
+    return [
+        Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
+        for value in sessions
+        for precision in base.precisions
+    ]
+
+
+def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
+    """Whether it was given up on after less than it would get now."""
+    if outcome.verdict is not Verdict.TIMED_OUT:
+        return False
+    return timeout_seconds is None or outcome.wall_seconds < 0.9 * timeout_seconds
+
+
+def _points(base: Session, sessions: dict[str, Session], param: str | None) -> list[grid.Point]:
+    """Precisions innermost: what is compared is trained close together. The data is told apart because an option may
+    change it, and what was measured on other data is not known of this."""
+    return [
+        {"precision": precision, "seed": seed, "dataset": session.found.dataset_digest}
+        | ({param: value} if param is not None else {})
+        for seed in _seeds_asked(base)
+        for value, session in sessions.items()
+        for precision in base.precisions
+    ]
+
+
+def _distributions(base: Session, param: str, values: list[str]) -> dict[str, BaseDistribution]:
+    """Those that a later command may widen: Optuna takes no new choices into a categorical one."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    seeds = _seeds_asked(base)
+    known: dict[str, BaseDistribution] = {
+        "precision": CategoricalDistribution(PRECISIONS),
+        "seed": IntDistribution(seeds[0], seeds[-1]),
+    }
+    if (numbers := as_numbers(values)) is not None:
+        known[param] = FloatDistribution(min(numbers), max(numbers))  # which reads numbers from text
+    return known
+
+
+def _seeds_asked(base: Session) -> range:
+    return range(base.job.seed, base.job.seed + base.request.trainings.seeds)
+
+
+def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) -> Iterator[SeedResult]:
+    for training in trained:
+        point = training.point
+        if (point.get(param, ""), point["precision"]) == (value, precision):
+            yield SeedResult(precision=precision, seed=point["seed"], outcome=training.outcome, run_id=training.run_id)
+
+
+def _option(request: Request) -> str | None:
+    assert request.sweep is not None
+    return request.sweep.over[0] if request.sweep.over is not None else None
+
+
+def _result(base: Session, sessions: dict[str, Session], parent: Run, cells: list[Cell]) -> ComparisonResult:
+    return ComparisonResult(
+        study=base.study_name,
+        run_id=parent.run_id,
+        job=base.job,
+        device_name=base.found.device_name,
+        device_kind=base.found.device_kind,
+        quality_name=base.found.quality_name,
+        option=_option(base.request),
+        values=tuple(sessions),
+        precisions=base.precisions,
+        skipped=base.unsupported,
+        seeds=base.request.trainings.seeds,
+        margin=base.request.trainings.margin,
+        cells=tuple(cells),
+    )

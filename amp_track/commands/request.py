@@ -1,0 +1,211 @@
+"""What a command was asked for besides the job itself. Fields are flags, as in `amp_track.records.job`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from amp_track.records import values
+from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stores:
+    """Where results go, and under which name they are gone on with."""
+
+    study: str | None = setting(
+        None,
+        "Name of the study; the same name goes on where it stopped and repeats nothing.",
+        values.study_name,
+        expected="a name without a slash",
+        metavar="NAME",
+        shown_default="from workload, device and budget",
+    )
+    storage: str = setting(
+        DEFAULT_STORAGE, "Optuna's database.", str, expected="a database address", metavar="URL"
+    )  # fmt: skip
+    tracking_uri: str | None = setting(
+        None,
+        "MLflow's database or server.",
+        str,
+        expected="a database address or http://…",
+        metavar="URI",
+        shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """What `fit` looks for."""
+
+    precisions: tuple[str, ...] | None = setting(
+        None,
+        "Precisions to compare, comma-separated: fp32, tf32, amp, bf16.",
+        values.precisions,
+        expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
+        flag="precision",
+        metavar="NAMES",
+        shown_default="every one the device supports",
+    )
+    max_batch_size: int | None = setting(
+        None,
+        "Never try a larger batch than this.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="the training samples",
+    )
+    headroom: values.Headroom | None = setting(
+        None,
+        "Memory of the budget to leave free at the edge: 5%, 512MiB.",
+        values.headroom,
+        expected="a part of the budget, such as 5%, or a size, such as 512MiB",
+        metavar="SIZE",
+        shown_default="none",
+    )
+    multiple_of: int = setting(
+        1,
+        "Beside the exact edge, find the largest multiple of this that fits (tensor cores like multiples of 8).",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    effective_batch_size: int | None = setting(
+        None,
+        "Samples for each optimizer step, reached by accumulating gradients: says with which batch, and how many.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="no accumulation",
+    )
+    confirm_steps: int | None = setting(
+        None,
+        "Steps of the training that confirms each edge; 0 leaves it out.",
+        values.natural_number,
+        expected="a whole number, 0 or more",
+        metavar="N",
+        shown_default="an epoch, its evaluation, and the first steps after it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """How `search` trains inside the edges."""
+
+    trials: int = setting(
+        12,
+        "Trainings in all; a study that already has some is filled up to this number.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    learning_rates: tuple[float, float] | None = setting(
+        None,
+        "Search the learning rate in this interval too.",
+        values.interval,
+        expected="two numbers above 0, the lower first, such as 1e-4,1e-2",
+        flag="search-lr",
+        metavar="LOW,HIGH",
+        shown_default="not searched",
+    )
+    seeds: int = setting(
+        1,
+        "Train every precision with so many seeds at one batch size, and test whether their quality is fp32's.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+        shown_default="1: no test",
+    )
+    margin: values.Margin = setting(
+        values.Margin(fraction=0.01),
+        "Difference of quality that does not matter: 1% of fp32's, or 0.005.",
+        values.margin,
+        expected="a part of the quality, such as 1%, or a number above 0, such as 0.005",
+        metavar="SIZE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What `compare` varies besides the precision."""
+
+    over: tuple[str, tuple[str, ...]] | None = setting(
+        None,
+        "Compare at each of several values of one option of the workload, such as width=16,64,256.",
+        values.options,
+        expected="option=value,value,…",
+        metavar="OPTION=V1,V2,…",
+        shown_default="the workload's options as they are",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """Which training `train` goes on with."""
+
+    resume: str | None = setting(
+        None,
+        "Go on with the training of this MLflow run from its newest checkpoint; workload and settings are its own.",
+        values.run_id,
+        expected="the id of an MLflow run",
+        metavar="RUN_ID",
+        shown_default="a new training",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The batch that `dtypes` looks at."""
+
+    batch_size: int = setting(
+        2,
+        "Samples of the batch that is looked at; a few show all there is.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Everything one command was asked for."""
+
+    job: Job
+    given: frozenset[str] = frozenset()
+    """The job's fields that were given, and not left at their defaults."""
+    find_batch_size: bool = False
+    """`train --batch-size auto`."""
+    stores: Stores = Stores()
+    edges: Edges = Edges()
+    trainings: Trainings = Trainings()
+    resumption: Resumption = Resumption()
+    sweep: Sweep | None = None
+    """Of `compare` alone."""
+
+    def __post_init__(self) -> None:
+        effective, accumulate = self.edges.effective_batch_size, self.job.accumulate
+        if effective is not None and accumulate != 1:
+            raise BadInput(
+                f"--accumulate: got {accumulate} together with --effective-batch-size {effective}, expected one of the "
+                "two; leave out the one you do not mean"
+            )
+
+        if effective is not None and effective % self.job.processes:
+            raise BadInput(
+                f"--effective-batch-size: got {effective}, expected a multiple of --processes {self.job.processes}; "
+                "change one of the two"
+            )
+
+    def check_batch_size_is_looked_for(self) -> None:
+        """Raises BadInput when something was said about an edge that nobody looks for."""
+        for item in dataclasses.fields(Edges):
+            value = getattr(self.edges, item.name)
+            if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:
+                continue
+            name = item.metadata["flag"] or item.name.replace("_", "-")
+            raise BadInput(
+                f"--{name}: got {value}, expected it together with --batch-size auto, which looks for the largest "
+                "batch; add that, or leave it out"
+            )

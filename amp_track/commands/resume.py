@@ -1,0 +1,78 @@
+"""Going on with a training that stopped: which run, which job, and what may be said differently this time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from amp_track.commands.flags import flags_of
+from amp_track.commands.request import Edges, Request
+from amp_track.records import addresses as stores
+from amp_track.records.errors import BadInput
+from amp_track.records.job import DEFAULT_WORKLOAD, Job
+from amp_track.report import progress
+
+if TYPE_CHECKING:
+    from amp_track.commands.session.session import Session
+    from amp_track.tracking import Resumable, Tracker
+
+_MAY_CHANGE = {
+    "device", "memory_budget_bytes", "timeout_seconds", "checkpoint_every", "diagnose_every", "epochs", "steps",
+    "loader_workers",
+}  # fmt: skip
+"""What says where, how long and how closely watched, not what is trained."""
+
+
+def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request]:
+    """The store, what the run says of itself, and the request for the rest of its training. Writes nothing.
+
+    Raises:
+        BadInput: there is no such run, it is not to be gone on with, or something else was asked for besides.
+    """
+    for flag in flags_of(Edges):
+        if flag.field.name != "precisions" and getattr(request.edges, flag.field.name) != flag.field.default:
+            raise BadInput(f"{flag.name}: got it with --resume, which goes on as the run was; leave it out")
+    if request.find_batch_size:
+        raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
+    uri = stores.tracking_uri(request.stores.tracking_uri)
+    stores.check_tracking("--tracking-uri", uri)
+    stores.check_apart(uri, request.stores.storage)
+    if not stores.exists(uri):
+        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {stores.masked(uri)} yet")
+    from amp_track.tracking import Tracker
+
+    tracker = Tracker(uri)
+    resumable = tracker.resumable(run_id)
+    job = _merged(request, resumable.job)
+    if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):
+        raise BadInput(
+            f"--resume: got run {run_id}, which has finished its training, expected one that stopped early; give more "
+            "--epochs or --steps to train it longer"
+        )
+    return tracker, resumable, dataclasses.replace(request, job=job)
+
+
+def warn_of_changes(session: Session, resumable: Resumable) -> None:
+    if session.found.workload_digest != resumable.workload_digest:
+        progress.say("the workload's source has changed since: the rest of the training is not what it would have been")
+
+
+def _merged(request: Request, job: Job) -> Job:
+    """The run's job, with what may be said differently."""
+    if request.job.workload not in (DEFAULT_WORKLOAD, job.workload):
+        raise BadInput(
+            f"WORKLOAD: got {request.job.workload}, expected the {job.workload} that the run trains; leave it out"
+        )
+    changes = {}
+    for flag in flags_of(Job):
+        name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)
+        if name not in request.given or new == old:
+            continue
+        if name not in _MAY_CHANGE:
+            raise BadInput(
+                f"{flag.name}: got {new} with --resume, expected the {old} that the run was trained with; leave it out"
+            )
+        changes[name] = new
+    if "epochs" in changes or "steps" in changes:
+        changes = {"epochs": None, "steps": None} | changes
+    return dataclasses.replace(job, **changes)

@@ -1,0 +1,1 @@
+"""Where memory ends. Pure: no torch, no process, no store."""

@@ -1,0 +1,1 @@
+"""Plain data that crosses processes. Imports no torch, no MLflow, no Optuna."""

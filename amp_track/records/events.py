@@ -1,0 +1,80 @@
+"""What a running job streams to the process that tracks it. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_track.records.outcome import LayerGradients
+
+PICTURES = "pictures"
+"""The folder of a workload's pictures among its run's artifacts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded:
+    """One epoch is over: its losses and its quality."""
+
+    epoch: int
+    """Counted from 1."""
+    step: int
+    train_loss: float
+    eval_loss: float | None = None
+    quality: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsRecorded:
+    """What the steps since the last such event came to, read from the device at once."""
+
+    first_step: int
+    """The number of the first one; `losses` holds the others in order."""
+    losses: tuple[float, ...]
+    scale_changes: tuple[tuple[int, float], ...] = ()
+    diagnosed: tuple[LayerGradients, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWritten:
+    """A checkpoint lies in a file, whole; whoever gets this may move it."""
+
+    file: str
+    step: int
+    is_last: bool
+    """To go on from; else it is only the best so far."""
+    is_best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileWritten:
+    """A file for the run's artifacts lies ready, whole; whoever gets this may move it."""
+
+    file: str
+    folder: str = ""
+    """Among the artifacts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """Something that went wrong beside the training, for people to read."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDone:
+    """Progress within a job: sent a few times a second at most, never once per step."""
+
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The job is about to train: what it runs on and how float32 is computed, read back from torch."""
+
+    settings: tuple[tuple[str, str], ...]
+    scale: float | None = None
+    """The first one of a GradScaler."""
+
+
+Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started

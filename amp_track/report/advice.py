@@ -1,0 +1,144 @@
+"""What the GradScaler did and why, in words, where the numbers carry them. Pure text from an Outcome."""
+
+from __future__ import annotations
+
+import math
+
+from amp_track.records.outcome import Diagnosis, LayerSummary, Outcome, ScaleReport
+
+_SETTLED = 0.05
+"""Part of the training in which a scale that only falls is finding its level."""
+_OFTEN = 0.01
+"""Of the steps: so many more overflows than the scaler's own trials of a larger scale explain are too many."""
+_UNDERFLOWS = 0.25
+"""Of a layer's gradient values: so many below float16's smallest normal number are worth a word."""
+_WAITS_FOR_DATA = 0.2
+"""Of the training's time: from there on the input pipeline decides how fast it is."""
+_WORTH_A_WORD_SECONDS = 1.0
+_LARGEST_FLOAT16 = 65504
+
+
+def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = None) -> list[str]:
+    """One line for each thing that happened, the gravest first; empty where there is nothing to say."""
+    lines = []
+    if outcome.non_finite_weights:
+        lines.append(
+            f"the weights are not finite ({outcome.non_finite_weights} is the first): the training has diverged and "
+            "cannot recover; lower --lr, or give --clip-norm"
+        )
+    lines += _of_the_loss(outcome, precision)
+    if outcome.scale is not None:
+        lines += _of_the_scale(outcome, outcome.scale)
+    if outcome.diagnosis is not None:
+        lines += _of_the_layers(outcome, outcome.diagnosis, precision)
+    return lines + _of_the_input(outcome, loader_workers)
+
+
+def waits_for_data(outcome: Outcome) -> bool:
+    """Whether the input pipeline decided how fast it was."""
+    waited, seconds = outcome.waited_fraction or 0.0, outcome.waited_seconds or 0.0
+    return waited >= _WAITS_FOR_DATA and seconds >= _WORTH_A_WORD_SECONDS
+
+
+def _of_the_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
+    if not waits_for_data(outcome):
+        return []
+    waited, seconds = outcome.waited_fraction, outcome.waited_seconds
+    instead = "--loader-workers, which load it meanwhile"
+    if loader_workers:
+        instead = f"more --loader-workers than {loader_workers}, or data that loads faster"
+    return [
+        f"the training waited for data {waited:.0%} of its time ({seconds:,.1f} s): samples/s are those of loading, "
+        f"not of this precision; try {instead}"
+    ]
+
+
+def _of_the_loss(outcome: Outcome, precision: str) -> list[str]:
+    losses = outcome.non_finite_losses
+    if losses is None:
+        return []
+    batch = f", batch {losses.first_batch} of it" if losses.first_batch > 1 else ""
+    line = f"the loss was inf or NaN in {losses.batches:,} batches, first at step {losses.first_step:,}{batch}"
+    if precision == "amp" and not outcome.non_finite_weights:
+        return [f"{line}: no overflow of gradients; either that batch, or float16 in the forward pass: try bf16"]
+    return [f"{line}: look at that batch and the loss, or lower --lr; no precision cures it"]
+
+
+def _of_the_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
+    lines = []
+    below_one = _fell_below_one_for_good(scale)
+    if below_one is not None:
+        what = "the loss itself" if outcome.non_finite_losses else "gradients overflow unscaled, so the backward pass"
+        lines.append(
+            f"the scale fell below 1 at step {below_one:,} and never recovered: {what} overflows float16; try bf16"
+        )
+        return lines
+    if outcome.non_finite_losses is not None:
+        return lines  # which of the falls were overflows of gradients is not known
+    changes = list(zip(scale.history, scale.history[1:], strict=False))
+    first_growth = next((step for (_, before), (step, after) in changes if after > before), math.inf)
+    falls = [(step, after) for (_, before), (step, after) in changes if after < before and step < first_growth]
+    if falls:
+        step, level = falls[-1]
+        what = (
+            "normal, the scaler begins high and finds its level"
+            if step <= max(_SETTLED * outcome.steps, 50)
+            else "the largest gradients are still finding their level; watch it, or try bf16"
+        )
+        lines.append(
+            f"{len(falls)} of the first {step:,} steps overflowed and were skipped, until the scale was down from "
+            f"{scale.initial:,g} to {level:,g}: {what}"
+        )
+    later = outcome.skipped_steps - len(falls)
+    if later - scale.growths > max(_OFTEN * outcome.steps, 2):
+        lines.append(
+            f"{later:,} steps after that overflowed, and made no update, though the scale was tried higher only "
+            f"{scale.growths:,} times: gradients are spiky; try bf16 or a lower --lr"
+        )
+    return lines
+
+
+def _of_the_layers(outcome: Outcome, diagnosis: Diagnosis, precision: str) -> list[str]:
+    lines = []
+    first = diagnosis.first_non_finite
+    if first is not None:
+        what = "an output" if first.in_pass == "forward" else "a gradient"
+        lines.append(f"{what} of layer {first.layer} was the first that was not finite, at step {first.step:,}")
+    worst = max(diagnosis.layers, key=lambda layer: layer.underflowing, default=None)
+    if worst is not None and worst.underflowing > _UNDERFLOWS:
+        lines.append(_of_underflow(outcome, worst, precision))
+    largest = max(diagnosis.layers, key=lambda layer: layer.largest_output or 0.0, default=None)
+    size = largest.largest_output if largest is not None else None
+    if precision != "amp" and size is not None and math.isfinite(size) and size > _LARGEST_FLOAT16:
+        assert largest is not None
+        lines.append(
+            f"layer {largest.layer} puts out up to {size:,.3g}, above float16's largest number, 65,504: amp would "
+            "overflow there"
+        )
+    if outcome.train_seconds:
+        lines.append(
+            f"diagnosing every {diagnosis.every} steps ({diagnosis.steps} in all) took {diagnosis.seconds:.3g} s, "
+            f"{diagnosis.seconds / outcome.train_seconds:.1%} of the training"
+        )
+    return lines
+
+
+def _of_underflow(outcome: Outcome, worst: LayerSummary, precision: str) -> str:
+    if precision == "amp":
+        final = f" at scale {outcome.scale.final:,g}" if outcome.scale is not None else ""
+        return (
+            f"in layer {worst.layer} {worst.underflowing:.0%} of the gradient values lie below float16's smallest "
+            f"normal number{final}, and lose precision; bf16 has float32's range"
+        )
+    return (
+        f"in layer {worst.layer} {worst.underflowing:.0%} of the gradient values lie below float16's smallest normal "
+        "number unscaled: amp needs its GradScaler here"
+    )
+
+
+def _fell_below_one_for_good(scale: ScaleReport) -> int | None:
+    """The step at which the scale fell below 1, if it has stayed there."""
+    if scale.final >= 1:
+        return None
+    last_above = max((index for index, (_, size) in enumerate(scale.history) if size >= 1), default=-1)
+    return scale.history[last_above + 1][0]

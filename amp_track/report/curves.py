@@ -1,0 +1,191 @@
+"""The curves of one training as one picture: losses, quality and the GradScaler's scale over the steps.
+
+They are metrics too; the picture is what a colleague gets to see without a server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+
+from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILE = "curves.png"
+_MOST_POINTS = 1500
+"""Of a curve: about two for each pixel of the picture's width."""
+_MOST_KEPT = 100_000
+"""Losses of steps; when there are more, half of them stay at most."""
+_LOG_FROM_RATIO = 10
+"""Losses that differ by more are drawn on a logarithmic axis."""
+_INFINITY_IN_STORE = sys.float_info.max
+"""MLflow keeps an infinite metric as this."""
+
+Points = list[tuple[int, float]]
+"""(step, value), by step."""
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    step: int
+    """At which it ended."""
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    quality: float | None = None
+
+
+class Curves:
+    """What one training logs, as it comes."""
+
+    def __init__(self, title: str, quality_name: str) -> None:
+        self._title = title
+        self._quality_name = quality_name
+        self._step_losses: dict[int, float] = {}
+        self._scales: dict[int, float] = {}
+        self._epochs: dict[int, _Epoch] = {}
+
+    def restore(self, metrics: Mapping[str, Mapping[int, float]], *, steps_per_epoch: int) -> None:
+        """What a run that is gone on with has on record: by metric, its values by step or epoch."""
+        self._step_losses |= metrics.get("train/step_loss", {})
+        self._scales |= metrics.get("amp/scale", {})
+        train, evaluation, quality = (
+            metrics.get(name, {}) for name in ("train/loss", "eval/loss", f"eval/{self._quality_name}")
+        )
+        last_step = max(self._step_losses, default=0)
+        for epoch, loss in train.items():
+            step = min(epoch * steps_per_epoch, last_step)  # the last epoch may have ended early
+            self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), quality.get(epoch))
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started(scale=scale) if scale is not None:
+                self._scales[0] = scale
+            case StepsRecorded():
+                self._step_losses |= enumerate(event.losses, start=event.first_step)
+                self._thin_out()
+                self._scales |= event.scale_changes
+            case EpochEnded():
+                self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.quality)
+
+    def _thin_out(self) -> None:
+        """A training may have a hundred million steps, and a picture has a thousand columns."""
+        if len(self._step_losses) > _MOST_KEPT:
+            every_step = sorted(self._step_losses.items())
+            wrong = [(step, loss) for step, loss in every_step if not _is_finite(loss)]
+            self._step_losses = dict(thinned(_finite(every_step), _MOST_KEPT // 4) + wrong[: _MOST_KEPT // 4])
+
+    def draw(self, file: Path) -> bool:
+        """Write the picture, a PNG. Returns whether there was anything to draw."""
+        if not self._step_losses and not self._epochs:
+            return False
+        from matplotlib.figure import Figure  # not pyplot: no global state, no display; and late: it takes 0.3 s
+
+        qualities = self._of_epochs("quality")
+        heights = [3.0] + [1.5] * bool(qualities) + [1.0] * bool(self._scales)
+        inches = 1.2 + 1.1 * sum(heights)
+        figure = Figure(figsize=(8, inches))
+        figure.subplots_adjust(left=0.11, right=0.95, bottom=0.55 / inches, top=1 - 0.35 / inches, hspace=0.12)
+        panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        figure.text(0.53, 1 - 0.3 / inches, self._title, ha="center")
+        self._draw_losses(panels[0])
+        if qualities:
+            panels[1].plot(*_columns(_finite(qualities)), color="C2", marker=_marker(qualities), markersize=4)
+            panels[1].set_ylabel(self._quality_name)
+        if self._scales:
+            self._draw_scale(panels[-1])
+        for axes in panels:
+            axes.grid(alpha=0.3)
+            axes.set_xlim(0, 1.02 * max(self._last_step, 1))
+            axes.yaxis.set_label_coords(-0.08, 0.5)  # titles and labels that find their own place take half the time
+        panels[-1].set_xlabel("optimizer step")
+        panels[-1].xaxis.set_label_coords(0.5, -0.3 / (1.1 * heights[-1]))
+        panels[-1].xaxis.set_major_formatter("{x:,.0f}")
+        figure.savefig(file, dpi=110)
+        return True
+
+    def _draw_losses(self, axes: Axes) -> None:
+        every_step = sorted(self._step_losses.items())
+        train, evaluation = self._of_epochs("train_loss"), self._of_epochs("eval_loss")
+        points = [_finite(curve) for curve in (every_step, train, evaluation)]
+        if _spreads([value for curve in points for _, value in curve]):
+            axes.set_yscale("log")
+        steps, means, evaluated = points
+        axes.plot(*_columns(thinned(steps, _MOST_POINTS)), color="C0", alpha=0.35, linewidth=0.7, label="each step")
+        if means:
+            axes.plot(*_columns(means), color="C0", marker=_marker(means), markersize=4, label="mean of each epoch")
+        if evaluated:
+            axes.plot(*_columns(evaluated), color="C1", marker=_marker(evaluated), markersize=4, label="evaluation")
+        wrong = [step for step, loss in every_step if not _is_finite(loss)]
+        if wrong:
+            shown = [step for step, _ in thinned([(step, 0.0) for step in wrong], _MOST_POINTS)]
+            label = f"inf or NaN ({len(wrong):,} steps)"
+            at_the_bottom = axes.get_xaxis_transform()
+            axes.plot(shown, [0.03] * len(shown), "|", color="C3", label=label, transform=at_the_bottom)
+        axes.set_ylabel("loss")
+        axes.legend(loc="upper right", fontsize="small")
+
+    def _draw_scale(self, axes: Axes) -> None:
+        changes = [(step, scale) for step, scale in _finite(sorted(self._scales.items())) if scale > 0]
+        if changes:
+            axes.set_yscale("log", base=2)
+            changes.append((self._last_step, changes[-1][1]))
+            axes.step(*_columns(thinned(changes, _MOST_POINTS)), where="post", color="C4")
+        axes.set_ylabel("scale")
+
+    @property
+    def _last_step(self) -> int:
+        return max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())), default=0)
+
+    def _of_epochs(self, name: str) -> Points:
+        """What an epoch came to, at the step where it ended."""
+        there = [(epoch.step, getattr(epoch, name)) for _, epoch in sorted(self._epochs.items())]
+        return [(step, value) for step, value in there if value is not None]
+
+
+def thinned(points: Sequence[tuple[int, float]], most: int) -> Points:
+    """At most `most` of the points, in order, that look like all of them: of each stretch, the lowest and the highest.
+
+    Args:
+        points: finite ones.
+        most: an even number of 2 or more.
+    """
+    if len(points) <= most:
+        return list(points)
+    values = numpy.array([value for _, value in points])
+    bounds = numpy.linspace(0, len(points), most // 2 + 1).astype(int)
+    kept: list[int] = []
+    for first, end in itertools.pairwise(bounds):
+        stretch = values[first:end]
+        kept += sorted({int(first + stretch.argmin()), int(first + stretch.argmax())})
+    return [points[index] for index in kept]
+
+
+def _finite(points: Iterable[tuple[int, float]]) -> Points:
+    return [(step, value) for step, value in points if _is_finite(value)]
+
+
+def _is_finite(value: float) -> bool:
+    return math.isfinite(value) and abs(value) < _INFINITY_IN_STORE
+
+
+def _spreads(values: Sequence[float]) -> bool:
+    """Whether a linear axis would hide the lower ones; a logarithmic one cannot show what is not above 0."""
+    return bool(values) and min(values) > 0 and max(values) > _LOG_FROM_RATIO * min(values)
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _marker(points: Sequence[tuple[int, float]]) -> str:
+    """Dots where there are few: one point alone makes no line."""
+    return "o" if len(points) <= 50 else ""

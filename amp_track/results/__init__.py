@@ -1,0 +1,1 @@
+"""What the commands find, as plain data."""

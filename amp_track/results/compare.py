@@ -1,0 +1,239 @@
+"""What `compare` has found out: the same training at several precisions, at each value of an option. Plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean
+from typing import Any
+
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import Margin
+from amp_track.report import advice
+from amp_track.results.equivalence import Interval, interval
+from amp_track.results.fit import NO_SLOWER, SeedResult, SeedsResult
+
+REFERENCE = "fp32"
+"""What the other precisions are compared with."""
+
+
+class Speed(StrEnum):
+    """Of one precision against another."""
+
+    FASTER = "faster"
+    SAME = "no difference"
+    SLOWER = "slower"
+
+
+def judge(speedup: float) -> Speed:
+    """What is within 3 % counts as no difference, whichever of the two is the slower one."""
+    if speedup * NO_SLOWER > 1:
+        return Speed.FASTER
+    return Speed.SLOWER if speedup < NO_SLOWER else Speed.SAME
+
+
+def pays_from(speedups: Sequence[float | None]) -> int | None:
+    """The first place from which on a precision is faster wherever both ran; None where at the last one it is not.
+
+    Args:
+        speedups: samples/s over the reference's, in ascending order of what is varied; None where one did not run.
+    """
+    start = None
+    for place, speedup in enumerate(speedups):
+        if speedup is None:
+            continue
+        if judge(speedup) is not Speed.FASTER:
+            start = None
+        elif start is None:
+            start = place
+    return start
+
+
+def as_numbers(values: Sequence[str]) -> list[float] | None:
+    """The values as numbers; None where they are not all finite ones."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def in_order(values: Sequence[str]) -> list[str]:
+    """Numbers in ascending order; anything else as it was given."""
+    return sorted(values, key=float) if as_numbers(values) is not None else list(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One precision at one value of the option: a training for each seed. What did not fit counts in no mean."""
+
+    value: str
+    """Empty where no option is varied."""
+    precision: str
+    trainings: tuple[SeedResult, ...]
+    """By seed."""
+
+    @property
+    def failure(self) -> Outcome | None:
+        """The first that did not fit."""
+        return next((found.outcome for found in self.trainings if not found.outcome.fits), None)
+
+    @property
+    def verdict(self) -> str:
+        return str(self.failure.verdict if self.failure is not None else Verdict.FITS)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return self._mean(lambda outcome: outcome.samples_per_second)
+
+    @property
+    def train_seconds(self) -> float | None:
+        return self._mean(lambda outcome: outcome.train_seconds)
+
+    @property
+    def eval_samples_per_second(self) -> float | None:
+        return self._mean(lambda outcome: outcome.eval_samples_per_second)
+
+    @property
+    def waited_fraction(self) -> float | None:
+        """Part of the training that went by waiting for data."""
+        return self._mean(lambda outcome: outcome.waited_fraction)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether the input pipeline decided how fast one of the trainings was."""
+        return any(advice.waits_for_data(outcome) for outcome in self._whole)
+
+    @property
+    def train_memory_bytes(self) -> float | None:
+        """The largest peak in training."""
+        return max(self._of(lambda outcome: outcome.max_allocated_bytes), default=None)
+
+    @property
+    def eval_memory_bytes(self) -> float | None:
+        """The largest peak in evaluation."""
+        return max(self._of(lambda outcome: outcome.eval_max_allocated_bytes), default=None)
+
+    @property
+    def quality(self) -> Interval | None:
+        """Over the trainings that came to one."""
+        qualities = [found for found in self._of(lambda outcome: outcome.quality) if math.isfinite(found)]
+        return interval(qualities) if qualities else None
+
+    @property
+    def steps(self) -> int:
+        return sum(outcome.steps for outcome in self._whole)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Of `steps`, over all seeds."""
+        return sum(outcome.skipped_steps for outcome in self._whole)
+
+    @property
+    def _whole(self) -> list[Outcome]:
+        return [training.outcome for training in self.trainings if training.outcome.fits]
+
+    def _of(self, measure: Callable[[Outcome], float | None]) -> list[float]:
+        found = [measure(outcome) for outcome in self._whole]
+        return [number for number in found if number is not None]
+
+    def _mean(self, measure: Callable[[Outcome], float | None]) -> float | None:
+        found = self._of(measure)
+        return fmean(found) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult:
+    """The same training at every precision, at every value of the option."""
+
+    study: str
+    run_id: str
+    job: Job
+    device_name: str
+    device_kind: str
+    quality_name: str
+    option: str | None
+    """None where none is varied: there is then one value, which is empty."""
+    values: tuple[str, ...]
+    precisions: tuple[str, ...]
+    skipped: dict[str, str]
+    """The precisions that the device lacks, with the reason."""
+    seeds: int
+    margin: Margin
+    cells: tuple[Cell, ...] = field(repr=False)
+    """By value, then precision."""
+    answers: tuple[str, ...] = ()
+    report: str = ""
+
+    def cell(self, value: str, precision: str) -> Cell:
+        return next(cell for cell in self.cells if (cell.value, cell.precision) == (value, precision))
+
+    def at(self, value: str) -> str:
+        """`width=16`; empty where nothing is varied."""
+        return f"{self.option}={value}" if self.option is not None else ""
+
+    def ratio(self, cell: Cell, measure: str) -> float | None:
+        """To the reference's at the same value; None where one of the two is not known."""
+        own, reference = getattr(cell, measure), getattr(self.cell(cell.value, REFERENCE), measure)
+        return own / reference if own is not None and reference else None
+
+    def speedups(self, precision: str) -> list[float | None]:
+        """By value."""
+        return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
+
+    def seeds_at(self, value: str) -> SeedsResult:
+        """The trainings at one value, for the test of equivalence."""
+        trainings = [training for cell in self.cells if cell.value == value for training in cell.trainings]
+        return SeedsResult(job=self.job, seeds=self.seeds, margin=self.margin, trainings=tuple(trainings))
+
+    @property
+    def has_quality(self) -> bool:
+        return any(cell.quality is not None for cell in self.cells)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "study": self.study,
+            "run_id": self.run_id,
+            "workload": self.job.workload,
+            "device": {"kind": self.device_kind, "name": self.device_name},
+            "memory_budget_bytes": self.job.memory_budget_bytes,
+            "batch_size": self.job.batch_size,
+            "quality_name": self.quality_name,
+            "seeds": self.seeds,
+            "over": self.option and {"option": self.option, "values": list(self.values)},
+            "rows": [self.row(cell) for cell in self.cells],
+            "equivalence": [
+                {"value": value, **self.seeds_at(value).as_json()}
+                for value in (self.values if self.seeds > 1 and self.has_quality else ())
+            ],
+            "skipped": self.skipped,
+            "answers": list(self.answers),
+            "report": self.report,
+        }
+
+    def row(self, cell: Cell) -> dict[str, Any]:
+        """One cell with its ratios to the reference, as `--json` and MLflow's table have it."""
+        quality = cell.quality
+        return {
+            "value": cell.value if self.option is not None else None,
+            "precision": cell.precision,
+            "verdict": cell.verdict,
+            "samples_per_second": cell.samples_per_second,
+            "speedup": self.ratio(cell, "samples_per_second"),
+            "train_seconds": cell.train_seconds,
+            "waited_fraction": cell.waited_fraction,
+            "train_memory_bytes": cell.train_memory_bytes,
+            "train_memory_ratio": self.ratio(cell, "train_memory_bytes"),
+            "eval_samples_per_second": cell.eval_samples_per_second,
+            "eval_speedup": self.ratio(cell, "eval_samples_per_second"),
+            "eval_memory_bytes": cell.eval_memory_bytes,
+            "eval_memory_ratio": self.ratio(cell, "eval_memory_bytes"),
+            "quality": quality.mean if quality is not None else None,
+            "quality_half_width": quality.half_width if quality is not None else None,
+            "steps": cell.steps,
+            "skipped_steps": cell.skipped_steps,
+            "run_ids": [training.run_id for training in cell.trainings],
+        }

@@ -1,0 +1,192 @@
+"""The sandbox's other side: what a job's fresh process does. Imports neither mlflow nor optuna."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import amp_track
+from amp_track.records.errors import BadInput
+from amp_track.records.events import Event
+from amp_track.records.job import Inspection, Job, JobFolder, Rank, Support
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import PRECISIONS
+from amp_track.training import peers
+from amp_track.training.amp import precision
+from amp_track.training.batches import digest, length
+from amp_track.training.devices import base as devices
+from amp_track.training.dtypes import DtypesWatch
+from amp_track.training.trainer import Trainer
+from amp_track.workload import Workload, load_workload, option_values, source_digest, users_traceback
+
+
+def run(
+    job: Job, connection: Connection[Any, Any], folder: JobFolder | None, rank: Rank, *, enforce_budget: bool
+) -> None:
+    """Train, and send events and then the outcome, whatever exception comes. Of the processes that train together the
+    first one alone sends events."""
+    _settle_in()
+    peers.announce(rank)
+    try:
+        device = devices.open_device(job.device, rank)
+        workload = workload_of(job)
+    except BadInput as error:
+        connection.send(error)
+        return
+    phase = "start"
+    try:
+        with peers.connected(rank, device.torch_device) as others:
+            send = connection.send if others.is_first else _say_nothing
+            trainer = Trainer(job, workload, device, send, peers=others, enforce_budget=enforce_budget, folder=folder)
+            try:
+                outcome = trainer.run()
+            finally:
+                phase = trainer.phase
+            connection.send(outcome)  # before taking leave of the others, which may hang
+            return
+    except BadInput as error:
+        connection.send(error)
+        return
+    except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
+        device.lift_budget()
+        outcome = _outcome_of_exception(error, phase, device)
+    connection.send(outcome)
+
+
+def _say_nothing(event: Event) -> None:
+    pass
+
+
+def inspect(job: Job, connection: Connection[Any, Any]) -> None:
+    """Send an Inspection; BadInput when the arguments do not hold; a crashed Outcome when the data cannot be loaded."""
+    _settle_in()
+    try:
+        connection.send(_inspection(job))
+    except BadInput as error:
+        connection.send(error)
+    except BaseException as error:
+        connection.send(_outcome_of_exception(error, "data", None))
+
+
+def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
+    """Send a DtypesReport, or the outcome of what went wrong."""
+    _settle_in()
+    watch = DtypesWatch()
+    try:
+        connection.send(watch.run(job, workload_of(job), devices.open_device(job.device)))
+    except BadInput as error:
+        connection.send(error)
+    except BaseException as error:
+        connection.send(_outcome_of_exception(error, watch.phase, None))
+
+
+def workload_of(job: Job) -> Workload:
+    """As the job trains it. Raises BadInput if it cannot be loaded."""
+    workload = load_workload(job.workload, job.options)
+    return workload.without_data() if job.synthetic else workload
+
+
+def _inspection(job: Job) -> Inspection:
+    device = devices.open_device(job.device)
+    devices.check_processes(device, job.processes)
+    devices.check_budget(device, job.memory_budget_bytes, job.processes)
+    workload = workload_of(job)
+    workload.check()
+    training_samples = evaluation_samples = 0
+    dataset_digest = "synthetic"
+    if not job.synthetic:
+        train_data, eval_data = workload.train_data(), workload.eval_data()
+        training_samples, evaluation_samples = length(train_data), length(eval_data)
+        if not training_samples:
+            raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
+        dataset_digest = digest(train_data)
+    return Inspection(
+        device=str(device.torch_device),
+        device_kind=device.torch_device.type,
+        device_name=device.name,
+        free_bytes=devices.free_bytes_each(device, job.processes),
+        budget_support=device.budget_support(),
+        precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),
+        workload_name=type(workload).__name__,
+        workload_digest=source_digest(workload),
+        batch_size=workload.batch_size,
+        epochs=workload.epochs,
+        learning_rate=workload.learning_rate,
+        loader_workers=workload.loader_workers,
+        options=option_values(workload),
+        quality_name=workload.quality.name,
+        higher_is_better=workload.quality.higher_is_better,
+        training_samples=training_samples,
+        evaluation_samples=evaluation_samples,
+        dataset_digest=dataset_digest,
+        versions=(
+            ("amp_track", amp_track.__version__),
+            ("python", platform.python_version()),
+            ("torch", str(torch.__version__)),
+            ("cuda", str(torch.version.cuda)),
+            ("cudnn", str(torch.backends.cudnn.version())),  # type: ignore[no-untyped-call]
+            ("platform", f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"),
+        ),
+    )
+
+
+def _support(name: str, device: devices.Device, processes: int) -> Support:
+    """On every device that is used; of the first that lacks it."""
+    found = [precision.support(name, each.torch_device) for each in devices.devices_of(device, processes)]
+    return next((support for support in found if not support.supported), found[0])
+
+
+def _outcome_of_exception(error: BaseException, phase: str, device: devices.Device | None) -> Outcome:
+    if devices.is_out_of_memory(error):
+        verdict = Verdict.OOM
+    elif devices.is_kernel_limit(error):
+        verdict = Verdict.KERNEL_LIMIT
+    else:
+        verdict = Verdict.CRASHED
+    peak = device.peak() if device is not None else None
+    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+    return Outcome(
+        verdict=verdict,
+        phase=phase,
+        message=f"{summary} (in {phase})",
+        traceback=users_traceback(error),
+        requested_bytes=devices.requested_bytes(error),
+        max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+        max_memory_bytes=peak.reserved_bytes if peak is not None else None,
+    )
+
+
+def _settle_in() -> None:
+    """A job's process prints to stderr, leaves Ctrl-C to its parent, dies with it, and is the kernel's first choice."""
+    sys.stdout.flush()
+    os.dup2(2, 1)  # stdout is for the command's result
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _be_first_to_go()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """The parent's end of a pipe closes however it dies, SIGKILL included."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _be_first_to_go() -> None:
+    """If the kernel must kill a process for memory, let it be this job and not the search that started it."""
+    if sys.platform == "linux":
+        try:
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        except OSError:
+            pass

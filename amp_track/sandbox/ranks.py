@@ -1,0 +1,55 @@
+"""One outcome of the processes that trained a job together. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from amp_track.records.outcome import Outcome, Verdict
+
+_LOST_A_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistBackendError",
+    "DistNetworkError",
+    "/gloo/",
+)
+"""In the messages of a process that fails because another one has left."""
+
+
+def together(outcomes: Sequence[Outcome | None]) -> Outcome:
+    """What came of a job, from what came of each of its processes; None of one that was ended before it said anything.
+
+    If all went well: the first one's, with the largest peaks of memory. Else the cause: running out of memory first,
+    and a process that fails because it has lost another one last.
+    """
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
+    if failed:
+        rank, cause = min(failed, key=lambda each: _gravity(each[1]))
+        if len(outcomes) == 1 or cause.verdict is Verdict.TIMED_OUT:  # time ran out for all of them
+            return cause
+        return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
+    whole = [outcome for outcome in outcomes if outcome is not None]
+    assert len(whole) == len(outcomes), "who was ended was ended because another one had failed"
+
+    return dataclasses.replace(
+        whole[0],
+        waited_seconds=max(outcome.waited_seconds or 0.0 for outcome in whole),
+        max_allocated_bytes=max(outcome.max_allocated_bytes or 0 for outcome in whole) or None,
+        max_memory_bytes=max(outcome.max_memory_bytes or 0 for outcome in whole) or None,
+        eval_max_allocated_bytes=max(outcome.eval_max_allocated_bytes or 0 for outcome in whole) or None,
+        max_resident_bytes=max(outcome.max_resident_bytes or 0 for outcome in whole) or None,
+    )
+
+
+def ends_it_all(outcome: Outcome) -> bool:
+    """Whether nothing that another process could still say would matter."""
+    return not outcome.fits and _gravity(outcome) == 0
+
+
+def _gravity(outcome: Outcome) -> int:
+    """0 for the surest cause."""
+    if outcome.verdict is not Verdict.CRASHED:
+        return 0
+    lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)
+    return 2 if lost_a_peer else 1

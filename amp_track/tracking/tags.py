@@ -1,0 +1,68 @@
+"""What every run says of itself: the job, the device, the versions, the data, and the commit it came from."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+
+from amp_track.records.job import Inspection, Job
+from amp_track.tracking.run import Run
+from amp_track.workers import processes
+
+
+def describe(run: Run, job: Job, found: Inspection, *, kind: str, with_params: bool = True) -> None:
+    """What every run says of itself: the job, the device, the versions, the data, and the commit it came from. A
+    study's run has no one precision or batch size: `with_params=False`."""
+    if with_params:
+        run.params(job.params())
+        run.tags({"amp_track.precision_reason": found.support(job.precision).reason})
+    run.tags(
+        {
+            "amp_track.kind": kind,
+            **_resumable_tags(job),
+            "amp_track.device": found.device_name,
+            "amp_track.device_kind": found.device_kind,
+            "amp_track.workload_digest": found.workload_digest,
+            **{f"amp_track.version.{name}": value for name, value in (*found.versions, *_versions())},
+            **_commit_of(job.workload),
+        }
+    )
+    run.dataset(found)
+
+
+def resumed_tags(job: Job) -> dict[str, str]:
+    """What is new of a run that is gone on with. Its params stay: MLflow's cannot be changed."""
+    return _resumable_tags(job) | {"amp_track.resumed": f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"}
+
+
+def _resumable_tags(job: Job) -> dict[str, str]:
+    return {"amp_track.process": json.dumps(processes.this_process()), "amp_track.job": job.as_json()}
+
+
+@functools.cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    packages = ("mlflow", "optuna", "torchvision")
+    return tuple((name, importlib.metadata.version(name)) for name in packages)
+
+
+@functools.cache
+def _commit_of(workload: str) -> dict[str, str]:
+    """The git commit of the workload's folder, and whether it has changes that are not in it."""
+    folder = Path(workload.partition(":")[0])
+    folder = folder.resolve().parent if folder.exists() else Path.cwd()
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"mlflow.source.git.commit": commit, "amp_track.git_changed": str(bool(changed))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

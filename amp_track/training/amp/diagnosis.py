@@ -1,0 +1,194 @@
+"""Where gradients overflow and underflow float16, layer by layer, every N steps.
+
+Counts are taken on the device, before the gradients are unscaled, and fetched with the losses. A diagnosed step waits
+for the device twice, to know what the diagnosis took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track.records.outcome import MODEL, LayerGradients
+from amp_track.training.batches import tensors
+
+SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
+"""2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits, and below 2⁻²⁵ all of them."""
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+_PIECE = 2**20
+"""Gradient values looked at at once, so that the masks take megabytes at most."""
+
+
+class GradientDiagnosis:
+    """Looks at the gradients and outputs of every layer at steps 1, N + 1, 2N + 1, …
+
+    Args:
+        model: a layer is a module that owns parameters, or has no modules in it.
+        every: N.
+        outputs: look at the layers' outputs too, through forward hooks. Not for a compiled model, which would be
+            compiled anew for them.
+    """
+
+    def __init__(self, model: nn.Module, every: int, *, outputs: bool = True) -> None:
+        self.every = every
+        self.seconds = 0.0
+        """What it has taken; of an accelerator's own time only that for the gradients, not for the outputs."""
+        self._parameters: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in model.named_parameters():
+            self._parameters.setdefault(name.rpartition(".")[0] or MODEL, []).append(parameter)
+        self._watched = {
+            name or MODEL: module
+            for name, module in model.named_modules()
+            if outputs and (not any(module.children()) or any(True for _ in module.parameters(recurse=False)))
+        }
+        self._layers = [name or MODEL for name, _ in model.named_modules()]
+        self._arrived: dict[str, None] = {}
+        self._outputs: dict[str, Tensor] = {}
+        self._pending: list[_Look] = []
+
+    def is_due(self, step: int) -> bool:
+        return (step - 1) % self.every == 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around forward and backward of the batch that completes a diagnosed step: who came first."""
+        started = time.perf_counter()
+        self._arrived, self._outputs = {}, {}
+        handles = [module.register_forward_hook(self._output_of(name)) for name, module in self._watched.items()]
+        for name, parameters in self._parameters.items():
+            handles += [
+                parameter.register_post_accumulate_grad_hook(self._gradient_of(name))  # type: ignore[no-untyped-call]
+                for parameter in parameters
+                if parameter.requires_grad
+            ]
+        self.seconds += time.perf_counter() - started
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _output_of(self, layer: str) -> Any:
+        def remember(module: nn.Module, args: Any, output: Any) -> None:
+            started = time.perf_counter()
+            with torch.no_grad():
+                for tensor in tensors(output):
+                    if tensor.is_floating_point() and tensor.numel():
+                        # No mask and no copy of what may be the largest tensor there is; keeps NaN.
+                        largest = torch.stack(torch.aminmax(tensor)).float().abs().max()
+                        known = self._outputs.get(layer)
+                        self._outputs[layer] = largest if known is None else torch.maximum(known, largest)
+            self.seconds += time.perf_counter() - started
+
+        return remember
+
+    def _gradient_of(self, layer: str) -> Any:
+        def remember(parameter: Tensor) -> None:
+            self._arrived.setdefault(layer)
+
+        return remember
+
+    @torch.no_grad()
+    def look(self, step: int) -> None:
+        """Count this step's gradients, scaled as they are, before they are unscaled or clipped."""
+        device = next(iter(self._parameters.values()))[0].device
+        _synchronize(device)
+        started = time.perf_counter()
+        gradients = {
+            layer: [_values(parameter.grad) for parameter in self._parameters[layer] if parameter.grad is not None]
+            for layer in self._arrived
+        }
+        gradients = {layer: of_layer for layer, of_layer in gradients.items() if of_layer}  # some are freed on arrival
+        counts = [
+            torch.stack([_counts(piece) for tensor in of_layer for piece in _pieces(tensor)]).sum(dim=0)
+            for of_layer in gradients.values()
+        ]
+        self._pending.append(
+            _Look(
+                step=step,
+                values={layer: sum(tensor.numel() for tensor in of_layer) for layer, of_layer in gradients.items()},
+                counts=torch.stack(counts) if counts else None,
+                outputs=tuple(self._outputs),
+                largest=torch.stack(list(self._outputs.values())) if self._outputs else None,
+            )
+        )
+        self._outputs = {}
+        _synchronize(device)
+        self.seconds += time.perf_counter() - started
+
+    def read(self) -> tuple[LayerGradients, ...]:
+        """Every layer at every step looked at since the last reading, in the model's order. Waits for the device."""
+        looks, self._pending = self._pending, []
+        return tuple(row for look in looks for row in self._rows(look))
+
+    def _rows(self, look: _Look) -> list[LayerGradients]:
+        counts = dict(zip(look.values, look.counts.tolist() if look.counts is not None else [], strict=True))
+        largest = dict(zip(look.outputs, look.largest.tolist() if look.largest is not None else [], strict=True))
+        backward, forward = list(look.values), list(look.outputs)
+        rows = []
+        for layer in self._layers:
+            if layer not in counts and layer not in largest:
+                continue  # frozen, or no part of this forward pass
+            non_finite, underflowing, zero = counts.get(layer, (0, 0, 0))
+            rows.append(
+                LayerGradients(
+                    step=look.step,
+                    layer=layer,
+                    values=look.values.get(layer, 0),
+                    non_finite=non_finite,
+                    underflowing=underflowing,
+                    zero=zero,
+                    largest_output=largest.get(layer),
+                    forward_order=forward.index(layer) if layer in largest else None,
+                    backward_order=backward.index(layer) if layer in counts else None,
+                )
+            )
+        return rows
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One step as it lies on the device; layers in the order in which they came."""
+
+    step: int
+    values: dict[str, int]
+    counts: Tensor | None
+    """(layers, 3): non-finite, underflowing, zero."""
+    outputs: tuple[str, ...]
+    largest: Tensor | None
+    """(outputs,): the largest magnitude, NaN where there is one."""
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """Of a sparse one, those it holds."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _counts(gradient: Tensor) -> Tensor:
+    """(3,): values that are not finite, that are not zero but below float16's smallest normal, and that are zero."""
+    magnitude = gradient.abs()
+    zero = (magnitude == 0).sum()
+    small = (magnitude < SMALLEST_NORMAL).sum()
+    finite = (magnitude <= _LARGEST_FLOAT32).sum()  # false for NaN too
+    return torch.stack([gradient.numel() - finite, small - zero, zero])
+
+
+def _pieces(gradient: Tensor) -> Iterator[Tensor]:
+    """Views of it, along its first dimension, whatever its memory order."""
+    if gradient.numel() <= _PIECE or gradient.dim() == 0:
+        yield gradient
+        return
+    rows = max(_PIECE // (gradient.numel() // len(gradient)), 1)
+    yield from torch.split(gradient, rows)
+
+
+def _synchronize(device: torch.device) -> None:
+    """So that the time taken is the device's too: twice every N steps."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,80 @@
+"""EvalStep: loss and quality over evaluation batches, in the precision of the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track.training.amp.precision import Precision
+from amp_track.training.batches import batch_length, move, sum_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTotals:
+    """Means over samples; NaN where there were none."""
+
+    samples: int
+    loss: float
+    quality: float
+
+
+class EvalStep:
+    """Adds up loss and score on the device, batch by batch; `read` fetches their means.
+
+    Each batch is in an autocast region of its own: autocast caches weights inside one region, and those of a training
+    step are stale.
+
+    Args:
+        model: on its device. Call its `eval()` yourself.
+        loss: (output, target) -> scalar tensor, the mean over the batch.
+        score: (output, target) -> one number per sample, shape (N,).
+        precision: as in training.
+        device: where the model is.
+        channels_last: keep four-dimensional inputs in that memory order.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        score: Callable[[Any, Any], Tensor],
+        precision: Precision,
+        device: torch.device,
+        *,
+        channels_last: bool = False,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._score = score
+        self._precision = precision
+        self._device = device
+        self._channels_last = channels_last
+        self._sums = torch.zeros(2, dtype=sum_dtype(device), device=device)
+        self._samples = 0
+
+    @torch.inference_mode()
+    def __call__(self, input: Any, target: Any) -> None:
+        """Evaluate one batch, first dimension N."""
+        input = move(input, self._device, channels_last=self._channels_last)
+        target = move(target, self._device, channels_last=self._channels_last)
+        with self._precision.autocast(self._device.type):
+            output = self._model(input)
+            loss = self._loss(output, target)
+        count = batch_length(input)
+        self._sums[0].add_(loss, alpha=count)
+        self._sums[1].add_(self._score(output, target).sum())
+        self._samples += count
+
+    def read(self) -> EvalTotals:
+        """The means since the last read. Waits for the device."""
+        loss_sum, score_sum = self._sums.tolist()
+        samples, self._samples = self._samples, 0
+        self._sums.zero_()
+        if not samples:
+            return EvalTotals(samples=0, loss=math.nan, quality=math.nan)
+        return EvalTotals(samples=samples, loss=loss_sum / samples, quality=score_sum / samples)

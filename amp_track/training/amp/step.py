@@ -1,0 +1,326 @@
+"""TrainStep: the one AMP-aware optimizer step for every precision.
+
+Between two reads nothing here waits for the device: no `.item()`, no `get_scale()`. (A non-fused optimizer waits once a
+step inside `GradScaler.step` itself; use a fused one. A diagnosed step waits to time itself.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from amp_track.records.outcome import LayerGradients
+from amp_track.training.amp import random_state
+from amp_track.training.amp.diagnosis import GradientDiagnosis
+from amp_track.training.amp.learning_rate import LearningRates, Schedule
+from amp_track.training.amp.precision import Precision
+from amp_track.training.amp.scalar_log import ScalarLog
+from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
+from amp_track.training.batches import batch_length, move, sum_dtype
+
+CAPACITY = 1024
+"""Batches whose losses fit the buffer on the device: unread, they are fetched when it is full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """What happened in the optimizer steps completed since the last read. Steps count from 1 over the training."""
+
+    first_step: int
+    step_losses: tuple[float, ...]
+    """The mean loss over the samples of each step."""
+    step_samples: tuple[int, ...]
+    score_sum: float | None
+    """Over samples; None where no `score` was given."""
+    non_finite_losses: tuple[tuple[int, int], ...]
+    """(step, batch within it) of each loss that was inf or NaN: divergence or a bug, not the overflow that a GradScaler
+    is for."""
+    skipped_steps: tuple[int, ...]
+    """Those whose gradients overflowed, so that no update was made."""
+    scale_changes: tuple[tuple[int, float], ...]
+    """(step, scale after it)."""
+    diagnosed: tuple[LayerGradients, ...]
+
+    @property
+    def steps(self) -> int:
+        return len(self.step_losses)
+
+    @property
+    def samples(self) -> int:
+        return sum(self.step_samples)
+
+    @property
+    def loss(self) -> float:
+        """Mean over samples."""
+        losses = zip(self.step_losses, self.step_samples, strict=True)
+        return sum(loss * samples for loss, samples in losses) / self.samples if self.samples else math.nan
+
+    @property
+    def score(self) -> float | None:
+        """Mean over samples."""
+        return self.score_sum / self.samples if self.score_sum is not None and self.samples else None
+
+
+class TrainStep:
+    """One training step in any precision: forward, scaled backward, unscale, clip, update.
+
+        model = Net().cuda()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        step = TrainStep(model, optimizer, cross_entropy, "amp")
+        with float32_precision(step.precision):  # or "fp32" computes its convolutions in TF32
+            for epoch in range(epochs):
+                for input, target in loader:
+                    step(input, target)
+                totals = step.read()  # the only wait for the device
+                print(totals.loss, totals.skipped_steps, totals.scale_changes)
+                torch.save(step.state_dict(), "checkpoint.pt")
+
+    Args:
+        model: on its device, in float32; autocast chooses the dtypes.
+        optimizer: of the model's parameters: fused, foreach or plain. A fused one needs no host sync under amp.
+        loss: (output, target) -> scalar tensor, the mean over the batch.
+        precision: which mode, or its name: fp32, tf32, amp, bf16.
+        score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
+        schedule: updates made so far -> factor of the learning rate. Counts updates, not the steps that amp skips.
+        clip_norm: the largest norm of the gradients, taken after unscaling, once per update.
+        channels_last: keep the model and four-dimensional inputs in that memory order.
+        compile: torch.compile the forward pass, its backward without autocast (a setting of the whole process).
+        diagnose_every: look at the gradients of every layer at every such step; see `amp_track.training.amp.diagnosis`.
+        scaler: for amp; by default a new one with torch's own settings. One for the whole training.
+        data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
+            this process.
+
+    Raises:
+        ValueError: the optimizer has no parameters, or there is no such precision.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Any], Tensor],
+        precision: Precision | str,
+        *,
+        score: Callable[[Any, Any], Tensor] | None = None,
+        schedule: Schedule | None = None,
+        clip_norm: float | None = None,
+        channels_last: bool = False,
+        compile: bool = False,
+        diagnose_every: int | None = None,
+        scaler: GradScaler | None = None,
+        data_parallel: bool = False,
+    ) -> None:
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not self._parameters:
+            raise ValueError("the optimizer got no parameters, expected the model's")
+        self.device = self._parameters[0].device
+        self.precision = Precision.named(precision) if isinstance(precision, str) else precision
+        self.model = model.to(memory_format=torch.channels_last) if channels_last else model
+        self.forward = compiled(model) if compile else model
+        """The model as it is called: compiled, or itself."""
+        # Gradients lie in the buckets they are sent in (and are zeroed there, not freed): else each weighs twice.
+        self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
+        self.optimizer = optimizer
+        self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
+        is_scaled = self.scaler.is_enabled()
+        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
+        self.diagnosis = (
+            GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
+        )
+        self.steps = 0
+        """Optimizer steps attempted since the start of training."""
+        self.phase = "model"
+        """What the step was doing last: says where memory ran out."""
+        self._loss = loss
+        self._score = score
+        self._clip_norm = clip_norm
+        self._channels_last = channels_last
+        on_device = self.history is not None and skips_on_device(optimizer)
+        self._rates = (
+            LearningRates(optimizer, schedule, on_device=on_device, capacity=CAPACITY) if schedule is not None else None
+        )
+        self._losses = ScalarLog(CAPACITY, self.device)
+        self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
+        self._score_of_step = torch.zeros_like(self._score_sum)
+        self._unfetched: list[tuple[int, bool]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._parts: list[tuple[float, int, bool]] = []
+        self._scale_changes: list[tuple[int, float]] = []
+        self._skipped: list[int] = []
+
+    def __call__(self, input: Any, target: Any, *, share: float = 1.0, update: bool = True) -> Tensor:
+        """Train on one batch and return its loss: a scalar, detached, still on the device. It is also what `read` reads
+        later: do not change it in place.
+
+        Args:
+            input: what the model takes: a tensor, or tuples, lists and dicts of tensors, first dimension N. Moved to
+                the device without waiting; from pinned memory, the copy runs beside the computation.
+            target: what the loss takes, first dimension N.
+            share: this batch's part of the samples of its optimizer step, when several batches make one step; times
+                the number of processes when they train together. With 0 its samples do not count.
+            update: make the optimizer step now; False only adds up gradients.
+        """
+        if len(self._unfetched) == CAPACITY:
+            self._fetch()
+        diagnosis = self.diagnosis if update and self.diagnosis and self.diagnosis.is_due(self.steps + 1) else None
+        sending = self._parallel.no_sync() if self._parallel is not None and not update else nullcontext()
+        with diagnosis.watching() if diagnosis else nullcontext(), sending:
+            loss, samples = self._forward_and_backward(input, target, share)
+        if diagnosis:
+            diagnosis.look(self.steps + 1)
+        self._losses.append(loss)
+        self._unfetched.append((samples, update))
+        if update:
+            self.phase = "optimizer"
+            self._update()
+        return loss
+
+    def _forward_and_backward(self, input: Any, target: Any, share: float) -> tuple[Tensor, int]:
+        self.phase = "forward"
+        input = move(input, self.device, channels_last=self._channels_last)
+        target = move(target, self.device, channels_last=self._channels_last)
+        with self.precision.autocast(self.device.type):
+            output = self.forward(input) if self._parallel is None else self._parallel(input)
+            loss = self._loss(output, target)
+        if self._score is not None:
+            with torch.no_grad():
+                self._score_of_step.add_(self._score(output, target).sum())
+        self.phase = "backward"
+        self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), batch_length(input) if share else 0
+
+    def _update(self) -> None:
+        if self._clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        skipped: Tensor | bool = False
+        if self.history is not None:
+            skipped = self.history.step(self.scaler, self.optimizer)
+        else:
+            self.optimizer.step()
+        if self._rates is not None:
+            self._rates.after_step(skipped)
+        self.optimizer.zero_grad(set_to_none=self._parallel is None)
+        if self._score is not None:
+            self._score_sum.add_(self._score_of_step)
+            self._score_of_step.zero_()
+        self.steps += 1
+
+    def _fetch(self) -> None:
+        """Bring what lies on the device to the host. Waits for the device."""
+        fetched = zip(self._losses.fetch(), self._unfetched, strict=True)
+        self._parts += [(loss, *part) for loss, part in fetched]
+        self._unfetched = []
+        if self.history is not None:
+            changes = self.history.read()
+            self._scale_changes += changes.changes
+            self._skipped += changes.skipped_steps
+            if self._rates is not None:
+                self._rates.known(self.history.updates)
+
+    def read(self) -> StepTotals:
+        """Every optimizer step completed since the last read. Waits for the device."""
+        self._fetch()
+        first_step = step = self.steps - sum(update for _, _, update in self._parts) + 1
+        losses: list[float] = []
+        sizes: list[int] = []
+        non_finite: list[tuple[int, int]] = []
+        of_step: list[tuple[float, int]] = []
+        complete = 0
+        for index, (loss, size, update) in enumerate(self._parts, start=1):
+            of_step.append((loss, size))
+            if not update:
+                continue
+            non_finite += [(step, batch) for batch, part in enumerate(of_step, start=1) if not math.isfinite(part[0])]
+            sizes.append(sum(size for _, size in of_step))
+            losses.append(sum(loss * size for loss, size in of_step if size) / max(sizes[-1], 1))
+            step, of_step, complete = step + 1, [], index
+        totals = StepTotals(
+            first_step=first_step,
+            step_losses=tuple(losses),
+            step_samples=tuple(sizes),
+            score_sum=float(self._score_sum) if self._score is not None else None,
+            non_finite_losses=tuple(non_finite),
+            skipped_steps=tuple(self._skipped),
+            scale_changes=tuple(self._scale_changes),
+            diagnosed=self.diagnosis.read() if self.diagnosis is not None else (),
+        )
+        of_next_step = self._parts[complete:]
+        self._clear()
+        self._parts = of_next_step
+        self._score_sum.zero_()
+        return totals
+
+    def non_finite_weights(self) -> str:
+        """The name of the first parameter that holds inf or NaN, or the empty text. Waits for the device."""
+        largest = nn.utils.get_total_norm(self._parameters, norm_type=math.inf)  # keeps NaN
+        if math.isfinite(float(largest)):
+            return ""
+        named = self.model.named_parameters()
+        return next((name for name, parameter in named if not bool(torch.isfinite(parameter).all())), "(optimizer)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the training goes on from: model, optimizer, scaler, schedule, counters, what was not read yet
+        (but for a diagnosis), and random generators, in types that `torch.load(weights_only=True)` reads.
+
+        Raises:
+            ValueError: between batches of one optimizer step: added-up gradients are no part of it.
+        """
+        self._fetch()
+        if self._parts and not self._parts[-1][2]:
+            raise ValueError("state_dict: got a step whose batches are not all there, expected it after an update")
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "history": self.history.state_dict() if self.history is not None else {},
+            "schedule": self._rates.state_dict() if self._rates is not None else {},
+            "steps": self.steps,
+            "unread": {
+                "parts": self._parts,
+                "score_sum": self._score_sum,
+                "scale_changes": self._scale_changes,
+                "skipped": self._skipped,
+            },
+            "random": random_state.capture(self.device),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there: with the same model, optimizer, precision and schedule, to the bit on a CPU."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.history is not None:
+            self.scaler.load_state_dict(state["scaler"])
+            self.history.load_state_dict(state["history"], self.scaler)
+        if self._rates is not None:
+            self._rates.load_state_dict(state["schedule"])
+        self.steps = state["steps"]
+        self._losses.clear()
+        self._unfetched = []
+        unread = state["unread"]
+        self._parts = list(unread["parts"])
+        self._scale_changes = list(unread["scale_changes"])
+        self._skipped = list(unread["skipped"])
+        self._score_sum.copy_(unread["score_sum"])
+        random_state.restore(state["random"], self.device)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """`torch.compile` with a backward pass that does not inherit the forward's autocast, which can overflow without a
+    word (pytorch#153044). The one place that touches this private setting, which holds for the whole process; should it
+    go, compile keeps its default."""
+    from torch._functorch import config
+
+    if hasattr(config, "backward_pass_autocast"):
+        config.backward_pass_autocast = "off"
+    return torch.compile(model)  # type: ignore[return-value]

@@ -1,0 +1,45 @@
+"""What a training leaves for people once it is over: its weights, and pictures of what the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from amp_track.records.events import PICTURES, FileWritten
+from amp_track.records.job import JobFolder
+from amp_track.training.amp.step import TrainStep
+from amp_track.training.batches import map_tensors, move
+from amp_track.workload import Workload
+
+
+def leave(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:
+    """Write them, one after another.
+
+    `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`. A workload's pictures are
+    PNG files.
+    """
+    if folder.keep_weights:
+        weights = Path(folder.path) / "weights.pt"
+        torch.save(map_tensors(Tensor.cpu, dict(step.model.state_dict())), weights)
+        yield FileWritten(file=str(weights))
+    step.model.eval()
+
+    @torch.inference_mode()
+    def predict(input: Any) -> Any:
+        with step.precision.autocast(step.device.type):
+            output = step.model(move(input, step.device))
+        return map_tensors(lambda tensor: tensor.float().cpu(), output)
+
+    for name, picture in workload.pictures(predict).items():
+        if not (picture.dim() == 2 and min(picture.shape) > 1) and not (picture.dim() == 3 and picture.shape[2] == 3):
+            expected = "expected (height, width) or (height, width, 3)"
+            raise ValueError(f"{name}: got a picture of shape {tuple(picture.shape)}, {expected}")
+        file = Path(folder.path) / f"{name.replace('/', '-')}.png"
+        pixels = picture.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
+        Image.fromarray(pixels.numpy()).save(file)
+        yield FileWritten(file=str(file), folder=PICTURES)

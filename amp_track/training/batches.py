@@ -1,0 +1,254 @@
+"""Batches of a workload's data: loaded, moved, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, Dataset
+
+from amp_track.records.job import ALONE, Job, Rank
+from amp_track.records.steps import steps_per_epoch, synthetic_samples, total_steps
+from amp_track.training import loading
+from amp_track.workload import Workload
+
+
+class Part(NamedTuple):
+    """What one process computes at once."""
+
+    batch: Any
+    share: float
+    """Of its optimizer step's samples; times the number of processes, whose gradients are averaged."""
+    update: bool
+    """Whether it completes that step."""
+    samples: int
+    """That all processes compute at once."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two optimizer steps: epoch and step within it, from 0, and the state of the generator of orders
+    when that epoch began."""
+
+    epoch: int
+    step: int
+    generator: Tensor
+
+
+class Batches:
+    """What one process of a job trains and evaluates on: its data by epochs, or made-up batches.
+
+    The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
+    Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
+    than processes, those without one repeat another's, whose share is then 0: all of them make every step.
+    With `pin_memory` batches lie in pinned memory, from where a GPU fetches them while it computes.
+    """
+
+    def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
+        assert job.batch_size is not None
+        self._job = job
+        self._rank = rank
+        self._batch_size = job.batch_size
+        self._generator = torch.Generator().manual_seed(job.seed)
+        self._pin_memory = pin_memory
+        self._example = workload.example(self._batch_size) if job.synthetic else None
+        if self._example is not None and pin_memory:
+            self._example = map_tensors(torch.Tensor.pin_memory, self._example)
+        self._train_data = None if job.synthetic else workload.train_data()
+        self._eval_data = None if job.synthetic else workload.eval_data()
+        self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
+        together = self._batch_size * rank.count
+        full, rest = divmod(self.training_samples, together)
+        self._sizes = [together] * full + ([rest] if rest else [])
+        """Of the batches of all processes together."""
+        self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
+        self.total_steps = total_steps(job, self.training_samples)
+        """Optimizer steps of the whole job."""
+        self.position = Position(0, 0, self._generator.get_state())
+        """Where the epoch that is being trained on began."""
+
+    @property
+    def go_on_after_an_evaluation(self) -> bool:
+        """Whether there is more than one epoch, or a part of a second."""
+        return self.total_steps > self.steps_per_epoch
+
+    def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
+        """The batches to train on, epoch by epoch, from `start` on; its first epoch may have no batch left."""
+        steps_done = 0
+        if start is not None:
+            self._generator.set_state(start.generator)
+            steps_done = start.step
+        for epoch in range(start.epoch if start else 0, math.ceil(self.total_steps / self.steps_per_epoch)):
+            steps = min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
+            self.position = Position(epoch, steps_done, self._generator.get_state())
+            yield self._epoch(steps, steps_done)
+            steps_done = 0
+
+    def position_after(self, steps: int) -> Position:
+        """Where to go on after so many optimizer steps in all, within the epoch that is being trained on."""
+        return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
+
+    def position_after_evaluation(self, steps: int) -> Position:
+        """Where to go on once the epoch that is being trained on has been evaluated: in the next, unless --steps ended
+        it before its end."""
+        after = self.position_after(steps)
+        return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
+
+    def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
+        accumulate = self._job.accumulate
+        sizes = self._sizes[: steps * accumulate]  # no worker loads what no step takes
+        batches = self._load(sizes, skip=steps_done * accumulate)
+        starts = range(steps_done * accumulate, steps * accumulate, accumulate)
+        return itertools.chain.from_iterable(
+            self._one_step(batches, sizes[start : start + accumulate]) for start in starts
+        )
+
+    def full_steps(self) -> Iterator[Iterator[Part]]:
+        """For a probe: optimizer steps of full batches, without end, but for a training that has only one such step: a
+        second takes more. Two batches in each show all that accumulation does to memory: gradients are held while the
+        next batch runs."""
+        sizes = self._sizes[: min(self._job.accumulate, 2)]
+        steps = max(self.training_samples // sum(sizes), 1)
+        if not self.go_on_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._sizes[0]) == 0:
+            yield self._one_step(self._load(sizes), sizes)
+            return
+        while True:
+            batches = self._load(sizes * steps)
+            for _ in range(steps):
+                yield self._one_step(batches, sizes)
+
+    @property
+    def has_smaller_batch(self) -> bool:
+        """Whether the batch size does not divide the data."""
+        return self._sizes[-1] < self._sizes[0]
+
+    def last_step(self) -> Iterator[Part]:
+        """For a probe: the smaller batch that ends an epoch, if there is one. It may need a larger workspace."""
+        sizes = self._sizes[-1:] if self.has_smaller_batch else []
+        return self._one_step(self._load(sizes), sizes)
+
+    def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
+        """This process's part of batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
+        if self._train_data is None:
+            return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
+        order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
+        indices = (self._own(list(itertools.islice(order, size))) for size in sizes)
+        return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
+
+    def _own(self, indices: list[int]) -> list[int]:
+        return indices[self._rank.index :: self._rank.count] or indices[:1]
+
+    def _own_samples(self, size: int) -> int:
+        """This process's part of a batch of all of them together."""
+        return len(range(self._rank.index, size, self._rank.count))
+
+    def _one_step(self, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
+        for number, size in enumerate(sizes, start=1):
+            share = self._own_samples(size) * self._rank.count / sum(sizes)
+            yield Part(next(batches), share, number == len(sizes), size)
+
+    def evaluation(self) -> Iterator[Any]:
+        """This process's part of the evaluation data in order, at the same batch size; for a probe its first and its
+        last batch. Each sample is in one process's part."""
+        if self._eval_data is None:
+            return iter([self._example])
+        own = range(self._rank.index, length(self._eval_data), self._rank.count)
+        batches: Iterable[list[int]] = BatchSampler(own, self._batch_size, drop_last=False)
+        if self._job.probe:
+            listed = list(batches)
+            batches = [*listed[:1], *listed[1:][-1:]]
+        return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
+
+    def _loaded(
+        self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
+    ) -> Iterator[Any]:
+        return loading.load(
+            data,
+            batches,
+            generator,
+            workers=0 if self._job.probe else self._job.loader_workers or 0,  # a probe takes few batches
+            first_batch=first_batch,
+            rank=self._rank.index,
+            ranks=self._rank.count,
+            pin_memory=self._pin_memory,
+        )
+
+
+def _first(batch: Any, size: int) -> Any:
+    """The first `size` samples of a batch."""
+    return map_tensors(lambda tensor: tensor[:size], batch)
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """Samples of a map-style dataset."""
+    return len(cast("Sized", dataset))
+
+
+def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
+    """The same structure with its tensors on `device`, without waiting. `channels_last` changes the memory order of
+    four-dimensional tensors."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if channels_last and tensor.dim() == 4:
+            return tensor.to(device, non_blocking=True, memory_format=torch.channels_last)
+        return tensor.to(device, non_blocking=True)
+
+    return map_tensors(moved, batch)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The same structure of tuples, named tuples, lists and dicts with its tensors replaced."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {name: map_tensors(function, value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [map_tensors(function, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Every tensor in a structure of tuples, lists and dicts."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors(value)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """For sums over an epoch: float64 keeps a long one's last digits; MPS does not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor."""
+    return len(next(tensors(batch)))
+
+
+def digest(dataset: Dataset[Any]) -> str:
+    """Eight hexadecimal digits of the number of samples and of up to 32 of them, evenly spread. Seeds every random
+    generator, so that random augmentation comes out the same each time."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    count = length(dataset)
+    content = hashlib.sha256(str(count).encode())
+    for index in range(0, count, max(1, count // 32)):
+        sample = dataset[index]
+        for tensor in tensors(sample):
+            content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()[:8]

@@ -1,0 +1,1 @@
+"""One module for each kind of device: its memory, its budget, its meter."""

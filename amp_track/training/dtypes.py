@@ -1,0 +1,196 @@
+"""Which operation of a model runs in which dtype: one batch forward, its loss, and backward, watched.
+
+What autocast does not list takes the dtype that it is given. Batch norm is one of these, on a CPU as on a GPU: behind a
+convolution in float16 it puts out float16, while its weights and running statistics stay float32. Softmax and the
+losses are listed, and run in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
+from amp_track.records.job import Job
+from amp_track.records.outcome import MODEL
+from amp_track.training import operations as dispatch
+from amp_track.training.amp import random_state
+from amp_track.training.amp.precision import Precision, float32_precision
+from amp_track.training.batches import move
+from amp_track.training.devices.base import Device
+from amp_track.training.operations import Operation
+from amp_track.workload import Workload
+
+_COPIES = {"_to_copy", "copy_"}
+"""A cast if they change the dtype; else they move a tensor or reorder its memory."""
+_BOOKKEEPING = {
+    "_reshape_alias", "_unsafe_view", "clone", "lift", "lift_fresh", "resize_", "select_backward", "set_",
+    "slice_backward",
+    "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
+    "rand_like", "randn_like", "zeros_like", "fill_", "zero_",
+}  # fmt: skip
+"""Compute nothing from the values they are given."""
+
+_WHOSE = re.compile(r"^_*((native|cudnn|miopen|mkldnn|mps|thnn|safe|unsafe)_)*")
+_ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)?$)")
+
+
+class DtypesWatch:
+    """One look at a resolved job. `phase` says what it was doing when an exception came through."""
+
+    def __init__(self) -> None:
+        self._phase = "data"
+        self._recorder: _Recorder | None = None
+
+    @property
+    def phase(self) -> str:
+        return self._recorder.in_pass if self._recorder is not None else self._phase
+
+    def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
+        """Watch one batch of `workload.example` in training mode. Exceptions come through as they are.
+
+        The loss is not scaled before its backward pass: that changes values, no dtypes.
+        """
+        assert job.batch_size is not None, "resolve the job first"
+        random_state.seed(job.seed)
+        batch = workload.example(job.batch_size)
+        self._phase = "model"
+        model = workload.model().train().to(device.torch_device)
+        if job.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        input, target = move(batch, device.torch_device, channels_last=job.channels_last)
+        precision = Precision.named(job.precision)
+        self._recorder = _Recorder(model)
+        with float32_precision(precision), self._recorder.recording():
+            with precision.autocast(device.torch_device.type):
+                output = model(input)
+                self._recorder.begin("loss")
+                loss = workload.loss(output, target)
+            self._recorder.begin("backward")
+            loss.backward()  # type: ignore[no-untyped-call]
+        return DtypesReport(
+            workload=job.workload,
+            precision=job.precision,
+            batch_size=job.batch_size,
+            device_kind=device.torch_device.type,
+            device_name=device.name,
+            operations=self._recorder.operations,
+        )
+
+
+class _Recorder:
+    """Puts down every operation with its layer.
+
+    In the forward pass the layer is the innermost one being called. In the backward pass it is the one in whose call
+    autograd made the node that runs: nodes are numbered in the order in which they are made, so it is enough to
+    remember at which number each layer began and ended. Gradients of a tensor that is used twice are added where the
+    second one comes from. (What a checkpoint of the reentrant kind makes anew in the backward pass has no such number.)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.in_pass = "forward"
+        self._modules = [(name or MODEL, module) for name, module in model.named_modules()]
+        self._parameters = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
+        self._calls: list[str] = []
+        """The layers being called, the innermost last."""
+        self._first_nodes: list[int] = []
+        self._layers_of_nodes: list[str] = []
+        """The layer of the nodes from the number in `_first_nodes` on."""
+        self._counts: Counter[OperationDtypes] = Counter()
+        self._note_layer()
+
+    @property
+    def operations(self) -> tuple[OperationDtypes, ...]:
+        return tuple(dataclasses.replace(one, count=count) for one, count in self._counts.items())
+
+    def begin(self, in_pass: str) -> None:
+        """The next pass: `loss` or `backward`."""
+        self.in_pass = in_pass
+        self._note_layer()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, module in self._modules:
+                # Around the model's own hooks, and when a call raises what its caller catches.
+                stack.callback(module.register_forward_pre_hook(self._entering(name), prepend=True).remove)
+                stack.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
+            stack.enter_context(dispatch.watching(self._saw))
+            yield
+
+    def _entering(self, layer: str) -> Any:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._calls.append(layer)
+            self._note_layer()
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._calls.pop()
+        self._note_layer()
+
+    @property
+    def _layer(self) -> str:
+        """What makes nodes now."""
+        if self._calls:
+            return self._calls[-1]
+        return LOSS if self.in_pass == "loss" else MODEL
+
+    def _note_layer(self) -> None:
+        if dispatch.running_node_number() is None:  # else a checkpoint calls its layers once more, on another thread
+            self._first_nodes.append(dispatch.next_node_number())
+            self._layers_of_nodes.append(self._layer)
+
+    def _saw(self, operation: Operation) -> None:
+        found = _dtypes_of(operation)
+        if found is None:
+            return
+        name, inputs, output = found
+        node_number = dispatch.running_node_number()
+        layer = self._layer
+        if node_number is not None and not self._calls:
+            layer = self._layers_of_nodes[bisect_right(self._first_nodes, node_number) - 1]
+        one = OperationDtypes(
+            layer=layer,
+            in_pass=self.in_pass if node_number is None else "backward",
+            operation=name,
+            parameter=self._parameters.get(id(operation.inputs[-1]), "") if name == CAST else "",
+            inputs=inputs,
+            output=output,
+        )
+        self._counts[one] += 1
+
+
+def _dtypes_of(operation: Operation) -> tuple[str, tuple[str, ...], str] | None:
+    """Its name, and the dtypes of its floating inputs and of its result; None if it computes nothing in floating
+    point."""
+    inputs, outputs = _floating_dtypes(operation.inputs), _floating_dtypes(operation.outputs)
+    if operation.is_view or operation.name in _BOOKKEEPING or not inputs or not outputs:
+        return None
+    if operation.name not in _COPIES:
+        return understandable(operation.name), inputs, outputs[0]
+    source = _floating_dtypes(operation.inputs[-1:])  # of copy_ the second: the first is where it goes
+    return (CAST, source, outputs[0]) if source and source[0] != outputs[0] else None
+
+
+def _floating_dtypes(tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
+    return tuple(
+        str(tensor.dtype).removeprefix("torch.")
+        for tensor in tensors
+        if tensor.is_floating_point() or tensor.is_complex()
+    )
+
+
+def understandable(name: str) -> str:
+    """An aten operation without what says who implements it: `native_batch_norm` and `cudnn_batch_norm` are
+    `batch_norm`, `_log_softmax_backward_data` is `log_softmax_backward`."""
+    name = _WHOSE.sub("", name).replace("_backward_data", "_backward").removesuffix("_forward")
+    return _ATTENTION.sub("scaled_dot_product_attention", name)

@@ -1,0 +1,147 @@
+"""What the processes that train one job together tell each other: torch.distributed, in one place.
+
+Each computes its own part of every batch; gradients are averaged by DistributedDataParallel before they are unscaled,
+so that an overflow in one process is an overflow in all of them: their GradScalers skip and move alike, which `merged`
+checks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from amp_track.records.job import Rank
+from amp_track.training.amp.step import StepTotals
+
+_FIRST_MESSAGES = 8
+"""So many that every thread of gloo, which takes them in turn, has had one."""
+
+
+class Peers:
+    """One process's connection to the others; alone, it answers itself. Every process must call the same methods in
+    the same order: they wait for each other. Make it with `connected`."""
+
+    def __init__(self, rank: Rank, device: torch.device) -> None:
+        self.rank = rank
+        self._device = device
+
+    @property
+    def is_alone(self) -> bool:
+        return self.rank.count == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that is tracked, and that writes files."""
+        return self.rank.index == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Over all processes, one by one."""
+        if self.is_alone:
+            return list(values)
+        return [sum(column) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def agree(self, decision: bool) -> bool:
+        """What the first process decides: clocks differ."""
+        if self.is_alone:
+            return decision
+        return bool(self.gather(decision)[0])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in their order."""
+        if self.is_alone:
+            return [value]
+        values: list[Any] = [None] * self.rank.count
+        distributed.all_gather_object(values, value)
+        return values
+
+    def merge(self, totals: StepTotals) -> StepTotals:
+        """Over all processes."""
+        return totals if self.is_alone else merged(self.gather(totals))
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every process the first one's buffers, as DistributedDataParallel does before each step: running means
+        of batch norms differ by what each has seen in the last one."""
+        if self.is_alone:
+            return
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+def announce(rank: Rank) -> None:
+    """Say in the environment which process this is, as torchrun does: a workload may look."""
+    if rank.count > 1:
+        for variable in ("RANK", "LOCAL_RANK"):
+            os.environ[variable] = str(rank.index)
+        for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ[variable] = str(rank.count)
+
+
+@contextmanager
+def connected(rank: Rank, device: torch.device) -> Iterator[Peers]:
+    """Within, the processes of a job can talk to each other: nccl on GPUs, gloo on CPUs, on this machine alone.
+
+    A process that fails leaves without a word to the others: whoever started them ends them all.
+    """
+    if rank.count == 1:
+        yield Peers(rank, device)
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, _loopback())
+    if device.type == "cpu":
+        torch.set_num_threads(max(torch.get_num_threads() // rank.count, 1))
+    else:
+        torch.accelerator.set_device_index(device.index or 0)  # what nccl sends objects through
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{rank.rendezvous}",
+        rank=rank.index,
+        world_size=rank.count,
+        device_id=device if device.type == "cuda" else None,
+    )
+    # Its threads take their memory with the first message: before the job's own is counted.
+    for _ in range(_FIRST_MESSAGES):
+        distributed.all_reduce(torch.zeros(1, device=device))
+    yield Peers(rank, device)
+    distributed.destroy_process_group()
+
+
+def _loopback() -> str:
+    """The name of the network interface that only this machine can reach."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def merged(totals: Sequence[StepTotals]) -> StepTotals:
+    """What all processes' parts of the same steps come to. The diagnosis is the first one's.
+
+    Raises:
+        RuntimeError: they did not skip the same steps or do not have the same scale: gradients that were not averaged.
+    """
+    first = totals[0]
+    for rank, other in enumerate(totals[1:], start=1):
+        if (other.first_step, other.steps) != (first.first_step, first.steps):
+            raise RuntimeError(f"process {rank} has made steps that process 0 has not: their batches differ")
+        if (other.skipped_steps, other.scale_changes) != (first.skipped_steps, first.scale_changes):
+            raise RuntimeError(
+                f"process {rank} skipped steps {other.skipped_steps}, process 0 {first.skipped_steps}: some gradients "
+                "are not averaged over the processes; are all parameters part of the model?"
+            )
+    samples = tuple(sum(column) for column in zip(*(each.step_samples for each in totals), strict=True))
+    weighted = [[loss * size for loss, size in zip(t.step_losses, t.step_samples, strict=True)] for t in totals]
+    losses = tuple(sum(column) / size for column, size in zip(zip(*weighted, strict=True), samples, strict=True))
+    scores = [each.score_sum for each in totals if each.score_sum is not None]
+    return StepTotals(
+        first_step=first.first_step,
+        step_losses=losses,
+        step_samples=samples,
+        score_sum=sum(scores) if scores else None,
+        non_finite_losses=tuple(sorted({bad for each in totals for bad in each.non_finite_losses})),
+        skipped_steps=first.skipped_steps,
+        scale_changes=first.scale_changes,
+        diagnosed=first.diagnosed,
+    )

@@ -1,0 +1,376 @@
+"""Run a Job in this process: epochs, evaluation, measurements -> Outcome. Streams events; tracks nothing itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
+from amp_track.records.job import ALONE, Job, JobFolder
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.steps import scaled_learning_rate
+from amp_track.training import artifacts as keepsakes
+from amp_track.training.amp import random_state
+from amp_track.training.amp.evaluation import EvalStep, EvalTotals
+from amp_track.training.amp.precision import Precision, float32_precision
+from amp_track.training.amp.step import TrainStep
+from amp_track.training.batches import Batches, Part, Position, batch_length
+from amp_track.training.checkpoint import Checkpoints
+from amp_track.training.clock import InputWait, TrainingClock
+from amp_track.training.devices.base import Device, peak_resident_bytes
+from amp_track.training.peers import Peers
+from amp_track.training.tally import Tally
+from amp_track.workload import Workload
+
+PROBE_STEPS = 2
+"""The fewest full steps of a probe. The second takes more than the first even where optimizer state is there already:
+16 MB of 323 on a ResNet-18 on a CPU."""
+_PROBE_SECONDS, _MOST_PROBE_STEPS = 0.2, 50
+"""How long a probe times its full steps, to know samples/s within a few per cent, and how many it takes at most."""
+_WARM_UP_STEPS = 3
+_PROGRESS_SECONDS = 0.2
+_RECORD_SECONDS = 5.0
+"""How long the losses of a long epoch stay on the device before they are sent."""
+_RECORD_STEPS_TOGETHER = 50
+"""The same in steps, where several processes train: they wait for each other to add their losses up."""
+_SEEDS_APART = 1_000_003
+"""Between the seeds of processes that train together: further than the seeds that people compare."""
+
+
+class Trainer:
+    """One resolved job on one device. `phase` says what it was doing when an exception came through."""
+
+    def __init__(
+        self,
+        job: Job,
+        workload: Workload,
+        device: Device,
+        send: Callable[[Event], None],
+        *,
+        peers: Peers | None = None,
+        enforce_budget: bool = True,
+        folder: JobFolder | None = None,
+    ) -> None:
+        assert job.batch_size is not None and job.learning_rate is not None, "resolve the job first"
+        self._job = job
+        self._batch_size = job.batch_size
+        self._workload = workload
+        self._device = device
+        self._peers = peers or Peers(ALONE, device.torch_device)
+        self._send = send
+        self._enforce_budget = enforce_budget
+        self._folder = folder
+        self._checkpoints = Checkpoints(
+            job.checkpoint_every,
+            folder,
+            higher_is_better=workload.quality.higher_is_better,
+            send=send,
+            writes=self._peers.is_first,
+        )
+        self._precision = Precision.named(job.precision)
+        self._step: TrainStep | None = None
+        self._phase = "data"
+        self._input_wait = InputWait(device.torch_device)
+        self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
+        self._eval_max_allocated_bytes = 0
+        self._max_allocated_bytes = 0
+        self._known: dict[str, Any] | None = None
+        self._started = self._last_progress = self._last_record = time.perf_counter()
+
+    @property
+    def phase(self) -> str:
+        return self._step.phase if self._phase == "training" and self._step is not None else self._phase
+
+    def run(self) -> Outcome:
+        """Train, evaluate after every epoch, and measure. Exceptions come through as they are."""
+        self._started = time.perf_counter()
+        random_state.seed(self._job.seed)
+        rank = self._peers.rank
+        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.torch_device.type == "cuda")
+        if self._batch_size * rank.count > batches.training_samples:
+            times = f" × {rank.count} processes" if rank.count > 1 else ""
+            return Outcome(
+                verdict=Verdict.OVER_DATASET,
+                message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
+                "samples",
+            )
+        self._known = self._checkpoints.to_go_on_from()
+        if self._known is not None:
+            self._started -= self._known["wall_seconds"]
+        self._phase = "model"
+        self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
+        learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
+        step = self._build_step(learning_rate, batches.total_steps)
+        with float32_precision(self._precision) as float32_settings:  # after the model's own code, which may set it too
+            self._send(
+                Started(settings=(*((f"fp32_precision.{name}", value) for name, value in float32_settings.items()),
+                                  ("scaled_learning_rate", str(learning_rate))),
+                        scale=step.history.scale if step.history is not None else None)
+            )  # fmt: skip
+            measured = self._probe(step, batches) if self._job.probe else self._train(step, batches, self._taken())
+            wall_seconds = time.perf_counter() - self._started
+        self._device.synchronize()
+        peak = self._device.peak()
+        outcome = Outcome(
+            verdict=Verdict.FITS,
+            wall_seconds=wall_seconds,
+            max_allocated_bytes=self._max_allocated_bytes or None,
+            max_resident_bytes=peak_resident_bytes(),
+            max_memory_bytes=peak.reserved_bytes,
+            eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
+            waited_seconds=self._input_wait.seconds,
+            eval_samples_per_second=self._evaluation_clock.samples_per_second,
+            **measured,
+        )
+        self._leave_keepsakes(step)
+        return outcome
+
+    def _leave_keepsakes(self, step: TrainStep) -> None:
+        """After everything was measured, and with all the memory there is: no picture is a reason for a training to
+        have failed."""
+        if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
+            return
+        step.optimizer.state.clear()
+        self._device.lift_budget()
+        try:
+            with float32_precision(self._precision):
+                for left in keepsakes.leave(self._workload, step, self._folder):
+                    self._send(left)
+        except Exception as error:
+            self._send(Noted(text=f"pictures: {type(error).__name__}: {error}; the training itself is whole"))
+
+    def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
+        device = self._device.torch_device
+        model = self._workload.model().to(device)
+        optimizer = self._workload.optimizer(model.parameters(), learning_rate)
+        self._step = TrainStep(
+            model,
+            optimizer,
+            self._workload.loss,
+            self._precision,
+            schedule=self._workload.schedule(total_steps),
+            clip_norm=self._job.clip_norm,
+            channels_last=self._job.channels_last,
+            compile=self._job.compile,
+            diagnose_every=self._job.diagnose_every,
+            data_parallel=not self._peers.is_alone,
+        )
+        if not self._peers.is_first:
+            # The same weights and order of samples, but noise of its own: dropout, augmentation.
+            random_state.seed(self._job.seed + _SEEDS_APART * self._peers.rank.index)
+        return self._step
+
+    def _train(self, step: TrainStep, batches: Batches, known: dict[str, Any] | None) -> dict[str, Any]:
+        clock = TrainingClock(self._device, min(_WARM_UP_STEPS, batches.total_steps // 3))
+        tally = Tally(step, self._peers.merge)
+        evaluation: EvalTotals | None = None
+        non_finite_weights = ""
+
+        def state(position: Position) -> dict[str, Any]:
+            return {
+                "position": dataclasses.asdict(position),
+                "step": step.state_dict(),
+                "tally": tally.state_dict(),
+                "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
+                "non_finite_weights": non_finite_weights,
+                "train_seconds": seconds_before + clock.seconds,
+                "waited_seconds": self._input_wait.seconds,
+                "random_of_peers": self._random_of_peers(step),
+                "wall_seconds": time.perf_counter() - self._started,
+            }
+
+        start, seconds_before = None, 0.0
+        if known is not None:
+            start = Position(**known["position"])
+            step.load_state_dict(known["step"])
+            tally.load_state_dict(known["tally"])
+            evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
+            non_finite_weights, seconds_before = known["non_finite_weights"], known["train_seconds"]
+            self._input_wait.seconds = known["waited_seconds"]
+            if not self._peers.is_alone:
+                random_state.restore(known["random_of_peers"][self._peers.rank.index], step.device)
+            known = None  # it holds a second copy of all weights
+        for parts in batches.epochs(start):
+            self._train_epoch(step, batches, parts, tally, clock, state)
+            non_finite_weights = non_finite_weights or step.non_finite_weights()
+            evaluation = self._evaluate(step, batches)
+            quality = self._quality(evaluation)
+            self._send(
+                EpochEnded(
+                    epoch=batches.position.epoch + 1,
+                    step=step.steps,
+                    train_loss=tally.end_epoch(),
+                    eval_loss=evaluation.loss if evaluation else None,
+                    quality=quality,
+                )
+            )
+            self._checkpoints.after_epoch(
+                step.steps,
+                lambda: state(batches.position_after_evaluation(step.steps)),
+                quality=quality,
+                is_over=step.steps == batches.total_steps,
+            )
+        return tally.measured() | {
+            "train_seconds": seconds_before + clock.seconds,
+            "samples_per_second": clock.samples_per_second,
+            "non_finite_weights": non_finite_weights,
+            "eval_loss": evaluation.loss if evaluation else None,
+            "quality": self._quality(evaluation),
+        }
+
+    def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
+        """By rank; alone, the step's own state has it."""
+        return [] if self._peers.is_alone else self._peers.gather(random_state.capture(step.device))
+
+    def _taken(self) -> dict[str, Any] | None:
+        """The state to go on from, which is forgotten here."""
+        known, self._known = self._known, None
+        return known
+
+    def _train_epoch(
+        self,
+        step: TrainStep,
+        batches: Batches,
+        parts: Iterator[Part],
+        tally: Tally,
+        clock: TrainingClock,
+        state: Callable[[Position], dict[str, Any]],
+    ) -> None:
+        self._begin_training(step)
+        clock.start()
+        for part in self._input_wait.timed(parts):
+            samples, update = self._train_on(step, part), part.update
+            del part  # before the next batch is loaded: two at once are not what fits
+            clock.count(samples, step=update)
+            if not update:
+                continue
+            now = time.perf_counter()
+            if now - self._last_progress > _PROGRESS_SECONDS:
+                self._last_progress = now
+                self._send(StepsDone(step=step.steps, total_steps=batches.total_steps))
+            if self._is_time_to_record(step, now):
+                self._last_record = now
+                self._record(tally)
+            if self._checkpoints.is_due(step.steps):
+                self._record(tally)  # first: what a checkpoint has counted must be on record when it is
+                clock.stop()
+                self._checkpoints.after_step(step.steps, state(batches.position_after(step.steps)))
+                clock.start()
+        self._record(tally)
+        clock.stop()
+        self._note_peak_of_training()
+
+    def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
+        """By the clock; processes that train together must do it at the same step."""
+        if self._peers.is_alone:
+            return now - self._last_record > _RECORD_SECONDS
+        return step.steps % _RECORD_STEPS_TOGETHER == 0
+
+    def _quality(self, evaluation: EvalTotals | None) -> float | None:
+        return evaluation.quality if evaluation is not None and not self._job.synthetic else None
+
+    def _record(self, tally: Tally) -> None:
+        totals = tally.read()
+        if totals.steps:
+            self._send(
+                StepsRecorded(
+                    first_step=totals.first_step,
+                    losses=totals.step_losses,
+                    scale_changes=totals.scale_changes,
+                    diagnosed=totals.diagnosed,
+                )
+            )
+
+    def _probe(self, step: TrainStep, batches: Batches) -> dict[str, Any]:
+        """The training with the middle of its epochs left out, as it stands once it has come through one: the smaller
+        last batch and an evaluation leave optimizer state, kernels and workspaces behind, so that the full steps after
+        them take the most that the training will. A training of one epoch ends with those two instead."""
+        tally = Tally(step, self._peers.merge)
+        if batches.go_on_after_an_evaluation:
+            self._end_of_an_epoch(step, batches)
+        clock = self._full_steps(step, batches)
+        if not batches.go_on_after_an_evaluation:
+            self._end_of_an_epoch(step, batches)
+        tally.read()
+        tally.end_epoch()
+        measured = {"train_seconds": clock.seconds, "samples_per_second": clock.samples_per_second}
+        return tally.measured() | measured
+
+    def _full_steps(self, step: TrainStep, batches: Batches) -> TrainingClock:
+        """At least two, if the training has as many, and as many as time them well."""
+        clock = TrainingClock(self._device, warm_up_steps=1)
+        self._begin_training(step)
+        clock.start()
+        for full_steps, parts in enumerate(batches.full_steps(), start=1):
+            clock.count(sum(self._train_on(step, part) for part in self._input_wait.timed(parts)))
+            if full_steps >= PROBE_STEPS and self._peers.agree(
+                clock.is_over(_PROBE_SECONDS) or full_steps >= _MOST_PROBE_STEPS
+            ):
+                break
+        self._note_peak_of_training()
+        clock.stop()
+        return clock
+
+    def _end_of_an_epoch(self, step: TrainStep, batches: Batches) -> None:
+        self._begin_training(step)
+        # Where there is no smaller batch, a full one: an evaluation comes after a step, with optimizer state.
+        for part in batches.last_step() if batches.has_smaller_batch or step.steps else next(batches.full_steps()):
+            self._train_on(step, part)
+        self._note_peak_of_training()
+        self._evaluate(step, batches)
+
+    def _begin_training(self, step: TrainStep) -> None:
+        self._phase, step.phase = "training", "data"
+        step.model.train()
+        self._device.reset_peak()
+
+    def _note_peak_of_training(self) -> None:
+        self._device.synchronize()
+        self._max_allocated_bytes = max(self._max_allocated_bytes, self._device.peak().allocated_bytes)
+
+    def _evaluate(self, step: TrainStep, batches: Batches) -> EvalTotals | None:
+        """Loss and score over the evaluation data; None where there is none."""
+        self._phase = "evaluation"
+        step.model.eval()
+        self._peers.share_buffers(step.model)
+        self._device.reset_peak()
+        evaluate = EvalStep(
+            step.forward,
+            self._workload.loss,
+            self._workload.score,
+            self._precision,
+            step.device,
+            channels_last=self._job.channels_last,
+        )
+        self._evaluation_clock.start()
+        for batch in batches.evaluation():
+            evaluate(*batch)
+            self._evaluation_clock.count(batch_length(batch) * self._peers.rank.count)
+            del batch
+        own = evaluate.read()  # waits for the device
+        self._evaluation_clock.stop()
+        totals = self._of_all(own)
+        if not totals.samples:
+            return None
+        self._eval_max_allocated_bytes = max(self._eval_max_allocated_bytes, self._device.peak().allocated_bytes)
+        return totals
+
+    def _of_all(self, own: EvalTotals) -> EvalTotals:
+        """The means over the evaluation samples of all processes."""
+        if self._peers.is_alone:
+            return own
+        loss, quality = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.quality))
+        loss, quality, samples = self._peers.sum([loss, quality, own.samples])
+        if not samples:
+            return own
+        return EvalTotals(samples=int(samples), loss=loss / samples, quality=quality / samples)
+
+    def _train_on(self, step: TrainStep, part: Part) -> int:
+        """Returns how many samples all processes have trained on with it."""
+        input, target = part.batch
+        step(input, target, share=part.share, update=part.update)
+        step.phase = "data"
+        self._input_wait.step_made()
+        return part.samples
