@@ -17,7 +17,7 @@ import typer
 
 from amp_track.commands import flags
 from amp_track.commands.request import Edges, Example, Request, Resumption, Stores, Sweep, Trainings
-from amp_track.records import addresses as stores
+from amp_track.records import addresses
 from amp_track.records.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.records.job import DEFAULT_WORKLOAD, Job
 
@@ -81,7 +81,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     request = _request(_TRAIN_FLAGS, given, workload, find_batch_size=find_batch_size)
     from amp_track.commands import fit as commands
     from amp_track.report import advice, progress
-    from amp_track.report import search as report
+    from amp_track.report import train as train_report
 
     result = _print_or_return(commands.train, request, as_json)
     if result is None:
@@ -94,7 +94,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     for line in advice.explain(outcome, result.job.precision, loader_workers=result.job.loader_workers):
         print(f"· {line}")
     if outcome.diagnosis is not None:
-        _print_table(report.diagnosis_table(outcome.diagnosis))
+        _print_table(train_report.diagnosis_table(outcome.diagnosis))
     print(f"MLflow run {result.run_id}; see it with: {_mlflow_ui(request)}")
 
 
@@ -107,13 +107,13 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     """
     request = _request(_FIT_FLAGS, given, workload)
     from amp_track.commands import fit as commands
-    from amp_track.report import search as report
+    from amp_track.report import fit as fit_report
 
     result = _print_or_return(commands.fit, request, as_json)
     if result is None:
         return
-    _print_table(report.fit_table(result))
-    for line in report.fit_notes(result):
+    _print_table(fit_report.fit_table(result))
+    for line in fit_report.fit_notes(result):
         print(f"· {line}")
     _print_how_to_look(request, result.study)
 
@@ -275,14 +275,16 @@ def _print_how_to_look(request: Request, study: str) -> None:
     print(f"study {study}; look at it with:")
     print(f"  {_mlflow_ui(request)}")
     dashboard = _program("optuna-dashboard")
-    print(f"  {dashboard} {shlex.quote(stores.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+    print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
 
 
 def _mlflow_ui(request: Request) -> str:
-    uri = stores.tracking_uri(request.stores.tracking_uri)
+    uri = addresses.tracking_uri(request.stores.tracking_uri)
     if uri.startswith("http"):
-        return stores.masked(uri)
-    return f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(stores.masked(uri))} --host 127.0.0.1 --port 5000"
+        return addresses.masked(uri)
+    return (
+        f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(addresses.masked(uri))} --host 127.0.0.1 --port 5000"
+    )
 
 
 def _program(name: str) -> str:

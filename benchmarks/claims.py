@@ -12,7 +12,8 @@ from typing import Any
 
 from amp_track.commands import compare as comparing
 from amp_track.commands.request import Edges, Request, Stores, Sweep, Trainings
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.compare import ComparisonResult
 from amp_track.sandbox.sandbox import Sandbox

@@ -28,7 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 
 RESULTS = Path(__file__).parent / "results"
@@ -76,7 +77,7 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch._dynamo
 
     from amp_track.training.amp.precision import Precision, float32_precision
-    from amp_track.training.devices.base import open_device
+    from amp_track.training.devices.opening import open_device
     from amp_track.workload import load_workload
 
     workload: Any = load_workload(case.workload, case.options)

@@ -26,7 +26,8 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from amp_track.records.job import Inspection, Job, resolve
+from amp_track.records.inspection import Inspection, resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.training.batches import Batches

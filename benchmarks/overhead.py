@@ -256,7 +256,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
     import mlflow
     import torch
 
-    from amp_track.training.devices.base import open_device
+    from amp_track.training.devices.opening import open_device
 
     found = []
     for case in cases:

@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any
 
-from amp_track.records.job import Inspection
+from amp_track.records.inspection import Inspection
 
 
 def provenance(found: Inspection) -> dict[str, Any]:

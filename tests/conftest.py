@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from amp_track.commands.request import Edges, Request, Stores, Trainings
-from amp_track.records.job import Inspection, Job, resolve
+from amp_track.records.inspection import Inspection, resolve
+from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from amp_track.records.job import Job
-from amp_track.training.batches import Batches, batch_length, digest, move
+from amp_track.training.amp.tensors import batch_length, move
+from amp_track.training.batches import Batches, digest
 from amp_track.workload import Workload, load_workload
 
 SAMPLES = 64

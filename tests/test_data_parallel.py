@@ -13,7 +13,8 @@ from conftest import DIGITS, MEBIBYTE, WORKLOADS
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import EpochEnded, Event, StepsRecorded
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.sandbox.sandbox import Sandbox
 

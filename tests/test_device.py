@@ -7,10 +7,12 @@ import torch
 from conftest import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
-from amp_track.training.devices.base import is_kernel_limit, is_out_of_memory, open_device, requested_bytes
+from amp_track.training.devices.failures import is_kernel_limit, is_out_of_memory, requested_bytes
+from amp_track.training.devices.opening import open_device
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.records.outcome import LayerGradients
+from amp_track.records.diagnosis import LayerGradients
 from amp_track.training.amp.diagnosis import _PIECE, SMALLEST_NORMAL, _counts, _pieces
 
 

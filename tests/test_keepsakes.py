@@ -8,7 +8,8 @@ from conftest import MEBIBYTE, WORKLOADS
 from PIL import Image
 
 from amp_track.records.events import Event, FileWritten, Noted
-from amp_track.records.job import Job, JobFolder, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workload import load_workload

@@ -1,6 +1,6 @@
 import math
 
-from amp_track.records.outcome import LayerGradients, NonFinite
+from amp_track.records.diagnosis import LayerGradients, NonFinite
 from amp_track.training.tally import LayerSums, first_non_finite
 
 

@@ -7,8 +7,10 @@ from rich.console import Console
 from amp_track.planner.frontier import Edge
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+from amp_track.report import fit as fit_report
 from amp_track.report import search as report
-from amp_track.results.fit import FitResult, PrecisionFit, SearchResult, TrialResult
+from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.search import SearchResult, TrialResult
 
 MEBIBYTE = 2**20
 
@@ -66,7 +68,7 @@ def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
 def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) -> None:
     assert "needs an NVIDIA GPU" in text(result)
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(report.fit_table(result.fit))
+    console.print(fit_report.fit_table(result.fit))
     shown = console.export_text()
     assert "one sample needs 70 MiB" in shown
     assert "one more runs out of memory in evaluation" in shown
@@ -80,11 +82,11 @@ def test_the_batch_beyond_which_memory_buys_no_speed(result: SearchResult) -> No
 
 def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> None:
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(report.fit_table(result.fit))
+    console.print(fit_report.fit_table(result.fit))
     shown = console.export_text()
     for text in ("504", "504 × 2", "40 steps", "61 MiB", "50,000/s"):
         assert text in shown
-    assert "3 MiB of the budget are left free" in " ".join(report.fit_notes(result.fit))
+    assert "3 MiB of the budget are left free" in " ".join(fit_report.fit_notes(result.fit))
 
 
 def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> None:

@@ -15,7 +15,8 @@ from conftest import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
 from amp_track.records.errors import BadInput, WorkloadFailed
 from amp_track.records.events import EpochEnded, Event, Started
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 

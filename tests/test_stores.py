@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from amp_track.records import addresses as stores
+from amp_track.commands.session import store_checks
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 
 
 def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:
-    stores.check("--storage", f"sqlite:///{tmp_path}/new.db")
+    store_checks.check("--storage", f"sqlite:///{tmp_path}/new.db")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -23,28 +24,28 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
 )
 def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as raised:
-        stores.check("--storage", url)
+        store_checks.check("--storage", url)
     assert "hunter2" not in str(raised.value)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("shopping list")
     with pytest.raises(BadInput, match="expected an SQLite database"):
-        stores.check("--storage", f"sqlite:///{tmp_path}/notes.db")
+        store_checks.check("--storage", f"sqlite:///{tmp_path}/notes.db")
 
 
 def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
-    assert stores.tracking_uri(None) == "sqlite:///elsewhere.db"
-    assert stores.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
+    assert addresses.tracking_uri(None) == "sqlite:///elsewhere.db"
+    assert addresses.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
 
 
 def test_a_tracking_server_that_does_not_answer_is_refused() -> None:
     with pytest.raises(BadInput, match="expected an MLflow server that answers") as raised:
-        stores.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
+        store_checks.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
     assert "hunter2" not in str(raised.value)
 
 
 def test_one_database_for_both_is_refused() -> None:
     with pytest.raises(BadInput, match="expected one of its own"):
-        stores.check_apart("sqlite:///x.db", "sqlite:///./x.db")
+        store_checks.check_apart("sqlite:///x.db", "sqlite:///./x.db")

@@ -4,7 +4,8 @@ import pytest
 from conftest import DIGITS
 
 from amp_track.records.events import EpochEnded, Event
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox.sandbox import Sandbox
 

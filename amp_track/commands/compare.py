@@ -16,7 +16,7 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.report import progress
 from amp_track.results.compare import REFERENCE, Cell, ComparisonResult, as_numbers, in_order
-from amp_track.results.fit import SeedResult
+from amp_track.results.seeds import SeedResult
 
 if TYPE_CHECKING:
     import optuna
@@ -45,6 +45,7 @@ def compare(request: Request) -> ComparisonResult:
         checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.found)
     base.check_study_settings(training=False)
     from amp_track import tracking
+    from amp_track.commands.session import keep_comparison
     from amp_track.report import compare as comparison_report
 
     tracker = base.open_tracker()
@@ -52,7 +53,7 @@ def compare(request: Request) -> ComparisonResult:
     with can_be_repeated(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
         result = dataclasses.replace(result, answers=tuple(comparison_report.answers(result)))
-        result = dataclasses.replace(result, report=comparison_report.log(result, parent, tracker))
+        result = dataclasses.replace(result, report=keep_comparison.log(result, parent, tracker))
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result

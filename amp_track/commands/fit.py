@@ -18,15 +18,10 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
 from amp_track.report import progress
-from amp_track.results.fit import (
-    FitResult,
-    PrecisionFit,
-    SearchResult,
-    SeedResult,
-    SeedsResult,
-    TrainResult,
-    TrialResult,
-)
+from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.train import TrainResult
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
@@ -158,7 +153,7 @@ def search(request: Request) -> SearchResult:
         _check_seeds(session)
     session.check_study_settings(training=True)
     from amp_track import tracking
-    from amp_track.report import search as report
+    from amp_track.commands.session import keep
 
     tracker = session.open_tracker()
     study, sampler = session.open_fit_study()
@@ -175,7 +170,7 @@ def search(request: Request) -> SearchResult:
             trials=tuple(trials),
             pareto=tuple(pareto),
         )
-        return dataclasses.replace(result, report=report.log(result, parent))
+        return dataclasses.replace(result, report=keep.log(result, parent))
 
 
 def dtypes(request: Request) -> DtypesReport:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from amp_track.records import values
 from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job, setting
+from amp_track.records.job import Job
+from amp_track.records.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

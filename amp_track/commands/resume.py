@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands.flags import flags_of
 from amp_track.commands.request import Edges, Request
-from amp_track.records import addresses as stores
+from amp_track.commands.session import store_checks
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.records.job import DEFAULT_WORKLOAD, Job
 from amp_track.report import progress
@@ -34,11 +35,11 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
             raise BadInput(f"{flag.name}: got it with --resume, which goes on as the run was; leave it out")
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
-    uri = stores.tracking_uri(request.stores.tracking_uri)
-    stores.check_tracking("--tracking-uri", uri)
-    stores.check_apart(uri, request.stores.storage)
-    if not stores.exists(uri):
-        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {stores.masked(uri)} yet")
+    uri = addresses.tracking_uri(request.stores.tracking_uri)
+    store_checks.check_tracking("--tracking-uri", uri)
+    store_checks.check_apart(uri, request.stores.storage)
+    if not addresses.exists(uri):
+        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
     from amp_track.tracking import Tracker
 
     tracker = Tracker(uri)

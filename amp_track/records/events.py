@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_track.records.outcome import LayerGradients
+from amp_track.records.diagnosis import LayerGradients
 
 PICTURES = "pictures"
 """The folder of a workload's pictures among its run's artifacts."""

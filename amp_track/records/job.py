@@ -1,5 +1,4 @@
-"""Job: what determines a run; Inspection: what a fresh process found out before it. No torch, no MLflow, no Optuna:
-importing this costs milliseconds.
+"""Job: everything that determines one run. No torch, no MLflow, no Optuna: importing this costs milliseconds.
 
 A Job's fields are the single source of the command line's flags (`amp_track.commands.flags` reads the metadata), of
 the names `mlflow run -P` takes, and of the params that MLflow shows.
@@ -9,56 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from amp_track.records import values
+from amp_track.records.settings import setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
-
-
-def setting(
-    default: Any,
-    help: str,
-    parse: Callable[[str], Any],
-    *,
-    expected: str,
-    flag: str | None = None,
-    metavar: str = "TEXT",
-    repeatable: bool = False,
-    shown_default: str | None = None,
-) -> Any:
-    """A dataclass field that is also a command-line flag.
-
-    Args:
-        default: the value when the flag is not given.
-        help: one sentence for `--help`.
-        parse: from the text given to the value; raises ValueError when it cannot be.
-        expected: what a good value is, for the error message.
-        flag: the flag's name; by default the field's, with dashes.
-        metavar: how `--help` shows the value.
-        repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
-        shown_default: what `--help` shows as the default when the value itself would say little.
-    """
-    return field(
-        default=default,
-        metadata={
-            "help": help,
-            "parse": parse,
-            "expected": expected,
-            "flag": flag,
-            "metavar": metavar,
-            "repeatable": repeatable,
-            "shown_default": shown_default,
-        },
-    )
-
-
-def switch(help: str) -> Any:
-    """A dataclass field that is a flag without a value, off unless given."""
-    return field(default=False, metadata={"help": help, "flag": None, "repeatable": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,65 +224,6 @@ class JobFolder:
     keep_weights: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Support:
-    """Whether something can be done on this device, and the reason, for the user to read."""
-
-    supported: bool
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """What a fresh process found out about a job's device and workload before anything is run or written."""
-
-    device: str
-    """As torch names it: `cpu`, `cuda:0`."""
-    device_kind: str
-    device_name: str
-    free_bytes: int
-    budget_support: Support
-    precisions: tuple[tuple[str, Support], ...]
-    workload_name: str
-    workload_digest: str
-    """Of the workload's source: an edge proven for other code is not an edge."""
-    batch_size: int
-    """The workload's own: what its learning rate was chosen for."""
-    epochs: int
-    learning_rate: float
-    loader_workers: int
-    options: tuple[tuple[str, str], ...]
-    """Every option of the workload with the value it has in this job."""
-    quality_name: str
-    higher_is_better: bool
-    training_samples: int
-    """0 when the data was not loaded because the job is synthetic."""
-    evaluation_samples: int
-    dataset_digest: str
-    versions: tuple[tuple[str, str], ...]
-
-    def support(self, precision: str) -> Support:
-        return dict(self.precisions)[precision]
-
-
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:
     """A CPU's budget is of one process, and its meter would count what loader workers share with it."""
     return device_kind == "cpu" and memory_budget_bytes is not None
-
-
-def resolve(job: Job, found: Inspection) -> Job:
-    """The job with the workload's own values in place of those the user left open, and the real device's name."""
-    learning_rate = job.learning_rate if job.learning_rate is not None else found.learning_rate
-    epochs = job.epochs if job.epochs is not None or job.steps is not None else found.epochs
-    workers = job.loader_workers if job.loader_workers is not None else found.loader_workers // job.processes
-    if loads_in_its_own_process(found.device_kind, job.memory_budget_bytes):
-        workers = 0
-    return dataclasses.replace(
-        job,
-        device=found.device,
-        batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        loader_workers=workers,
-        options=found.options,
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from amp_track.records.outcome import Diagnosis, LayerSummary, Outcome, ScaleReport
+from amp_track.records.diagnosis import Diagnosis, LayerSummary
+from amp_track.records.outcome import Outcome, ScaleReport
 
 _SETTLED = 0.05
 """Part of the training in which a scale that only falls is finding its level."""

@@ -14,7 +14,8 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
 from amp_track.report import advice
 from amp_track.results.equivalence import Interval, interval
-from amp_track.results.fit import NO_SLOWER, SeedResult, SeedsResult
+from amp_track.results.fit import NO_SLOWER
+from amp_track.results.seeds import SeedResult, SeedsResult
 
 REFERENCE = "fp32"
 """What the other precisions are compared with."""

@@ -1,20 +1,14 @@
-"""What the commands found out, in the shape `--json` prints it. Plain data."""
+"""What `fit` finds: the edge of each precision."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from amp_track.planner.frontier import Edge
-from amp_track.records.job import Inspection, Job
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import micro_batch
-from amp_track.records.values import PRECISIONS, Margin
-from amp_track.report import advice
-from amp_track.results.equivalence import Comparison, Interval, compare, interval
 
 NO_SLOWER = 0.97
 """Of the best throughput: what is within 3 % of it counts as the best."""
@@ -125,157 +119,3 @@ class FitResult:
     def _precision_as_json(self, name: str) -> dict[str, Any]:
         micro, accumulate = self.accumulation(name) or (None, None)
         return self.precisions[name].as_json() | {"micro_batch": micro, "accumulate": accumulate}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """One training of a search."""
-
-    number: int
-    precision: str
-    batch_size: int
-    learning_rate: float
-    outcome: Outcome
-    run_id: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "verdict": str(self.outcome.verdict),
-            "quality": self.outcome.quality,
-            "wall_seconds": self.outcome.wall_seconds,
-            "samples_per_second": self.outcome.samples_per_second,
-            "max_memory_bytes": self.outcome.max_memory_bytes,
-            "skipped_steps": self.outcome.skipped_steps,
-            "run_id": self.run_id,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedResult:
-    """One training of a comparison over seeds."""
-
-    precision: str
-    seed: int
-    outcome: Outcome
-    run_id: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedsResult:
-    """The same training at every precision with several seeds."""
-
-    job: Job
-    seeds: int
-    margin: Margin
-    trainings: tuple[SeedResult, ...]
-
-    def qualities(self, precision: str) -> list[float]:
-        """Of the trainings that came to one, by seed."""
-        return list(self._by_seed(precision).values())
-
-    def _by_seed(self, precision: str) -> dict[int, float]:
-        found = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
-        return {
-            training.seed: training.outcome.quality
-            for training in found
-            if training.outcome.quality is not None and math.isfinite(training.outcome.quality)
-        }
-
-    def without_quality(self, precision: str) -> int:
-        """How many came to none: they diverged, or did not end."""
-        return sum(t.precision == precision for t in self.trainings) - len(self.qualities(precision))
-
-    @property
-    def precisions(self) -> list[str]:
-        there = {training.precision for training in self.trainings}
-        return [precision for precision in PRECISIONS if precision in there]
-
-    def interval(self, precision: str) -> Interval | None:
-        qualities = self.qualities(precision)
-        return interval(qualities) if qualities else None
-
-    def comparison(self, precision: str) -> Comparison | None:
-        """With fp32; None for itself, or where one of the two has no quality."""
-        reference, found = self._by_seed("fp32"), self._by_seed(precision)
-        both = [seed for seed in found if seed in reference]
-        if precision == "fp32" or not both:
-            return None
-        margin = self.margin.of(fmean(reference.values()))
-        return compare([found[seed] for seed in both], [reference[seed] for seed in both], margin)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "seeds": self.seeds,
-            "margin": str(self.margin),
-            "batch_size": self.job.batch_size,
-            "precisions": {
-                name: {
-                    "values": self.qualities(name),
-                    "without_quality": self.without_quality(name),
-                    "interval": (found := self.interval(name)) and dataclasses.asdict(found),
-                    "against_fp32": (against := self.comparison(name)) and dataclasses.asdict(against),
-                    "run_ids": [t.run_id for t in self.trainings if t.precision == name],
-                }
-                for name in self.precisions
-            },
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """Edges, trainings inside them, and the numbers of the trials that no other beats in both quality and speed."""
-
-    fit: FitResult
-    quality_name: str
-    higher_is_better: bool
-    workload_batch_size: int
-    """What the workload's learning rate was chosen for."""
-    trials: tuple[TrialResult, ...]
-    pareto: tuple[int, ...]
-    seeds: SeedsResult | None = None
-    report: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return self.fit.as_json() | {
-            "trials": [trial.as_json() for trial in self.trials],
-            "pareto": list(self.pareto),
-            "report": self.report,
-            "seeds": self.seeds.as_json() if self.seeds is not None else None,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """One job, as it was run, and what came of it."""
-
-    run_id: str
-    job: Job
-    outcome: Outcome
-    found: Inspection
-
-    def as_json(self) -> dict[str, Any]:
-        scale = self.outcome.scale
-        return {
-            "run_id": self.run_id,
-            "workload": self.job.workload,
-            "precision": self.job.precision,
-            "batch_size": self.job.batch_size,
-            "verdict": str(self.outcome.verdict),
-            "quality": {"name": self.found.quality_name, "value": self.outcome.quality},
-            "wall_seconds": self.outcome.wall_seconds,
-            "samples_per_second": self.outcome.samples_per_second,
-            "max_memory_bytes": self.outcome.max_memory_bytes,
-            "steps": self.outcome.steps,
-            "skipped_steps": self.outcome.skipped_steps,
-            "scale": scale
-            and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
-            "device": {"kind": self.found.device_kind, "name": self.found.device_name},
-            "memory_budget_bytes": self.job.memory_budget_bytes,
-            "waited_fraction": self.outcome.waited_fraction,
-            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
-            "advice": advice.explain(self.outcome, self.job.precision, loader_workers=self.job.loader_workers),
-            "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
-        }

@@ -18,7 +18,7 @@ from typing import Any
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
-from amp_track.records.job import Inspection
+from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox import ranks
 

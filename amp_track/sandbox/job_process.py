@@ -18,13 +18,15 @@ import torch
 import amp_track
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
-from amp_track.records.job import Inspection, Job, JobFolder, Rank, Support
+from amp_track.records.inspection import Inspection, Support
+from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.training import peers
 from amp_track.training.amp import precision
 from amp_track.training.batches import digest, length
-from amp_track.training.devices import base as devices
+from amp_track.training.devices import failures, opening
+from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.trainer import Trainer
 from amp_track.workload import Workload, load_workload, option_values, source_digest, users_traceback
@@ -38,7 +40,7 @@ def run(
     _settle_in()
     peers.announce(rank)
     try:
-        device = devices.open_device(job.device, rank)
+        device = opening.open_device(job.device, rank)
         workload = workload_of(job)
     except BadInput as error:
         connection.send(error)
@@ -83,7 +85,7 @@ def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
     _settle_in()
     watch = DtypesWatch()
     try:
-        connection.send(watch.run(job, workload_of(job), devices.open_device(job.device)))
+        connection.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
     except BadInput as error:
         connection.send(error)
     except BaseException as error:
@@ -97,9 +99,9 @@ def workload_of(job: Job) -> Workload:
 
 
 def _inspection(job: Job) -> Inspection:
-    device = devices.open_device(job.device)
-    devices.check_processes(device, job.processes)
-    devices.check_budget(device, job.memory_budget_bytes, job.processes)
+    device = opening.open_device(job.device)
+    opening.check_processes(device, job.processes)
+    opening.check_budget(device, job.memory_budget_bytes, job.processes)
     workload = workload_of(job)
     workload.check()
     training_samples = evaluation_samples = 0
@@ -114,7 +116,7 @@ def _inspection(job: Job) -> Inspection:
         device=str(device.torch_device),
         device_kind=device.torch_device.type,
         device_name=device.name,
-        free_bytes=devices.free_bytes_each(device, job.processes),
+        free_bytes=opening.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
@@ -140,16 +142,16 @@ def _inspection(job: Job) -> Inspection:
     )
 
 
-def _support(name: str, device: devices.Device, processes: int) -> Support:
+def _support(name: str, device: Device, processes: int) -> Support:
     """On every device that is used; of the first that lacks it."""
-    found = [precision.support(name, each.torch_device) for each in devices.devices_of(device, processes)]
+    found = [precision.support(name, each.torch_device) for each in opening.devices_of(device, processes)]
     return next((support for support in found if not support.supported), found[0])
 
 
-def _outcome_of_exception(error: BaseException, phase: str, device: devices.Device | None) -> Outcome:
-    if devices.is_out_of_memory(error):
+def _outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
+    if failures.is_out_of_memory(error):
         verdict = Verdict.OOM
-    elif devices.is_kernel_limit(error):
+    elif failures.is_kernel_limit(error):
         verdict = Verdict.KERNEL_LIMIT
     else:
         verdict = Verdict.CRASHED
@@ -160,7 +162,7 @@ def _outcome_of_exception(error: BaseException, phase: str, device: devices.Devi
         phase=phase,
         message=f"{summary} (in {phase})",
         traceback=users_traceback(error),
-        requested_bytes=devices.requested_bytes(error),
+        requested_bytes=failures.requested_bytes(error),
         max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
         max_memory_bytes=peak.reserved_bytes if peak is not None else None,
     )

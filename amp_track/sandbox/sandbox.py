@@ -25,7 +25,8 @@ from typing import Any, assert_never
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import Event
-from amp_track.records.job import ALONE, Inspection, Job, JobFolder, Rank
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
 from amp_track.sandbox import children, ranks

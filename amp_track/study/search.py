@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.results.fit import TrialResult
+from amp_track.results.search import TrialResult
 from amp_track.study import storage
 from amp_track.study.fit import memory_violation
 

@@ -16,10 +16,10 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
-from amp_track.records import addresses as stores
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
 from amp_track.workers import processes
+from amp_track.workers.locks import store_lock
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
@@ -36,7 +36,7 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 def open_storage(url: str) -> optuna.storages.RDBStorage:
     """The storage at `url`, already checked by `stores.check`, with its tables made."""
     arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    with stores.first_use(url):
+    with store_lock(url):
         return optuna.storages.RDBStorage(url, engine_kwargs=arguments, heartbeat_interval=10, grace_period=40)
 
 
@@ -55,7 +55,7 @@ def open_study(
         BadInput: it exists and was made with other settings: what it knows would not hold for this command.
     """
     check_settings(name, storage, settings)
-    with stores.first_use(url):
+    with store_lock(url):
         study = optuna.create_study(
             study_name=name, storage=storage, directions=directions, sampler=sampler, load_if_exists=True
         )
@@ -74,7 +74,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
     ask = study.ask
 
     def asked_alone(fixed_distributions: dict[str, BaseDistribution] | None = None) -> optuna.Trial:
-        with stores.first_use(url):
+        with store_lock(url):
             return ask(fixed_distributions)
 
     study.ask = asked_alone  # type: ignore[method-assign]

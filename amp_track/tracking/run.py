@@ -12,9 +12,10 @@ from typing import Any
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
+from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.records.job import Inspection
-from amp_track.records.outcome import LayerGradients, Outcome
+from amp_track.records.inspection import Inspection
+from amp_track.records.outcome import Outcome
 from amp_track.report import progress
 from amp_track.report.curves import FILE as CURVES
 from amp_track.report.curves import Curves

@@ -8,7 +8,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from amp_track.records.job import Inspection, Job
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job
 from amp_track.tracking.run import Run
 from amp_track.workers import processes
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import mlflow
 from mlflow.entities import RunStatus
 
-from amp_track.records import addresses as stores
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
@@ -22,6 +22,7 @@ from amp_track.records.outcome import Verdict
 from amp_track.tracking import checkpoints
 from amp_track.tracking.run import Run
 from amp_track.workers import processes
+from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
 
@@ -47,13 +48,13 @@ class Tracker:
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
         self.uri = uri
-        with stores.first_use(uri):
+        with store_lock(uri):
             self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables of a fresh store
 
     @functools.cached_property
     def _experiment_id(self) -> str:
         """Of new runs; made when first wanted."""
-        with stores.first_use(self.uri):
+        with store_lock(self.uri):
             return self._find_experiment()
 
     def _find_experiment(self) -> str:
@@ -94,8 +95,8 @@ class Tracker:
         if run_id is not None:
             if not self.exists(run_id):
                 raise BadInput(
-                    f"MLFLOW_RUN_ID: got {run_id}, expected a run in {stores.masked(self.uri)}; unset it, or name the "
-                    "store it is in"
+                    f"MLFLOW_RUN_ID: got {run_id}, expected a run in {addresses.masked(self.uri)}; unset it, or name "
+                    "the store it is in"
                 )
             self._client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             existing = self._client.get_run(run_id)
@@ -118,7 +119,7 @@ class Tracker:
         """
         if not self.exists(run_id):
             raise BadInput(
-                f"--resume: got {run_id}, expected a run in {stores.masked(self.uri)}; name its store with "
+                f"--resume: got {run_id}, expected a run in {addresses.masked(self.uri)}; name its store with "
                 "--tracking-uri"
             )
         run = self._client.get_run(run_id)

@@ -13,7 +13,7 @@ from torch import Tensor
 from amp_track.records.events import PICTURES, FileWritten
 from amp_track.records.job import JobFolder
 from amp_track.training.amp.step import TrainStep
-from amp_track.training.batches import map_tensors, move
+from amp_track.training.amp.tensors import map_tensors, move
 from amp_track.workload import Workload
 
 

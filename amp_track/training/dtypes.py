@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.job import Job
-from amp_track.records.outcome import MODEL
 from amp_track.training import operations as dispatch
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
-from amp_track.training.batches import move
+from amp_track.training.amp.tensors import move
 from amp_track.training.devices.base import Device
 from amp_track.training.operations import Operation
 from amp_track.workload import Workload

@@ -16,10 +16,12 @@ from amp_track.training.amp import random_state
 from amp_track.training.amp.evaluation import EvalStep, EvalTotals
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.step import TrainStep
-from amp_track.training.batches import Batches, Part, Position, batch_length
+from amp_track.training.amp.tensors import batch_length
+from amp_track.training.batches import Batches, Part, Position
 from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.clock import InputWait, TrainingClock
-from amp_track.training.devices.base import Device, peak_resident_bytes
+from amp_track.training.devices.base import Device
+from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.peers import Peers
 from amp_track.training.tally import Tally
 from amp_track.workload import Workload

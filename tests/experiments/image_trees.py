@@ -10,7 +10,8 @@ import numpy
 from conftest import ROOT
 from PIL import Image
 
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox.sandbox import Sandbox
 

@@ -13,7 +13,7 @@ from amp_track.commands import fit as commands
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
-from amp_track.results.fit import SeedResult, SeedsResult
+from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.study.grid import Point, train_grid
 
 JOB = Job(batch_size=8, seed=3)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from amp_track.commands.request import Request
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Inspection, Job, loads_in_its_own_process
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job, loads_in_its_own_process
 from amp_track.records.values import PRECISIONS, format_bytes
 
 

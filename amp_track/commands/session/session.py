@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks
+from amp_track.commands.session import checks, store_checks
 from amp_track.planner.frontier import Limit
-from amp_track.records import addresses as stores
+from amp_track.records import addresses
 from amp_track.records.events import Event
-from amp_track.records.job import Inspection, Job, JobFolder, loads_in_its_own_process, resolve
+from amp_track.records.inspection import Inspection, resolve
+from amp_track.records.job import Job, JobFolder, loads_in_its_own_process
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import steps_per_epoch, synthetic_samples, total_steps
 from amp_track.records.values import PRECISIONS, format_bytes
 from amp_track.report import advice, progress
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workers import processes
+from amp_track.workers.locks import store_lock
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     import optuna
@@ -45,17 +47,17 @@ class Session:
         self.found = found
         self.precisions = precisions
         self.job = resolve(request.job, found)
-        self.tracking_uri = stores.tracking_uri(request.stores.tracking_uri)
+        self.tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
         self.study_name = request.stores.study or self._default_study_name()
         self._storage: optuna.storages.RDBStorage | None = None
 
     @classmethod
     def prepare(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
         """Judge everything that can be judged before anything is written; the cheap things before torch is imported."""
-        tracking_uri = stores.tracking_uri(request.stores.tracking_uri)
-        stores.check_tracking("--tracking-uri", tracking_uri)
-        stores.check("--storage", request.stores.storage)
-        stores.check_apart(tracking_uri, request.stores.storage)
+        tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
+        store_checks.check_tracking("--tracking-uri", tracking_uri)
+        store_checks.check("--storage", request.stores.storage)
+        store_checks.check_apart(tracking_uri, request.stores.storage)
         return cls.without_stores(request, precisions)
 
     @classmethod
@@ -210,7 +212,7 @@ class Session:
         """Raises BadInput when a study of this name was made with other settings, before anything is written."""
         from amp_track.study import storage
 
-        if not stores.exists(self.request.stores.storage):
+        if not addresses.exists(self.request.stores.storage):
             return
         if self.request.sweep is not None:
             storage.check_settings(f"{self.study_name}/compare", self.storage, self.comparison_settings())
@@ -231,7 +233,7 @@ class Session:
         from amp_track.study.edge_sampler import EdgeSampler, Goal
 
         study = self._open_study("fit", ["maximize"], self.edge_settings())
-        with stores.first_use(self.request.stores.storage):
+        with store_lock(self.request.stores.storage):
             if storage.FREE_BYTES not in study.user_attrs:
                 study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
         free_bytes = study.user_attrs[storage.FREE_BYTES]

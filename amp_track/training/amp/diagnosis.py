@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_track.records.outcome import MODEL, LayerGradients
-from amp_track.training.batches import tensors
+from amp_track.records.diagnosis import MODEL, LayerGradients
+from amp_track.training.amp.tensors import tensors
 
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
 """2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits, and below 2⁻²⁵ all of them."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.training.amp.precision import Precision
-from amp_track.training.batches import batch_length, move, sum_dtype
+from amp_track.training.amp.tensors import batch_length, move, sum_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from amp_track.records.job import Support
+from amp_track.records.inspection import Support
 from amp_track.records.values import PRECISIONS
 
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_track.records.outcome import LayerGradients
+from amp_track.records.diagnosis import LayerGradients
 from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
-from amp_track.training.batches import batch_length, move, sum_dtype
+from amp_track.training.amp.tensors import batch_length, move, sum_dtype
 
 CAPACITY = 1024
 """Batches whose losses fit the buffer on the device: unread, they are fetched when it is full."""

@@ -1,0 +1,80 @@
+"""Checks of the two databases' addresses. Each function raises BadInput and writes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from amp_track.records.addresses import identity, masked
+from amp_track.records.errors import BadInput
+
+
+def check_tracking(flag: str, url: str) -> None:
+    """As `check`; MLflow's store may be a server too."""
+    if url.startswith(("http://", "https://")):
+        _check_server(flag, url)
+    else:
+        check(flag, url)
+
+
+def check_apart(tracking_uri: str, storage: str) -> None:
+    """Raises BadInput when both stores are one database: the two keep their schema's version under the same name."""
+    if identity(tracking_uri) == identity(storage):
+        raise BadInput(
+            f"--storage: got {masked(storage)}, which is MLflow's database too, expected one of its own; name another"
+        )
+
+
+def check(flag: str, url: str) -> None:
+    """Raises BadInput, before anything is written, when the database at `url` cannot be opened."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+    expected = "expected a database address such as sqlite:///optuna.db or postgresql://user:password@host/name"
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):
+        raise BadInput(f"{flag}: got {masked(url)!r}, {expected}") from None
+    if address.get_backend_name() == "sqlite" and address.database:
+        _check_sqlite(flag, url, Path(address.database))
+        return
+    try:
+        engine = create_engine(address)
+        with engine.connect():
+            pass
+        engine.dispose()
+    except (NoSuchModuleError, ImportError) as error:
+        raise BadInput(f"{flag}: got {masked(url)}, {expected}; this one needs a driver: {error}") from None
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise BadInput(
+            f"{flag}: got {masked(url)}, expected a database that can be opened; it said: {reason}"
+        ) from None
+
+
+def _check_sqlite(flag: str, url: str, file: Path) -> None:
+    """Without opening it: that would create the file."""
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        raise BadInput(f"{flag}: got {url}, expected a file in a folder that exists; make {folder} or name another")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise BadInput(
+            f"{flag}: got {url}, expected a file that can be written; change its permissions or name another"
+        )
+    if file.is_dir():
+        raise BadInput(f"{flag}: got {url}, expected a file, this is a folder; name a file in it")
+    if file.exists() and file.stat().st_size and not file.read_bytes()[:16].startswith(b"SQLite format 3"):
+        raise BadInput(f"{flag}: got {url}, expected an SQLite database, this file is another kind; name another file")
+
+
+def _check_server(flag: str, url: str) -> None:
+    import requests
+
+    try:
+        requests.get(f"{url.rstrip('/')}/health", timeout=10).raise_for_status()
+    except requests.RequestException as error:
+        raise BadInput(
+            f"{flag}: got {masked(url)}, expected an MLflow server that answers; start it or correct the address "
+            f"({type(error).__name__})"
+        ) from None

@@ -1,0 +1,67 @@
+"""What a fresh process finds out about device and workload before anything is run or written."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from amp_track.records.job import Job, loads_in_its_own_process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Whether something can be done on this device, and the reason, for the user to read."""
+
+    supported: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a fresh process found out about a job's device and workload before anything is run or written."""
+
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    device_kind: str
+    device_name: str
+    free_bytes: int
+    budget_support: Support
+    precisions: tuple[tuple[str, Support], ...]
+    workload_name: str
+    workload_digest: str
+    """Of the workload's source: an edge proven for other code is not an edge."""
+    batch_size: int
+    """The workload's own: what its learning rate was chosen for."""
+    epochs: int
+    learning_rate: float
+    loader_workers: int
+    options: tuple[tuple[str, str], ...]
+    """Every option of the workload with the value it has in this job."""
+    quality_name: str
+    higher_is_better: bool
+    training_samples: int
+    """0 when the data was not loaded because the job is synthetic."""
+    evaluation_samples: int
+    dataset_digest: str
+    versions: tuple[tuple[str, str], ...]
+
+    def support(self, precision: str) -> Support:
+        return dict(self.precisions)[precision]
+
+
+def resolve(job: Job, found: Inspection) -> Job:
+    """The job with the workload's own values in place of those the user left open, and the real device's name."""
+    learning_rate = job.learning_rate if job.learning_rate is not None else found.learning_rate
+    epochs = job.epochs if job.epochs is not None or job.steps is not None else found.epochs
+    workers = job.loader_workers if job.loader_workers is not None else found.loader_workers // job.processes
+    if loads_in_its_own_process(found.device_kind, job.memory_budget_bytes):
+        workers = 0
+    return dataclasses.replace(
+        job,
+        device=found.device,
+        batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        loader_workers=workers,
+        options=found.options,
+    )

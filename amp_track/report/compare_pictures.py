@@ -1,0 +1,148 @@
+"""The pictures of a comparison: speed and memory as charts, and what the models do side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy
+
+from amp_track.results import compare as comparison
+from amp_track.results.compare import Cell, ComparisonResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+TARGET = "target"
+"""A picture of this name is the same at every precision: what the others should look like."""
+
+
+Pictures = Mapping[tuple[str, str], Mapping[str, Path]]
+"""By value and precision: PNG files by name."""
+
+
+_CELL_INCHES = 3.0
+
+
+def draw(result: ComparisonResult, file: Path) -> bool:
+    """Speed and memory: one line for each precision over the option's values where these are numbers, else bars.
+    Returns whether there was anything to draw."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    numbers = comparison.as_numbers(result.values) if len(result.values) > 1 else None
+    measures = (("samples_per_second", 1.0, "samples per second"), ("train_memory_bytes", 2**20, "peak memory, MiB"))
+    known = [item for item in measures if any(getattr(cell, item[0]) is not None for cell in result.cells)]
+    if not known:
+        return False
+    figure = Figure(figsize=(5.5 * len(known), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(known), squeeze=False)[0]
+    for axes, (measure, unit, label) in zip(panels, known, strict=True):
+        heights = {
+            precision: [_scaled(getattr(result.cell(value, precision), measure), unit) for value in result.values]
+            for precision in result.precisions
+        }
+        if numbers is None:
+            _draw_bars(axes, result, heights)
+        else:
+            _draw_lines(axes, result, heights, numbers)
+        axes.set_ylabel(f"{label} in training")
+        axes.set_axisbelow(True)
+        axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
+    figure.savefig(file, dpi=110)
+    return True
+
+
+def _scaled(number: float | None, unit: float) -> float:
+    return number / unit if number is not None else numpy.nan
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _draw_lines(
+    axes: Axes, result: ComparisonResult, heights: Mapping[str, list[float]], numbers: Sequence[float]
+) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    for index, (precision, numbers_of) in enumerate(heights.items()):
+        axes.plot(numbers, numbers_of, marker="o", markersize=5, color=f"C{index}", label=precision)
+    if min(numbers) > 0:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    if any(number > 0 for of in heights.values() for number in of):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:,g}")
+    axes.set_xticks(numbers, labels=result.values)
+    axes.set_xlabel(result.option or "")
+    axes.legend()
+
+
+def _draw_bars(axes: Axes, result: ComparisonResult, heights: Mapping[str, list[float]]) -> None:
+    width = 0.8 / len(heights)
+    places = numpy.arange(len(result.values))
+    axes.yaxis.set_major_formatter("{x:,g}")
+    for index, (precision, numbers_of) in enumerate(heights.items()):
+        shift = (index - (len(heights) - 1) / 2) * width
+        bars = axes.bar(places + shift, numbers_of, 0.9 * width, color=f"C{index}", label=precision)
+        if result.option is None:
+            axes.bar_label(bars, labels=[f"{precision}\n{_rounded(number)}" for number in numbers_of])
+    if result.option is None:
+        axes.set_xticks([])
+        axes.margins(y=0.15)
+        return
+    axes.set_xticks(places, labels=result.values)
+    axes.set_xlabel(result.option)
+    axes.legend()
+
+
+def draw_side_by_side(result: ComparisonResult, pictures: Pictures, file: Path) -> bool:
+    """What the models do: for each value and picture a row, for each precision a column, the target first. Returns
+    whether there was anything to draw."""
+    rows = [row for value in result.values for row in _rows(result, pictures, value)]
+    if not rows:
+        return False
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    columns = len(rows[0][1])
+    figure = Figure(figsize=(_CELL_INCHES * columns, (_CELL_INCHES + 0.3) * len(rows)), layout="constrained")
+    for (label, cells), row in zip(rows, figure.subplots(len(rows), columns, squeeze=False), strict=True):
+        row[0].set_ylabel(label)
+        for (title, picture), axes in zip(cells, row, strict=True):
+            axes.set_title(title)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.set_frame_on(picture is not None)
+            if picture is not None:
+                with Image.open(picture) as image:
+                    axes.imshow(numpy.asarray(image), cmap="gray", vmin=0, vmax=255)
+    figure.savefig(file, dpi=150, bbox_inches="tight")  # two lines of title stick out of a low figure
+    return True
+
+
+def _rows(result: ComparisonResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
+    """For each picture at one value: its label, and title and file of each column. The target is shown once."""
+    found = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
+    targets = [of_run[TARGET] for of_run in found.values() if TARGET in of_run]
+    has_target = any(TARGET in of_run for of_run in pictures.values())
+    rows: list[tuple[str, list[tuple[str, Path | None]]]] = []
+    for name in sorted({name for of_run in found.values() for name in of_run} - {TARGET}):
+        cells = [
+            (_column_title(result, result.cell(value, precision)), found[precision].get(name)) for precision in found
+        ]
+        if has_target:
+            cells.insert(0, (TARGET, targets[0]) if targets and not rows else ("", None))
+        rows.append(("\n".join(part for part in (result.at(value), name) if part), cells))
+    return rows
+
+
+def _column_title(result: ComparisonResult, cell: Cell) -> str:
+    outcome = cell.trainings[0].outcome
+    if not outcome.fits:
+        return f"{cell.precision}: {outcome.verdict}"
+    return cell.precision + (f"\n{result.quality_name} {outcome.quality:.4f}" if outcome.quality is not None else "")

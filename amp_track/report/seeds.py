@@ -1,0 +1,66 @@
+"""Quality over several seeds as a table, and what must be said beside it."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from amp_track.results.equivalence import Comparison
+from amp_track.results.search import SearchResult
+from amp_track.results.seeds import SeedsResult
+
+
+def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Table:
+    """One row for each precision: the mean over seeds, and whether it is fp32's. `where` says what else they share."""
+    at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
+    title = f"{quality_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.margin}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "mean ± 95 %", "difference\n(90 % interval)", "verdict", "updates\nmade"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for name in seeds.precisions:
+        found, against = seeds.interval(name), seeds.comparison(name)
+        updates = sorted({t.outcome.updates for t in seeds.trainings if t.precision == name})
+        table.add_row(
+            name,
+            "–" if found is None else f"{found.mean:.4f} ± {_number(found.half_width)}",
+            "–" if against is None else _difference(against),
+            _seeds_verdict(seeds, name),
+            str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",
+        )
+    return table
+
+
+def _seeds_verdict(seeds: SeedsResult, name: str) -> str:
+    against, without = seeds.comparison(name), seeds.without_quality(name)
+    words = [f"{without} of {seeds.seeds} came to no quality"] if without else []
+    if against is not None:
+        words.append(against.verdict)
+    elif name == "fp32":
+        words.append("what the others are compared with")
+    else:
+        words.append("no fp32 to compare with")
+    return ", ".join(words)
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4f}"
+
+
+def _difference(against: Comparison) -> str:
+    low, high = ("?" if bound is None else f"{bound:+.4f}" for bound in (against.low, against.high))
+    return f"{against.difference:+.4f}\n({low} to {high})"
+
+
+def seeds_note(result: SearchResult, seeds: SeedsResult) -> str:
+    """How the trainings compared over seeds were made alike."""
+    job = seeds.job
+    reference = result.workload_batch_size
+    if job.steps is not None:
+        matched = f"updates-matched: each makes {job.steps:,} steps"
+    else:
+        matched = f"epochs-matched: each goes through the data {job.epochs} times"
+    rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
+    return (
+        f"seeds: {matched}, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; a step that amp "
+        "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided paired "
+        "t-tests at 5 %, seed by seed); different: it is significant at 5 %."
+    )

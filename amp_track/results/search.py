@@ -1,0 +1,59 @@
+"""What `search` finds: the edges, and trainings inside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from amp_track.records.outcome import Outcome
+from amp_track.results.fit import FitResult
+from amp_track.results.seeds import SeedsResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """One training of a search."""
+
+    number: int
+    precision: str
+    batch_size: int
+    learning_rate: float
+    outcome: Outcome
+    run_id: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "verdict": str(self.outcome.verdict),
+            "quality": self.outcome.quality,
+            "wall_seconds": self.outcome.wall_seconds,
+            "samples_per_second": self.outcome.samples_per_second,
+            "max_memory_bytes": self.outcome.max_memory_bytes,
+            "skipped_steps": self.outcome.skipped_steps,
+            "run_id": self.run_id,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """Edges, trainings inside them, and the numbers of the trials that no other beats in both quality and speed."""
+
+    fit: FitResult
+    quality_name: str
+    higher_is_better: bool
+    workload_batch_size: int
+    """What the workload's learning rate was chosen for."""
+    trials: tuple[TrialResult, ...]
+    pareto: tuple[int, ...]
+    seeds: SeedsResult | None = None
+    report: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return self.fit.as_json() | {
+            "trials": [trial.as_json() for trial in self.trials],
+            "pareto": list(self.pareto),
+            "report": self.report,
+            "seeds": self.seeds.as_json() if self.seeds is not None else None,
+        }

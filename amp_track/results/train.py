@@ -1,0 +1,46 @@
+"""What `train` finds: one job and its outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.report import advice
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """One job, as it was run, and what came of it."""
+
+    run_id: str
+    job: Job
+    outcome: Outcome
+    found: Inspection
+
+    def as_json(self) -> dict[str, Any]:
+        scale = self.outcome.scale
+        return {
+            "run_id": self.run_id,
+            "workload": self.job.workload,
+            "precision": self.job.precision,
+            "batch_size": self.job.batch_size,
+            "verdict": str(self.outcome.verdict),
+            "quality": {"name": self.found.quality_name, "value": self.outcome.quality},
+            "wall_seconds": self.outcome.wall_seconds,
+            "samples_per_second": self.outcome.samples_per_second,
+            "max_memory_bytes": self.outcome.max_memory_bytes,
+            "steps": self.outcome.steps,
+            "skipped_steps": self.outcome.skipped_steps,
+            "scale": scale
+            and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
+            "device": {"kind": self.found.device_kind, "name": self.found.device_name},
+            "memory_budget_bytes": self.job.memory_budget_bytes,
+            "waited_fraction": self.outcome.waited_fraction,
+            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
+            "advice": advice.explain(self.outcome, self.job.precision, loader_workers=self.job.loader_workers),
+            "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
+        }

@@ -1,0 +1,70 @@
+"""CUDA, ROCm, XPU and MPS devices, through torch.accelerator."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from amp_track.records.inspection import Support
+from amp_track.training.devices.base import Device, MemoryPeak
+
+
+class AcceleratorDevice(Device):
+    """CUDA, ROCm, XPU, MPS: torch.accelerator's caching allocator. The budget is the allocator's own limit
+    (`set_per_process_memory_fraction`), which counts reserved memory, not the context nor other processes."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        self._reserved_before_reset_bytes = 0
+
+    @property
+    def name(self) -> str:
+        if self.torch_device.type == "cuda":
+            return torch.cuda.get_device_name(self.torch_device)
+        if self.torch_device.type == "xpu":
+            return torch.xpu.get_device_name(self.torch_device)
+        return f"{platform.processor() or platform.machine()} ({self.torch_device.type})"
+
+    def capacity_bytes(self) -> int:
+        return int(torch.accelerator.get_memory_info(self.torch_device)[1])
+
+    def free_bytes(self) -> int:
+        return int(torch.accelerator.get_memory_info(self.torch_device)[0])
+
+    def budget_support(self) -> Support:
+        if self.torch_device.type in ("cuda", "xpu"):
+            return Support(supported=True, reason="the caching allocator limits reserved memory")
+        return Support(
+            supported=False, reason=f"torch cannot limit a process's memory on {self.torch_device.type} exactly"
+        )
+
+    def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
+        torch.accelerator.set_device_index(self.torch_device.index or 0)
+        if enforce and budget_bytes is not None and self.budget_support().supported:
+            self._limit_fraction(min(budget_bytes / self.capacity_bytes(), 1.0))
+        torch.accelerator.empty_cache()
+        self.reset_peak()
+
+    def lift_budget(self) -> None:
+        if self.budget_support().supported:
+            self._limit_fraction(1.0)
+
+    def _limit_fraction(self, fraction: float) -> None:
+        backend = torch.cuda if self.torch_device.type == "cuda" else torch.xpu
+        backend.set_per_process_memory_fraction(fraction, self.torch_device)
+
+    def reset_peak(self) -> None:
+        # torch resets both peaks at once; the reserved one is to go on.
+        self._reserved_before_reset_bytes = self.peak().reserved_bytes
+        torch.accelerator.reset_peak_memory_stats(self.torch_device)
+
+    def peak(self) -> MemoryPeak:
+        reserved = torch.accelerator.max_memory_reserved(self.torch_device)
+        return MemoryPeak(
+            allocated_bytes=torch.accelerator.max_memory_allocated(self.torch_device),
+            reserved_bytes=max(reserved, self._reserved_before_reset_bytes),
+        )
+
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize(self.torch_device)

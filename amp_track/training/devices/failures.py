@@ -1,0 +1,57 @@
+"""What an exception says of memory: out of memory, a kernel's limit, or neither."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+# Messages of a failed allocation, each as the library that raises it spells it.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",  # Windows
+    "std::bad_alloc",
+    "bad allocation",
+    "Cannot allocate memory",
+    "CUDA error: out of memory",
+    "CUDA out of memory",
+    "Cuda failure 2 'out of memory'",  # nccl, whose memory is not torch's
+    "Cuda failure 'out of memory'",
+    "Failed to CUDA malloc",
+    "Failed to CUDA calloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "MPS backend out of memory",
+    "HIP out of memory",
+    "HIP error: out of memory",
+)
+
+
+_KERNEL_LIMIT = (
+    "CUDA error: invalid configuration argument",
+    "canUse32BitIndexMath",
+    "too many resources requested for launch",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, and nothing else."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def is_kernel_limit(error: BaseException) -> bool:
+    """Whether an exception says that the batch is too large for a kernel of the device, however much memory it has."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _KERNEL_LIMIT)
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """What the failed allocation asked for, if the message says so."""
+    if match := re.search(r"you tried to allocate (\d+) bytes", str(error)):
+        return int(match.group(1))
+    if match := re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", str(error)):
+        factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match.group(2)]
+        return int(float(match.group(1)) * factor)
+    return None

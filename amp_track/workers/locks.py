@@ -1,0 +1,23 @@
+"""What only one process of this machine may do at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from amp_track.records.addresses import identity
+
+
+@contextmanager
+def store_lock(url: str) -> Iterator[None]:
+    """Held while a store makes its tables: the first use of a fresh database by several processes at once destroys it
+    (MLflow: 8 of 8 processes failed, and later ones too)."""
+    name = hashlib.sha256(str(identity(url)).encode()).hexdigest()[:16]
+    with FileLock(Path(tempfile.gettempdir()) / f"amp_track-{os.getuid() if hasattr(os, 'getuid') else 0}-{name}.lock"):
+        yield
