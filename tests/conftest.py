@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import DIGITS, FAULTS, ROOT
 
-from amp_track.commands.request import Edges, Request, Stores, Trainings
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
-
-ROOT = Path(__file__).parent.parent
-DIGITS = str(ROOT / "experiments" / "digits.py")
-WORKLOADS = Path(__file__).parent / "workloads"
-FAULTS = str(WORKLOADS / "faults.py")
-MEBIBYTE = 2**20
-OUR_FRAMES = str(ROOT / "amp_track")
-"""In a traceback: a frame of the package itself, which a user has no use for."""
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -58,27 +49,6 @@ def fault_job(sandbox: Sandbox) -> Callable[..., Job]:
         return resolve(Job(**{"workload": FAULTS, "options": harmless.options, "precision": "fp32"} | settings), found)
 
     return make
-
-
-def request(job: Job, **settings: Any) -> Request:
-    """A request with stores in the current folder."""
-    return Request(
-        job=job,
-        stores=Stores(
-            study=settings.pop("study", None),
-            storage="sqlite:///optuna.db",
-            tracking_uri="sqlite:///mlflow.db",
-        ),
-        edges=Edges(
-            **{field.name: settings.pop(field.name) for field in dataclasses.fields(Edges) if field.name in settings}
-        ),
-        trainings=Trainings(
-            trials=settings.pop("trials", 12),
-            learning_rates=settings.pop("learning_rates", None),
-            seeds=settings.pop("seeds", 1),
-        ),
-        **settings,
-    )  # fmt: skip
 
 
 @pytest.fixture

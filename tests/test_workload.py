@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
 
 from amp_track.records.errors import BadInput
 from amp_track.workload import load_workload, option_values

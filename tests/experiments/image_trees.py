@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
-from conftest import ROOT
 from PIL import Image
+from support import ROOT
 
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job

@@ -11,7 +11,6 @@ from pathlib import Path
 import image_folder
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from image_folder import (
@@ -26,6 +25,7 @@ from image_folder import (
 from image_trees import encoded, write_odd_tree, write_tree
 from PIL import Image
 from resnet50 import evaluation_transform
+from support import ROOT
 from torch.utils.data import DataLoader
 
 from amp_track import BadInput

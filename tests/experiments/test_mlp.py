@@ -1,8 +1,8 @@
 import math
 
 import pytest
-from conftest import ROOT
 from image_trees import job_of, outcome_in
+from support import ROOT
 from torch import nn
 
 from amp_track.records.errors import BadInput

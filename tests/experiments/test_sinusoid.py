@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from image_trees import job_of, outcome_in
 from PIL import Image
+from support import ROOT
 from torch import nn
 
 from amp_track.records.errors import BadInput

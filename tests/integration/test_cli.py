@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
+from support import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
 
 
 def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:

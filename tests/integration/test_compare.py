@@ -11,9 +11,9 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS, FAULTS, ROOT, WORKLOADS
 from optuna.trial import TrialState
 from PIL import Image
+from support import DIGITS, FAULTS, ROOT, WORKLOADS
 
 PAINTER = str(WORKLOADS / "painter.py")
 GROWS = str(WORKLOADS / "grows.py")

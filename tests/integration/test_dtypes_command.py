@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import DIGITS, FAULTS
+from support import DIGITS, FAULTS
 
 _TOO_LARGE = """
 from dataclasses import dataclass

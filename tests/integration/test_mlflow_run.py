@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import mlflow
-from conftest import ROOT
+from support import ROOT
 
 
 def mlflow_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

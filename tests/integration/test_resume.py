@@ -10,8 +10,8 @@ from pathlib import Path
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS, WORKLOADS
 from optuna.trial import TrialState
+from support import DIGITS, WORKLOADS
 
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")

@@ -11,7 +11,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from conftest import DIGITS, WORKLOADS
+from support import DIGITS, WORKLOADS
 
 SPIKY = str(WORKLOADS / "spiky.py")
 BY_STEP = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", "eval/accuracy")

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS, FAULTS, MEBIBYTE, WORKLOADS, request
 from optuna.trial import TrialState
+from support import DIGITS, FAULTS, MEBIBYTE, WORKLOADS, request
 
 from amp_track.commands import fit as commands
 from amp_track.records import values

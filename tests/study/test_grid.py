@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import optuna
 import pytest
-from conftest import DIGITS, request
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
+from support import DIGITS, request
 
 from amp_track.commands import fit as commands
 from amp_track.records.job import Job

@@ -2,7 +2,7 @@ import json
 
 import mlflow
 import pytest
-from conftest import DIGITS, request
+from support import DIGITS, request
 
 from amp_track.commands import fit as commands
 from amp_track.records.events import StepsRecorded

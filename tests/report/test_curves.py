@@ -5,10 +5,10 @@ from pathlib import Path
 import mlflow
 import numpy
 import pytest
-from conftest import DIGITS, request
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support import DIGITS, request
 
 from amp_track.commands import fit as commands
 from amp_track.records.errors import WorkloadFailed

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from support import ROOT
 
 from amp_track import cli
 from amp_track.commands import flags

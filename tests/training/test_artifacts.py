@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MEBIBYTE, WORKLOADS
 from PIL import Image
+from support import MEBIBYTE, WORKLOADS
 
 from amp_track.records.events import Event, FileWritten, Noted
 from amp_track.records.inspection import resolve

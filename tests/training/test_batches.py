@@ -3,9 +3,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import FAULTS
 from hypothesis import given
 from hypothesis import strategies as st
+from support import FAULTS
 from torch.utils.data import Dataset
 
 from amp_track.records.job import Job

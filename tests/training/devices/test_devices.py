@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import DIGITS, MEBIBYTE
+from support import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
 from amp_track.records.inspection import resolve

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from conftest import DIGITS, MEBIBYTE, WORKLOADS
+from support import DIGITS, MEBIBYTE, WORKLOADS
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import EpochEnded, Event, StepsRecorded

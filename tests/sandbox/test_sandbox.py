@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
+from support import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
 from amp_track.records.errors import BadInput, WorkloadFailed
 from amp_track.records.events import EpochEnded, Event, Started

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DIGITS, FAULTS, OUR_FRAMES
+from support import DIGITS, FAULTS, OUR_FRAMES
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

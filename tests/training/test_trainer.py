@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from conftest import DIGITS
+from support import DIGITS
 
 from amp_track.records.events import EpochEnded, Event
 from amp_track.records.inspection import resolve

@@ -5,7 +5,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from conftest import WORKLOADS
+from support import WORKLOADS
 from torch.utils.data import Dataset, TensorDataset
 
 from amp_track.records.job import Job

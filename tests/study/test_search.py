@@ -1,9 +1,9 @@
 import mlflow
 import optuna
 import pytest
-from conftest import DIGITS, FAULTS, MEBIBYTE, request
 from hypothesis import given
 from hypothesis import strategies as st
+from support import DIGITS, FAULTS, MEBIBYTE, request
 
 from amp_track.commands import fit as commands
 from amp_track.records.job import Job
