@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from amp_track.commands import flags
-from amp_track.commands.request import Edges, Example, Request, Resumption, Stores, Sweep, Trainings
+from amp_track.commands.request import CompareOptions, Example, FitOptions, Request, Resumption, SearchOptions, Stores
 from amp_track.records import addresses
 from amp_track.records.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
 from amp_track.records.job import DEFAULT_WORKLOAD, Job
@@ -41,13 +41,13 @@ _JOB_FLAGS = flags.flags_of(Job, without=("precision", "batch_size", "checkpoint
 _TRAIN_FLAGS = (
     flags.flags_of(Job)
     + flags.flags_of(Resumption)
-    + flags.flags_of(Edges, without=("precisions",))
+    + flags.flags_of(FitOptions, without=("precisions",))
     + flags.flags_of(Stores)
 )
-_FIT_FLAGS = flags.flags_of(Edges) + _JOB_FLAGS + flags.flags_of(Stores)
+_FIT_FLAGS = flags.flags_of(FitOptions) + _JOB_FLAGS + flags.flags_of(Stores)
 _SEARCH_FLAGS = (
-    flags.flags_of(Edges, without=("multiple_of", "effective_batch_size"))
-    + flags.flags_of(Trainings)
+    flags.flags_of(FitOptions, without=("multiple_of", "effective_batch_size"))
+    + flags.flags_of(SearchOptions)
     + _JOB_FLAGS
     + flags.flags_of(Stores)
 )
@@ -56,9 +56,9 @@ _DTYPES_FLAGS = [
     for name in ("--precision", "--device", "--channels-last", "--seed", "--synthetic", "--set")
 ] + flags.flags_of(Example)
 _COMPARE_FLAGS = (
-    flags.flags_of(Sweep)
-    + [flag for flag in flags.flags_of(Edges) if flag.name == "--precision"]
-    + flags.flags_of(Trainings, without=("trials", "learning_rates"))
+    flags.flags_of(CompareOptions)
+    + [flag for flag in flags.flags_of(FitOptions) if flag.name == "--precision"]
+    + flags.flags_of(SearchOptions, without=("trials", "learning_rates"))
     + flags.flags_of(Job, without=("precision", "checkpoint_every"))
     + flags.flags_of(Stores)
 )
@@ -87,7 +87,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     if result is None:
         return
     outcome = result.outcome
-    print(progress.outcome_line(result.job, outcome, quality_name=result.found.quality_name))
+    print(progress.outcome_line(result.job, outcome, quality_name=result.inspection.quality_name))
     if outcome.scale is not None:
         scale = outcome.scale
         print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
@@ -173,16 +173,18 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
             "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; find "
             "one with amp-track fit"
         )
-    request = _request(_COMPARE_FLAGS, given, workload, sweep=flags.build(Sweep, _COMPARE_FLAGS, given))
+    request = _request(
+        _COMPARE_FLAGS, given, workload, compare_options=flags.build(CompareOptions, _COMPARE_FLAGS, given)
+    )
     from amp_track.commands import compare as comparing
-    from amp_track.report import compare as comparison_report
+    from amp_track.report import compare as compare_report
 
     result = _print_or_return(comparing.compare, request, as_json)
     if result is None:
         return
-    for table in comparison_report.tables(result):
+    for table in compare_report.tables(result):
         _print_table(table)
-    for line in (*result.answers, *comparison_report.notes(result)):
+    for line in (*result.answers, *compare_report.notes(result)):
         print(f"· {line}")
     _print_how_to_look(request, result.study)
 
@@ -192,8 +194,8 @@ def _request(command_flags: list[flags.Flag], given: dict[str, Any], workload: s
     return Request(
         job=flags.build(Job, command_flags, given, workload=workload),
         stores=flags.build(Stores, command_flags, given),
-        edges=flags.build(Edges, command_flags, given),
-        trainings=flags.build(Trainings, command_flags, given),
+        fit_options=flags.build(FitOptions, command_flags, given),
+        search_options=flags.build(SearchOptions, command_flags, given),
         resumption=flags.build(Resumption, command_flags, given),
         given=flags.given_fields(Job, command_flags, given),
         **fixed,

@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from amp_track.commands import compare as comparing
-from amp_track.commands.request import Edges, Request, Stores, Sweep, Trainings
+from amp_track.commands.request import CompareOptions, FitOptions, Request, SearchOptions, Stores
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.results.compare import ComparisonResult
+from amp_track.results.compare import CompareResult
 from amp_track.sandbox.sandbox import Sandbox
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -60,13 +60,11 @@ class Bench:
 
     def compare(
         self, name: str, options: Mapping[str, object], *, over: tuple[str, tuple[str, ...]] | None = None, **job: Any
-    ) -> ComparisonResult:
+    ) -> CompareResult:
         """`amp-track compare`, in stores that are thrown away."""
         return self._compared(name, options, over=over, seeds=self.repeats, **job)
 
-    def memory(
-        self, result: ComparisonResult, name: str, options: Mapping[str, object], **job: Any
-    ) -> ComparisonResult:
+    def memory(self, result: CompareResult, name: str, options: Mapping[str, object], **job: Any) -> CompareResult:
         """Where to read memory from: on a CPU, a few steps within a budget."""
         if self.kind != "cpu":
             return result
@@ -80,7 +78,7 @@ class Bench:
         over: tuple[str, tuple[str, ...]] | None,
         seeds: int,
         **job: Any,
-    ) -> ComparisonResult:
+    ) -> CompareResult:
         texts = tuple((option, str(value)) for option, value in options.items())
         with tempfile.TemporaryDirectory() as folder:
             before = os.getcwd()
@@ -89,9 +87,9 @@ class Bench:
                 request = Request(
                     job=Job(workload=self.workload(name), device=self.device, options=texts, **job),
                     stores=Stores(storage="sqlite:///optuna.db", tracking_uri=f"sqlite:///{folder}/mlflow.db"),
-                    edges=Edges(),
-                    trainings=Trainings(seeds=seeds),
-                    sweep=Sweep(over=over),
+                    fit_options=FitOptions(),
+                    search_options=SearchOptions(seeds=seeds),
+                    compare_options=CompareOptions(over=over),
                 )
                 return comparing.compare(request)
             finally:
@@ -118,9 +116,7 @@ class Factor:
         return f"{self.mean:.2f} ×{between}"
 
 
-def factors(
-    result: ComparisonResult, measure: Callable[[Outcome], float | None], *, value: str = ""
-) -> dict[str, Factor]:
+def factors(result: CompareResult, measure: Callable[[Outcome], float | None], *, value: str = "") -> dict[str, Factor]:
     """By precision; without those of which nothing is known."""
 
     def of(precision: str) -> list[float | None]:

@@ -107,7 +107,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         trials = Trials(device)
-        found = trials.session.found
+        found = trials.session.inspection
         job = dataclasses.replace(trials.session.job, epochs=1)
         beyond, processes, empty = [], [], []
         with trials.tracker.run("trials", tags={}) as parent:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from amp_track.commands.request import Edges, Request, Stores, Trainings
+from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
 from amp_track.records.job import Job
 
 ROOT = Path(__file__).parent.parent
@@ -18,22 +18,20 @@ OUR_FRAMES = str(ROOT / "amp_track")
 """In a traceback: a frame of the package itself, which a user has no use for."""
 
 
+STORES = {"storage": "sqlite:///optuna.db", "tracking_uri": "sqlite:///mlflow.db"}
+
+
 def request(job: Job, **settings: Any) -> Request:
-    """A request with stores in the current folder."""
+    """Return a request with stores in the current folder; `settings` are fields of its options, by name."""
+
+    def taken(options: type) -> dict[str, Any]:
+        names = [field.name for field in dataclasses.fields(options) if field.name in settings]
+        return {name: settings.pop(name) for name in names}
+
     return Request(
         job=job,
-        stores=Stores(
-            study=settings.pop("study", None),
-            storage="sqlite:///optuna.db",
-            tracking_uri="sqlite:///mlflow.db",
-        ),
-        edges=Edges(
-            **{field.name: settings.pop(field.name) for field in dataclasses.fields(Edges) if field.name in settings}
-        ),
-        trainings=Trainings(
-            trials=settings.pop("trials", 12),
-            learning_rates=settings.pop("learning_rates", None),
-            seeds=settings.pop("seeds", 1),
-        ),
+        stores=Stores(**STORES | taken(Stores)),
+        fit_options=FitOptions(**taken(FitOptions)),
+        search_options=SearchOptions(**taken(SearchOptions)),
         **settings,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track.commands.fit import can_be_repeated, run_trial
+from amp_track.commands.fit import hint_on_interrupt, run_trial
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks
 from amp_track.commands.session.session import Session
@@ -15,7 +15,7 @@ from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.report import progress
-from amp_track.results.compare import REFERENCE, Cell, ComparisonResult, as_numbers, in_order
+from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from amp_track.tracking import Run, Tracker
 
 
-def compare(request: Request) -> ComparisonResult:
+def compare(request: Request) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
 
     Raises:
@@ -34,7 +34,7 @@ def compare(request: Request) -> ComparisonResult:
         WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. What runs
             out of memory is a result; NothingFits says that nothing else came.
     """
-    asked = request.edges.precisions
+    asked = request.fit_options.precisions
     if asked is not None and REFERENCE not in asked:
         raise BadInput(
             f"--precision: got {','.join(asked)}, expected {REFERENCE} among them, which the others are compared with; "
@@ -42,24 +42,24 @@ def compare(request: Request) -> ComparisonResult:
         )
     base, sessions = _sessions(request)
     for session in sessions.values():
-        checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.found)
+        checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.inspection)
     base.check_study_settings(training=False)
     from amp_track import tracking
     from amp_track.commands.session import keep_comparison
-    from amp_track.report import compare as comparison_report
+    from amp_track.report import compare as compare_report
 
     tracker = base.open_tracker()
-    study = base.open_comparison_study()
-    with can_be_repeated(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+    study = base.open_compare_study()
+    with hint_on_interrupt(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
-        result = dataclasses.replace(result, answers=tuple(comparison_report.answers(result)))
+        result = dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
         result = dataclasses.replace(result, report=keep_comparison.log(result, parent, tracker))
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result
 
 
-def _why_nothing_ran(result: ComparisonResult) -> str:
+def _why_nothing_ran(result: CompareResult) -> str:
     verdicts = ", ".join(sorted({cell.verdict for cell in result.cells}))
     return (
         f"nothing of this comparison ran whole at batch {result.job.batch_size} ({verdicts}); give a smaller "
@@ -69,19 +69,19 @@ def _why_nothing_ran(result: ComparisonResult) -> str:
 
 def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
     """What all trainings have in common, and a session for each value; without an option, for an empty one."""
-    assert request.sweep is not None
-    if request.sweep.over is None:
-        base = Session.prepare(request, request.edges.precisions)
+    assert request.compare_options is not None
+    if request.compare_options.over is None:
+        base = Session.prepare(request, request.fit_options.precisions)
         return base, {"": base}
-    option, texts = request.sweep.over
+    option, texts = request.compare_options.over
     options = request.job.options
     if option in dict(options):
         raise BadInput(f"--over: got {option}, which --set gives a value too, expected one of the two; leave out one")
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
     with _errors_of(option):
-        base = Session.prepare(first, request.edges.precisions)
+        base = Session.prepare(first, request.fit_options.precisions)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
-    by_value = {dict(session.found.options)[option]: session for session in each}  # 16 and 016 are one value
+    by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
     return base, {value: by_value[value] for value in in_order(list(by_value))}
 
 
@@ -115,7 +115,7 @@ def _train(
         value = point.get(param, "")
         session = sessions[value]
         job = dataclasses.replace(
-            base.job, options=session.found.options, precision=point["precision"], seed=point["seed"]
+            base.job, options=session.inspection.options, precision=point["precision"], seed=point["seed"]
         )
         note = (f"{option}={value} " if option is not None else "") + f"seed {job.seed}"
         outcome, run_id = run_trial(session, tracker, parent, study, trial, job, note=note)
@@ -148,7 +148,7 @@ def _points(base: Session, sessions: dict[str, Session], param: str | None) -> l
     """Precisions innermost: what is compared is trained close together. The data is told apart because an option may
     change it, and what was measured on other data is not known of this."""
     return [
-        {"precision": precision, "seed": seed, "dataset": session.found.dataset_digest}
+        {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
         | ({param: value} if param is not None else {})
         for seed in _seeds_asked(base)
         for value, session in sessions.items()
@@ -171,7 +171,7 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
 
 
 def _seeds_asked(base: Session) -> range:
-    return range(base.job.seed, base.job.seed + base.request.trainings.seeds)
+    return range(base.job.seed, base.job.seed + base.request.search_options.seeds)
 
 
 def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) -> Iterator[SeedResult]:
@@ -182,23 +182,23 @@ def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) 
 
 
 def _option(request: Request) -> str | None:
-    assert request.sweep is not None
-    return request.sweep.over[0] if request.sweep.over is not None else None
+    assert request.compare_options is not None
+    return request.compare_options.over[0] if request.compare_options.over is not None else None
 
 
-def _result(base: Session, sessions: dict[str, Session], parent: Run, cells: list[Cell]) -> ComparisonResult:
-    return ComparisonResult(
+def _result(base: Session, sessions: dict[str, Session], parent: Run, cells: list[Cell]) -> CompareResult:
+    return CompareResult(
         study=base.study_name,
         run_id=parent.run_id,
         job=base.job,
-        device_name=base.found.device_name,
-        device_kind=base.found.device_kind,
-        quality_name=base.found.quality_name,
+        device_name=base.inspection.device_name,
+        device_kind=base.inspection.device_kind,
+        quality_name=base.inspection.quality_name,
         option=_option(base.request),
         values=tuple(sessions),
         precisions=base.precisions,
         skipped=base.unsupported,
-        seeds=base.request.trainings.seeds,
-        margin=base.request.trainings.margin,
+        seeds=base.request.search_options.seeds,
+        margin=base.request.search_options.margin,
         cells=tuple(cells),
     )

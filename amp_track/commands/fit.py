@@ -40,20 +40,20 @@ def train(request: Request) -> TrainResult:
     """
     if request.resumption.resume is not None:
         return _resume(request, request.resumption.resume)
-    request.check_batch_size_is_looked_for()
+    request.check_edge_options()
     session = Session.prepare(request, (request.job.precision,))
     job = session.job
     if request.find_batch_size:
         session.check_study_settings(training=False)
     else:
-        job = _accumulating(job, request.edges.effective_batch_size)
-        checks.data_has_a_batch(job, session.found)
+        job = _accumulating(job, request.fit_options.effective_batch_size)
+        checks.data_has_a_batch(job, session.inspection)
     from amp_track import tracking
 
     tracker = session.open_tracker()
     if request.find_batch_size:
         job = _at_the_edge(job, _fit(session, tracker, given=None))
-    name = f"{session.found.workload_name} {job.precision}"
+    name = f"{session.inspection.workload_name} {job.precision}"
     with tracker.run(name, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
         return _train(session, job, run, title=name)
 
@@ -67,7 +67,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         if run.has_checkpoint:
             progress.say(f"go on with: amp-track train --resume {run.run_id}")
         raise
-    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, found=session.found)
+    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection)
     _raise_on_crash(job, outcome)
     if not outcome.fits:
         raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())
@@ -81,7 +81,7 @@ def _resume(request: Request, run_id: str) -> TrainResult:
     tracker, resumable, request = resuming.open_run(request, run_id)
     session = Session.prepare(request, (request.job.precision,))
     resuming.warn_of_changes(session, resumable)
-    name = f"{session.found.workload_name} {session.job.precision}"
+    name = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
         checkpoint = tracker.fetch_checkpoint(run_id, folder)
         given = tracking.run_id_of_environment()
@@ -89,7 +89,7 @@ def _resume(request: Request, run_id: str) -> TrainResult:
             with tracker.run(f"goes on with {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(name, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
-            run.go_on(session.found.quality_name)
+            run.go_on(session.inspection.quality_name)
             return _train(session, session.job, run, title=name, resume_from=checkpoint)
 
 
@@ -131,7 +131,7 @@ def _at_the_edge(job: Job, fitted: FitResult) -> Job:
 
 def fit(request: Request) -> FitResult:
     """The edge at every precision. Raises as `train` does."""
-    session = Session.prepare(request, request.edges.precisions)
+    session = Session.prepare(request, request.fit_options.precisions)
     session.check_study_settings(training=False)
     from amp_track import tracking
 
@@ -140,7 +140,7 @@ def fit(request: Request) -> FitResult:
 
 def _fit(session: Session, tracker: Tracker, *, given: str | None) -> FitResult:
     study, sampler = session.open_fit_study()
-    with can_be_repeated(), session.study_run(tracker, study, given=given) as parent:
+    with hint_on_interrupt(), session.study_run(tracker, study, given=given) as parent:
         return _find_edges(session, tracker, parent, study, sampler)
 
 
@@ -148,8 +148,8 @@ def search(request: Request) -> SearchResult:
     """Edges, then trainings inside them, under one MLflow run. Raises as `train` does."""
     if request.job.synthetic:
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
-    session = Session.prepare(request, request.edges.precisions)
-    if request.trainings.seeds > 1:
+    session = Session.prepare(request, request.fit_options.precisions)
+    if request.search_options.seeds > 1:
         _check_seeds(session)
     session.check_study_settings(training=True)
     from amp_track import tracking
@@ -157,16 +157,16 @@ def search(request: Request) -> SearchResult:
 
     tracker = session.open_tracker()
     study, sampler = session.open_fit_study()
-    with can_be_repeated(), session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
+    with hint_on_interrupt(), session.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         fitted = _find_edges(session, tracker, parent, study, sampler)
         trials, pareto = _train_inside(session, tracker, parent, fitted)
-        seeds = _train_seeds(session, tracker, parent, fitted) if request.trainings.seeds > 1 else None
+        seeds = _train_seeds(session, tracker, parent, fitted) if request.search_options.seeds > 1 else None
         result = SearchResult(
             fit=fitted,
             seeds=seeds,
-            quality_name=session.found.quality_name,
-            higher_is_better=session.found.higher_is_better,
-            workload_batch_size=session.found.batch_size,
+            quality_name=session.inspection.quality_name,
+            higher_is_better=session.inspection.higher_is_better,
+            workload_batch_size=session.inspection.batch_size,
             trials=tuple(trials),
             pareto=tuple(pareto),
         )
@@ -175,7 +175,7 @@ def search(request: Request) -> SearchResult:
 
 def dtypes(request: Request) -> DtypesReport:
     """Which operation of the model runs in which dtype. Writes nothing; raises as `train` does."""
-    session = Session.without_stores(request, (request.job.precision,))
+    session = Session.prepare_readonly(request, (request.job.precision,))
     with progress.working("watching one batch forward and backward"):
         found = session.sandbox.dtypes(session.job)
     if isinstance(found, DtypesReport):
@@ -185,7 +185,7 @@ def dtypes(request: Request) -> DtypesReport:
 
 
 @contextmanager
-def can_be_repeated() -> Iterator[None]:
+def hint_on_interrupt() -> Iterator[None]:
     """Say so when it is interrupted."""
     try:
         yield
@@ -220,13 +220,13 @@ def _find_edges(
             one = session.job_of(Task(precision, 1, "probe", "to see what it takes"), budget)
             needed = max(session.bytes_needed(one) or 0, (fitted.failure and fitted.failure.wanted_bytes) or 0)
             fits[precision] = dataclasses.replace(fitted, bytes_needed=needed or None)
-    edges = session.request.edges
+    edges = session.request.fit_options
     result = FitResult(
         study=session.study_name,
         run_id=parent.run_id,
         job=session.job,
-        device_name=session.found.device_name,
-        device_kind=session.found.device_kind,
+        device_name=session.inspection.device_name,
+        device_kind=session.inspection.device_kind,
         precisions=fits,
         skipped=session.skipped,
         headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
@@ -264,7 +264,7 @@ def run_trial(
         outcome = session.run_tracked(job, run, kind=kind, title=title, predicted_bytes=predicted)
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             _raise_on_crash(job, outcome)
-    shown = session.found.quality_name if task is None else None  # a probe's few steps teach nothing
+    shown = session.inspection.quality_name if task is None else None  # a probe's few steps teach nothing
     progress.say(progress.outcome_line(job, outcome, quality_name=shown, why=task.reason if task else note))
     return outcome, run.run_id
 
@@ -274,9 +274,9 @@ def _train_inside(
 ) -> tuple[list[TrialResult], list[int]]:
     from amp_track.study import search as train
 
-    trainings = session.request.trainings
+    trainings = session.request.search_options
     space = train.Space(
-        edges=fitted.edges, reference_batch_size=session.found.batch_size, learning_rates=trainings.learning_rates
+        edges=fitted.edges, reference_batch_size=session.inspection.batch_size, learning_rates=trainings.learning_rates
     )
     study = session.open_train_study()
     progress.say(f"training inside the edges: {trainings.trials} trials in all")
@@ -289,19 +289,19 @@ def _train_inside(
         space,
         session.job,
         trials=trainings.trials,
-        higher_is_better=session.found.higher_is_better,
+        higher_is_better=session.inspection.higher_is_better,
         run_training=run_training,
     )
 
 
 def _check_seeds(session: Session) -> None:
-    asked = session.request.trainings.seeds
+    asked = session.request.search_options.seeds
     if "fp32" not in session.precisions:
         raise BadInput(
             f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them, which "
             "the others are compared with; add it"
         )
-    if not session.found.evaluation_samples:
+    if not session.inspection.evaluation_samples:
         raise BadInput(
             f"--seeds: got {asked}, expected a workload with evaluation data, whose quality is compared; "
             f"{session.job.workload} has none"
@@ -314,8 +314,8 @@ def _train_seeds(session: Session, tracker: Tracker, parent: Run, fitted: FitRes
 
     from amp_track.study import grid
 
-    asked = session.request.trainings
-    job = dataclasses.replace(session.job, batch_size=min(session.found.batch_size, *fitted.edges.values()))
+    asked = session.request.search_options
+    job = dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))
     study = session.open_seeds_study()
     progress.say(f"comparing {', '.join(fitted.edges)} over {asked.seeds} seeds at batch {job.batch_size}")
 

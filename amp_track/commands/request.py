@@ -38,7 +38,7 @@ class Stores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edges:
+class FitOptions:
     """What `fit` looks for."""
 
     precisions: tuple[str, ...] | None = setting(
@@ -92,7 +92,7 @@ class Edges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainings:
+class SearchOptions:
     """How `search` trains inside the edges."""
 
     trials: int = setting(
@@ -129,7 +129,7 @@ class Trainings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class CompareOptions:
     """What `compare` varies besides the precision."""
 
     over: tuple[str, tuple[str, ...]] | None = setting(
@@ -179,14 +179,14 @@ class Request:
     find_batch_size: bool = False
     """`train --batch-size auto`."""
     stores: Stores = Stores()
-    edges: Edges = Edges()
-    trainings: Trainings = Trainings()
+    fit_options: FitOptions = FitOptions()
+    search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
-    sweep: Sweep | None = None
+    compare_options: CompareOptions | None = None
     """Of `compare` alone."""
 
     def __post_init__(self) -> None:
-        effective, accumulate = self.edges.effective_batch_size, self.job.accumulate
+        effective, accumulate = self.fit_options.effective_batch_size, self.job.accumulate
         if effective is not None and accumulate != 1:
             raise BadInput(
                 f"--accumulate: got {accumulate} together with --effective-batch-size {effective}, expected one of the "
@@ -199,10 +199,10 @@ class Request:
                 "change one of the two"
             )
 
-    def check_batch_size_is_looked_for(self) -> None:
+    def check_edge_options(self) -> None:
         """Raises BadInput when something was said about an edge that nobody looks for."""
-        for item in dataclasses.fields(Edges):
-            value = getattr(self.edges, item.name)
+        for item in dataclasses.fields(FitOptions):
+            value = getattr(self.fit_options, item.name)
             if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:
                 continue
             name = item.metadata["flag"] or item.name.replace("_", "-")

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from amp_track.commands.flags import flags_of
-from amp_track.commands.request import Edges, Request
+from amp_track.commands.request import FitOptions, Request
 from amp_track.commands.session import store_checks
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
@@ -30,8 +30,8 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     Raises:
         BadInput: there is no such run, it is not to be gone on with, or something else was asked for besides.
     """
-    for flag in flags_of(Edges):
-        if flag.field.name != "precisions" and getattr(request.edges, flag.field.name) != flag.field.default:
+    for flag in flags_of(FitOptions):
+        if flag.field.name != "precisions" and getattr(request.fit_options, flag.field.name) != flag.field.default:
             raise BadInput(f"{flag.name}: got it with --resume, which goes on as the run was; leave it out")
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
@@ -54,7 +54,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
 
 
 def warn_of_changes(session: Session, resumable: Resumable) -> None:
-    if session.found.workload_digest != resumable.workload_digest:
+    if session.inspection.workload_digest != resumable.workload_digest:
         progress.say("the workload's source has changed since: the rest of the training is not what it would have been")
 
 

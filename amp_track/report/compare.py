@@ -11,13 +11,13 @@ from amp_track.records.values import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.text import CPU_BUDGET_IS_SLOW
 from amp_track.results import compare as comparison
-from amp_track.results.compare import REFERENCE, Cell, ComparisonResult, Speed, judge, pays_from
+from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
 
 _SHORT_SECONDS = 1.0
 """A training that took less says little about speed: a machine that does something else for a moment shows."""
 
 
-def table(result: ComparisonResult) -> Table:
+def table(result: CompareResult) -> Table:
     """One row for each precision at each value. In brackets: times what fp32 takes."""
     job = result.job
     within = f", within {format_bytes(job.memory_budget_bytes)}" if job.memory_budget_bytes is not None else ""
@@ -36,7 +36,7 @@ def table(result: ComparisonResult) -> Table:
     return table
 
 
-def _measures(result: ComparisonResult, cell: Cell) -> list[str]:
+def _measures(result: CompareResult, cell: Cell) -> list[str]:
     cells = [
         _with_ratio(result, cell, "samples_per_second", "{:,.0f}".format),
         f"{cell.train_seconds:.3g}" if cell.train_seconds is not None else "–",
@@ -52,7 +52,7 @@ def _measures(result: ComparisonResult, cell: Cell) -> list[str]:
     return cells
 
 
-def _with_ratio(result: ComparisonResult, cell: Cell, measure: str, show: Callable[[float], str]) -> str:
+def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[[float], str]) -> str:
     number, ratio = getattr(cell, measure), result.ratio(cell, measure)
     if number is None:
         return "–"
@@ -74,7 +74,7 @@ def _failure(cell: Cell) -> str:
     return f"{cell.verdict}{where}{of}"
 
 
-def tables(result: ComparisonResult) -> list[Table]:
+def tables(result: CompareResult) -> list[Table]:
     """All that a comparison has found."""
     if result.seeds == 1 or not result.has_quality:
         return [table(result)]
@@ -84,14 +84,14 @@ def tables(result: ComparisonResult) -> list[Table]:
     return [table(result), *equivalence]
 
 
-def answers(result: ComparisonResult) -> list[str]:
+def answers(result: CompareResult) -> list[str]:
     """For each precision, whether it is faster than fp32, and from where on."""
     others = [precision for precision in result.precisions if precision != REFERENCE]
     lines = [_answer(result, precision) for precision in others]
     return lines + [line for precision in others for line in _only_it_fits(result, precision)]
 
 
-def _answer(result: ComparisonResult, precision: str) -> str:
+def _answer(result: CompareResult, precision: str) -> str:
     speedups = result.speedups(precision)
     known = [(result.at(value), speedup) for value, speedup in zip(result.values, speedups, strict=True) if speedup]
     if not known:
@@ -128,7 +128,7 @@ def _listed(speedups: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{where} ({speedup:.2g} ×)" for where, speedup in speedups)
 
 
-def _only_it_fits(result: ComparisonResult, precision: str) -> list[str]:
+def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
     values = [
         value
         for value in result.values
@@ -139,7 +139,7 @@ def _only_it_fits(result: ComparisonResult, precision: str) -> list[str]:
     return [f"{precision} runs{where} where {REFERENCE} runs out of memory"] if values else []
 
 
-def notes(result: ComparisonResult) -> list[str]:
+def notes(result: CompareResult) -> list[str]:
     """What must be said beside the table for it not to mislead."""
     job = result.job
     long = (
@@ -168,5 +168,5 @@ def notes(result: ComparisonResult) -> list[str]:
     return lines + [f"{precision} left out: {reason}" for precision, reason in result.skipped.items()]
 
 
-def _name(result: ComparisonResult, cell: Cell) -> str:
+def _name(result: CompareResult, cell: Cell) -> str:
     return " ".join(part for part in (cell.precision, result.at(cell.value)) if part)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from amp_track.results import compare as comparison
-from amp_track.results.compare import Cell, ComparisonResult
+from amp_track.results.compare import Cell, CompareResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ Pictures = Mapping[tuple[str, str], Mapping[str, Path]]
 _CELL_INCHES = 3.0
 
 
-def draw(result: ComparisonResult, file: Path) -> bool:
+def draw(result: CompareResult, file: Path) -> bool:
     """Speed and memory: one line for each precision over the option's values where these are numbers, else bars.
     Returns whether there was anything to draw."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
@@ -63,7 +63,7 @@ def _rounded(number: float) -> str:
 
 
 def _draw_lines(
-    axes: Axes, result: ComparisonResult, heights: Mapping[str, list[float]], numbers: Sequence[float]
+    axes: Axes, result: CompareResult, heights: Mapping[str, list[float]], numbers: Sequence[float]
 ) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
@@ -82,7 +82,7 @@ def _draw_lines(
     axes.legend()
 
 
-def _draw_bars(axes: Axes, result: ComparisonResult, heights: Mapping[str, list[float]]) -> None:
+def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[float]]) -> None:
     width = 0.8 / len(heights)
     places = numpy.arange(len(result.values))
     axes.yaxis.set_major_formatter("{x:,g}")
@@ -100,7 +100,7 @@ def _draw_bars(axes: Axes, result: ComparisonResult, heights: Mapping[str, list[
     axes.legend()
 
 
-def draw_side_by_side(result: ComparisonResult, pictures: Pictures, file: Path) -> bool:
+def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> bool:
     """What the models do: for each value and picture a row, for each precision a column, the target first. Returns
     whether there was anything to draw."""
     rows = [row for value in result.values for row in _rows(result, pictures, value)]
@@ -125,7 +125,7 @@ def draw_side_by_side(result: ComparisonResult, pictures: Pictures, file: Path) 
     return True
 
 
-def _rows(result: ComparisonResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
+def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
     """For each picture at one value: its label, and title and file of each column. The target is shown once."""
     found = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
     targets = [of_run[TARGET] for of_run in found.values() if TARGET in of_run]
@@ -141,7 +141,7 @@ def _rows(result: ComparisonResult, pictures: Pictures, value: str) -> list[tupl
     return rows
 
 
-def _column_title(result: ComparisonResult, cell: Cell) -> str:
+def _column_title(result: CompareResult, cell: Cell) -> str:
     outcome = cell.trainings[0].outcome
     if not outcome.fits:
         return f"{cell.precision}: {outcome.verdict}"

@@ -147,7 +147,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonResult:
+class CompareResult:
     """The same training at every precision, at every value of the option."""
 
     study: str

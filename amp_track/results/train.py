@@ -19,7 +19,7 @@ class TrainResult:
     run_id: str
     job: Job
     outcome: Outcome
-    found: Inspection
+    inspection: Inspection
 
     def as_json(self) -> dict[str, Any]:
         scale = self.outcome.scale
@@ -29,7 +29,7 @@ class TrainResult:
             "precision": self.job.precision,
             "batch_size": self.job.batch_size,
             "verdict": str(self.outcome.verdict),
-            "quality": {"name": self.found.quality_name, "value": self.outcome.quality},
+            "quality": {"name": self.inspection.quality_name, "value": self.outcome.quality},
             "wall_seconds": self.outcome.wall_seconds,
             "samples_per_second": self.outcome.samples_per_second,
             "max_memory_bytes": self.outcome.max_memory_bytes,
@@ -37,7 +37,7 @@ class TrainResult:
             "skipped_steps": self.outcome.skipped_steps,
             "scale": scale
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
-            "device": {"kind": self.found.device_kind, "name": self.found.device_name},
+            "device": {"kind": self.inspection.device_kind, "name": self.inspection.device_name},
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "waited_fraction": self.outcome.waited_fraction,
             "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,

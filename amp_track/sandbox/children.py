@@ -107,7 +107,7 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
         for child in listening:
             if child.connection in ready or child.process.sentinel in ready:
                 child.read(on_event)
-        if any(isinstance(child.result, Outcome) and ranks.ends_it_all(child.result) for child in children):
+        if any(isinstance(child.result, Outcome) and ranks.is_conclusive(child.result) for child in children):
             return
         if any(child.has_died or (isinstance(child.result, Outcome) and not child.result.fits) for child in children):
             soon = time.monotonic() + _PEERS_SECONDS

@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Train, and send events and then the outcome, whatever exception comes. Of the processes that train together the
     first one alone sends events."""
-    _settle_in()
+    _set_up_process()
     peers.announce(rank)
     try:
         device = opening.open_device(job.device, rank)
@@ -71,7 +71,7 @@ def _say_nothing(event: Event) -> None:
 
 def inspect(job: Job, connection: Connection[Any, Any]) -> None:
     """Send an Inspection; BadInput when the arguments do not hold; a crashed Outcome when the data cannot be loaded."""
-    _settle_in()
+    _set_up_process()
     try:
         connection.send(_inspection(job))
     except BadInput as error:
@@ -82,7 +82,7 @@ def inspect(job: Job, connection: Connection[Any, Any]) -> None:
 
 def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
     """Send a DtypesReport, or the outcome of what went wrong."""
-    _settle_in()
+    _set_up_process()
     watch = DtypesWatch()
     try:
         connection.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
@@ -168,12 +168,12 @@ def _outcome_of_exception(error: BaseException, phase: str, device: Device | Non
     )
 
 
-def _settle_in() -> None:
+def _set_up_process() -> None:
     """A job's process prints to stderr, leaves Ctrl-C to its parent, dies with it, and is the kernel's first choice."""
     sys.stdout.flush()
     os.dup2(2, 1)  # stdout is for the command's result
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _be_first_to_go()
+    _raise_oom_score()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
@@ -185,7 +185,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _be_first_to_go() -> None:
+def _raise_oom_score() -> None:
     """If the kernel must kill a process for memory, let it be this job and not the search that started it."""
     if sys.platform == "linux":
         try:

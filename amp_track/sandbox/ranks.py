@@ -17,7 +17,7 @@ _LOST_A_PEER = (
 """In the messages of a process that fails because another one has left."""
 
 
-def together(outcomes: Sequence[Outcome | None]) -> Outcome:
+def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
     """What came of a job, from what came of each of its processes; None of one that was ended before it said anything.
 
     If all went well: the first one's, with the largest peaks of memory. Else the cause: running out of memory first,
@@ -25,7 +25,7 @@ def together(outcomes: Sequence[Outcome | None]) -> Outcome:
     """
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
     if failed:
-        rank, cause = min(failed, key=lambda each: _gravity(each[1]))
+        rank, cause = min(failed, key=lambda each: _blame_rank(each[1]))
         if len(outcomes) == 1 or cause.verdict is Verdict.TIMED_OUT:  # time ran out for all of them
             return cause
         return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
@@ -42,12 +42,12 @@ def together(outcomes: Sequence[Outcome | None]) -> Outcome:
     )
 
 
-def ends_it_all(outcome: Outcome) -> bool:
+def is_conclusive(outcome: Outcome) -> bool:
     """Whether nothing that another process could still say would matter."""
-    return not outcome.fits and _gravity(outcome) == 0
+    return not outcome.fits and _blame_rank(outcome) == 0
 
 
-def _gravity(outcome: Outcome) -> int:
+def _blame_rank(outcome: Outcome) -> int:
     """0 for the surest cause."""
     if outcome.verdict is not Verdict.CRASHED:
         return 0

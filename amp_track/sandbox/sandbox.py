@@ -85,14 +85,14 @@ class Sandbox:
             KeyboardInterrupt: passed on once the job's process is dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._together("run", job, on_event, folder)
+        outcome = self._run_all_ranks("run", job, on_event, folder)
         if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
         return outcome
 
     def measure(self, job: Job) -> Outcome:
         """Probe a job's batch, counting as under its budget but limiting nothing: what it would take."""
-        return self._together("measure", dataclasses.replace(job, probe=True))
+        return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
 
     def dtypes(self, job: Job) -> DtypesReport | Outcome:
         """Which operation of a resolved job's model runs in which dtype; or what went wrong."""
@@ -116,7 +116,7 @@ class Sandbox:
             )
         return crash
 
-    def _together(
+    def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
     ) -> Outcome:
         """What came of a job in all its processes. The first one's events are passed on."""
@@ -125,7 +125,7 @@ class Sandbox:
             everyone = [Rank(index=index, count=job.processes, rendezvous=rendezvous) for index in range(job.processes)]
             results = self._in_fresh_processes(task, job, everyone, on_event, folder)
         outcomes = [result for result in results if not isinstance(result, Inspection | DtypesReport)]
-        return ranks.together(outcomes)
+        return ranks.merge_outcomes(outcomes)
 
     def _in_fresh_processes(
         self,

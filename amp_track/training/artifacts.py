@@ -17,7 +17,7 @@ from amp_track.training.amp.tensors import map_tensors, move
 from amp_track.workload import Workload
 
 
-def leave(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:
+def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:
     """Write them, one after another.
 
     `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`. A workload's pictures are

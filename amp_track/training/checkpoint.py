@@ -80,7 +80,7 @@ class Checkpoints:
         self._best: float | None = None
         self._is_checked = False
 
-    def to_go_on_from(self) -> dict[str, Any] | None:
+    def load_resume_state(self) -> dict[str, Any] | None:
         """The state to go on from, if there is one. Raises BadInput if it cannot be read."""
         if self._folder is None or self._folder.resume_from is None:
             return None

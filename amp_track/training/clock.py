@@ -75,13 +75,13 @@ class InputWait:
         """The same batches; nothing of them is kept."""
         return _Timed(self, batches)
 
-    def step_made(self) -> None:
+    def step_submitted(self) -> None:
         """After each step's work was given to the device."""
         if self._last_step is not None:
             self._last_step.record()
             self._is_recorded = True
 
-    def came_after(self, seconds: float) -> None:
+    def batch_arrived(self, seconds: float) -> None:
         """A batch has come, so long after it was asked for."""
         if self._last_step is None or not self._is_recorded or self._last_step.query():
             self.seconds += seconds
@@ -97,5 +97,5 @@ class _Timed(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         asked = time.perf_counter()
         batch = next(self._batches)
-        self._wait.came_after(time.perf_counter() - asked)
+        self._wait.batch_arrived(time.perf_counter() - asked)
         return batch

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.job import Job
-from amp_track.training import operations as dispatch
+from amp_track.training import operations
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.tensors import move
@@ -123,7 +123,7 @@ class _Recorder:
                 # Around the model's own hooks, and when a call raises what its caller catches.
                 stack.callback(module.register_forward_pre_hook(self._entering(name), prepend=True).remove)
                 stack.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
-            stack.enter_context(dispatch.watching(self._saw))
+            stack.enter_context(operations.watching(self._saw))
             yield
 
     def _entering(self, layer: str) -> Any:
@@ -145,8 +145,8 @@ class _Recorder:
         return LOSS if self.in_pass == "loss" else MODEL
 
     def _note_layer(self) -> None:
-        if dispatch.running_node_number() is None:  # else a checkpoint calls its layers once more, on another thread
-            self._first_nodes.append(dispatch.next_node_number())
+        if operations.running_node_number() is None:  # else a checkpoint calls its layers once more, on another thread
+            self._first_nodes.append(operations.next_node_number())
             self._layers_of_nodes.append(self._layer)
 
     def _saw(self, operation: Operation) -> None:
@@ -154,7 +154,7 @@ class _Recorder:
         if found is None:
             return
         name, inputs, output = found
-        node_number = dispatch.running_node_number()
+        node_number = operations.running_node_number()
         layer = self._layer
         if node_number is not None and not self._calls:
             layer = self._layers_of_nodes[bisect_right(self._first_nodes, node_number) - 1]

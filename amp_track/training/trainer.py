@@ -11,7 +11,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.job import ALONE, Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.steps import scaled_learning_rate
-from amp_track.training import artifacts as keepsakes
+from amp_track.training import artifacts
 from amp_track.training.amp import random_state
 from amp_track.training.amp.evaluation import EvalStep, EvalTotals
 from amp_track.training.amp.precision import Precision, float32_precision
@@ -98,7 +98,7 @@ class Trainer:
                 message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
                 "samples",
             )
-        self._known = self._checkpoints.to_go_on_from()
+        self._known = self._checkpoints.load_resume_state()
         if self._known is not None:
             self._started -= self._known["wall_seconds"]
         self._phase = "model"
@@ -126,10 +126,10 @@ class Trainer:
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **measured,
         )
-        self._leave_keepsakes(step)
+        self._write_artifacts(step)
         return outcome
 
-    def _leave_keepsakes(self, step: TrainStep) -> None:
+    def _write_artifacts(self, step: TrainStep) -> None:
         """After everything was measured, and with all the memory there is: no picture is a reason for a training to
         have failed."""
         if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
@@ -138,7 +138,7 @@ class Trainer:
         self._device.lift_budget()
         try:
             with float32_precision(self._precision):
-                for left in keepsakes.leave(self._workload, step, self._folder):
+                for left in artifacts.write_artifacts(self._workload, step, self._folder):
                     self._send(left)
         except Exception as error:
             self._send(Noted(text=f"pictures: {type(error).__name__}: {error}; the training itself is whole"))
@@ -374,5 +374,5 @@ class Trainer:
         input, target = part.batch
         step(input, target, share=part.share, update=part.update)
         step.phase = "data"
-        self._input_wait.step_made()
+        self._input_wait.step_submitted()
         return part.samples

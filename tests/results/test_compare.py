@@ -14,9 +14,9 @@ from amp_track.records import values
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
-from amp_track.report import compare as comparison_report
+from amp_track.report import compare as compare_report
 from amp_track.report import compare_pictures
-from amp_track.results.compare import Cell, ComparisonResult, Speed, as_numbers, in_order, judge, pays_from
+from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
 from amp_track.results.seeds import SeedResult
 
 MEBIBYTE = 2**20
@@ -39,7 +39,7 @@ def compared(
     over: list[str] | None = None,
     option: str | None = "width",
     seeds: int = 1,
-) -> ComparisonResult:
+) -> CompareResult:
     """Samples/s of each precision at each value, a little more with each seed."""
     over = over if over is not None else [""]
     cells = [
@@ -60,16 +60,16 @@ def compared(
         for precision, of_precision in speeds.items()
         for speed in [of_precision[index]]
     ]
-    return ComparisonResult(
+    return CompareResult(
         study="s", run_id="parent", job=Job(batch_size=8, epochs=2, learning_rate=0.1), device_name="A GPU",
         device_kind="cuda", quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
         skipped={"tf32": "needs another GPU"}, seeds=seeds, margin=Margin(fraction=0.01), cells=tuple(cells),
     )  # fmt: skip
 
 
-def shown(result: ComparisonResult) -> str:
+def shown(result: CompareResult) -> str:
     console = Console(width=170, file=io.StringIO(), record=True)
-    for table in comparison_report.tables(result):
+    for table in compare_report.tables(result):
         console.print(table)
     return console.export_text()
 
@@ -129,12 +129,12 @@ def test_numbers_are_put_in_order_and_text_is_left() -> None:
 )
 def test_the_sentence_says_from_where_on(amp: list[float | None], sentence: str) -> None:
     result = compared({"fp32": [100, 100, 100], "amp": amp}, over=["16", "64", "256"])
-    assert comparison_report.answers(result) == [sentence]
+    assert compare_report.answers(result) == [sentence]
 
 
 def test_without_a_sweep_the_sentence_is_short() -> None:
     result = compared({"fp32": [100], "amp": [180], "bf16": [50], "tf32": [101]}, option=None)
-    assert comparison_report.answers(result) == [
+    assert compare_report.answers(result) == [
         "amp is faster than fp32 (1.8 ×)",
         "bf16 is slower than fp32 (0.5 ×)",
         "tf32: no difference to fp32 (1.01 ×, within 3 %)",
@@ -143,14 +143,12 @@ def test_without_a_sweep_the_sentence_is_short() -> None:
 
 def test_text_values_have_no_order() -> None:
     result = compared({"fp32": [100, 100], "amp": [180, 90]}, over=["relu", "gelu"], option="kind")
-    assert comparison_report.answers(result) == [
-        "amp is faster than fp32 at kind=relu (1.8 ×), not at kind=gelu (0.9 ×)"
-    ]
+    assert compare_report.answers(result) == ["amp is faster than fp32 at kind=relu (1.8 ×), not at kind=gelu (0.9 ×)"]
 
 
 def test_where_only_one_fits_is_said() -> None:
     result = compared({"fp32": [100, None], "amp": [90, 80]}, over=["16", "64"])
-    assert comparison_report.answers(result)[-1] == "amp runs at width=64 where fp32 runs out of memory"
+    assert compare_report.answers(result)[-1] == "amp runs at width=64 where fp32 runs out of memory"
     assert "oom in backward" in shown(result)
     assert result.row(result.cell("64", "fp32"))["verdict"] == "oom"
     assert result.row(result.cell("64", "fp32"))["train_memory_bytes"] is None, "it is no peak of a training"
@@ -191,7 +189,7 @@ def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
     assert cell.verdict == "oom"
     reference = Cell(value="", precision="fp32", trainings=(fitting, fitting))
     result = compared({"fp32": [1], "amp": [1]}, option=None)
-    result = ComparisonResult(**{**vars(result), "cells": (reference, cell)})
+    result = CompareResult(**{**vars(result), "cells": (reference, cell)})
     assert "oom in backward (1 of 2)" in shown(result)
 
 
@@ -226,7 +224,7 @@ def test_the_json_has_the_promised_shape() -> None:
         compared({"fp32": [1000], "amp": [None]}, option=None),
     ],
 )
-def test_the_picture_is_drawn(result: ComparisonResult) -> None:
+def test_the_picture_is_drawn(result: CompareResult) -> None:
     assert compare_pictures.draw(result, Path("compare.png"))
     with Image.open("compare.png") as picture:
         assert len(picture.convert("L").getcolors()) > 20
@@ -272,7 +270,7 @@ def test_a_sweep_has_each_value_once() -> None:
 
 def test_trainings_that_wait_for_data_are_named() -> None:
     result = compared({"fp32": [10.0], "amp": [11.0]}, option=None)
-    assert not any("waited" in line for line in comparison_report.notes(result))
+    assert not any("waited" in line for line in compare_report.notes(result))
     cells = [
         dataclasses.replace(
             cell,
@@ -288,6 +286,6 @@ def test_trainings_that_wait_for_data_are_named() -> None:
         for cell in result.cells
     ]
     (line,) = [
-        line for line in comparison_report.notes(dataclasses.replace(result, cells=tuple(cells))) if "waited" in line
+        line for line in compare_report.notes(dataclasses.replace(result, cells=tuple(cells))) if "waited" in line
     ]
     assert line.startswith("Trainings waited for data (amp 40% of their time)")

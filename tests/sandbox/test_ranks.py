@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.sandbox.ranks import together
+from amp_track.sandbox.ranks import merge_outcomes
 
 FITS = Outcome(verdict=Verdict.FITS, quality=0.5)
 OOM = Outcome(verdict=Verdict.OOM, message="ran out")
@@ -17,14 +17,14 @@ LOST = Outcome(verdict=Verdict.CRASHED, message="RuntimeError: [gloo/transport/t
     "outcomes", [*itertools.permutations([OOM, BUG, LOST, None]), *itertools.permutations([OOM, LOST, FITS])]
 )
 def test_out_of_memory_is_the_cause_of_what_the_others_say(outcomes: tuple[Outcome | None, ...]) -> None:
-    found = together(outcomes)
+    found = merge_outcomes(outcomes)
     assert found.verdict is Verdict.OOM
     assert found.message == f"ran out in process {outcomes.index(OOM)} of {len(outcomes)}"
 
 
 @pytest.mark.parametrize("outcomes", list(itertools.permutations([BUG, LOST, None])))
 def test_a_lost_peer_is_never_the_cause_while_there_is_another(outcomes: tuple[Outcome | None, ...]) -> None:
-    assert together(outcomes).message.startswith("ValueError: off by one in process")
+    assert merge_outcomes(outcomes).message.startswith("ValueError: off by one in process")
 
 
 @given(peaks=st.lists(st.integers(1, 2**40), min_size=1, max_size=5))
@@ -33,7 +33,7 @@ def test_peaks_are_the_largest_and_the_rest_is_the_first_ones(peaks: list[int]) 
         Outcome(verdict=Verdict.FITS, quality=float(rank), max_memory_bytes=peak, max_allocated_bytes=peak // 2)
         for rank, peak in enumerate(peaks)
     ]
-    found = together(outcomes)
+    found = merge_outcomes(outcomes)
     assert (found.quality, found.max_memory_bytes) == (0.0, max(peaks))
     assert found.max_allocated_bytes == (max(peaks) // 2 or None)
     assert found.eval_max_allocated_bytes is None
@@ -41,4 +41,4 @@ def test_peaks_are_the_largest_and_the_rest_is_the_first_ones(peaks: list[int]) 
 
 def test_one_process_is_itself() -> None:
     for outcome in (FITS, OOM, BUG):
-        assert together([outcome]).message == outcome.message
+        assert merge_outcomes([outcome]).message == outcome.message

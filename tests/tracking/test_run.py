@@ -56,7 +56,7 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
 
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     result = commands.train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
-    run_id, job, outcome, found = result.run_id, result.job, result.outcome, result.found
+    run_id, job, outcome, found = result.run_id, result.job, result.outcome, result.inspection
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params == job.params()

@@ -88,7 +88,7 @@ def test_the_best_so_far_is_remembered_over_a_resume(clean_folder: Path) -> None
     second = checkpoint.Checkpoints(
         1, JobFolder(path=str(clean_folder), resume_from=kept[0].file), higher_is_better=True, send=tracking
     )
-    assert second.to_go_on_from() is not None
+    assert second.load_resume_state() is not None
     second.after_epoch(2, dict, quality=0.8, is_over=False)
     second.after_epoch(3, dict, quality=float("nan"), is_over=False)
     assert tracking.sent == []

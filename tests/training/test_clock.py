@@ -22,7 +22,7 @@ def test_a_cpu_waits_for_all_the_time_that_batches_take() -> None:
     for batch in wait.timed(slow(4, 0.05)):
         started = time.perf_counter()
         time.sleep(0.05)  # the step
-        wait.step_made()
+        wait.step_submitted()
         found += batch
         steps_seconds += time.perf_counter() - started
     assert found == [0, 1, 2, 3]
@@ -55,11 +55,11 @@ def test_a_gpu_that_is_still_computing_does_not_wait(cuda: torch.device) -> None
     for _ in wait.timed(slow(5, 0.001)):
         for _ in range(20):
             matrix = torch.tanh(matrix @ matrix)  # longer than a batch takes to come
-        wait.step_made()
+        wait.step_submitted()
     torch.cuda.synchronize(cuda)
     assert wait.seconds < 0.005, "only the first batch was waited for"
     idle = InputWait(cuda)
     for _ in idle.timed(slow(5, 0.02)):
         torch.tanh(matrix[:8, :8])
-        idle.step_made()
+        idle.step_submitted()
     assert idle.seconds >= 0.09

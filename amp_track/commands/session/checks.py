@@ -21,7 +21,7 @@ def workload_exists(workload: str) -> None:
         )
 
 
-def hold_here(request: Request, found: Inspection, precisions: Sequence[str]) -> None:
+def check_supported(request: Request, found: Inspection, precisions: Sequence[str]) -> None:
     """That the device and the data are such as the request needs."""
     _batch_sizes(request, found)
     _headroom(request, found)
@@ -40,7 +40,7 @@ def data_has_a_batch(job: Job, found: Inspection) -> None:
 
 def _batch_sizes(request: Request, found: Inspection) -> None:
     _data_has(request.job.batch_size, "--batch-size", request.job, found, processes=request.job.processes)
-    _data_has(request.edges.effective_batch_size, "--effective-batch-size", request.job, found)
+    _data_has(request.fit_options.effective_batch_size, "--effective-batch-size", request.job, found)
 
 
 def _data_has(samples: int | None, flag: str, job: Job, found: Inspection, *, processes: int = 1) -> None:
@@ -63,7 +63,7 @@ def _loader_workers(request: Request, found: Inspection) -> None:
 
 
 def _headroom(request: Request, found: Inspection) -> None:
-    headroom, budget = request.edges.headroom, request.job.memory_budget_bytes
+    headroom, budget = request.fit_options.headroom, request.job.memory_budget_bytes
     if headroom is None:
         return
     if budget is None and not found.budget_support.supported:

@@ -10,14 +10,14 @@ from rich.console import Console
 
 from amp_track.report.compare import notes, tables
 from amp_track.report.compare_pictures import Pictures, draw, draw_side_by_side
-from amp_track.results.compare import ComparisonResult
+from amp_track.results.compare import CompareResult
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
     from amp_track.tracking import Run, Tracker
 
 
-def log(result: ComparisonResult, parent: Run, tracker: Tracker) -> str:
+def log(result: CompareResult, parent: Run, tracker: Tracker) -> str:
     """Keep tables, answers and pictures with the comparison's MLflow run. Returns the path of the report."""
     console = Console(record=True, width=160, file=io.StringIO())
     for shown in tables(result):
@@ -37,7 +37,7 @@ def log(result: ComparisonResult, parent: Run, tracker: Tracker) -> str:
     return parent.artifact_path("report.txt")
 
 
-def _fetched(result: ComparisonResult, tracker: Tracker, folder: Path) -> Pictures:
+def _fetched(result: CompareResult, tracker: Tracker, folder: Path) -> Pictures:
     """Those of the first seed."""
     pictures = {}
     for cell in result.cells:

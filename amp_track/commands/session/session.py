@@ -44,7 +44,7 @@ class Session:
     def __init__(self, request: Request, sandbox: Sandbox, found: Inspection, precisions: tuple[str, ...]) -> None:
         self.request = request
         self.sandbox = sandbox
-        self.found = found
+        self.inspection = found
         self.precisions = precisions
         self.job = resolve(request.job, found)
         self.tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
@@ -58,16 +58,16 @@ class Session:
         store_checks.check_tracking("--tracking-uri", tracking_uri)
         store_checks.check("--storage", request.stores.storage)
         store_checks.check_apart(tracking_uri, request.stores.storage)
-        return cls.without_stores(request, precisions)
+        return cls.prepare_readonly(request, precisions)
 
     @classmethod
-    def without_stores(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
+    def prepare_readonly(cls, request: Request, precisions: tuple[str, ...] | None) -> Session:
         """As `prepare`, for a command that writes nothing."""
         checks.workload_exists(request.job.workload)
         sandbox = Sandbox(request.job.workload)
         with progress.working("importing torch, looking at device and workload"):
             found = sandbox.inspect(request.job)
-        checks.hold_here(request, found, precisions or ())
+        checks.check_supported(request, found, precisions or ())
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if found.support(name).supported)
         return cls(request, sandbox, found, precisions)
@@ -88,22 +88,22 @@ class Session:
     @property
     def unsupported(self) -> dict[str, str]:
         """The precisions this device lacks, with the reason."""
-        return {name: support.reason for name, support in self.found.precisions if not support.supported}
+        return {name: support.reason for name, support in self.inspection.precisions if not support.supported}
 
     @property
     def limit(self) -> Limit:
         """The largest batch worth probing. Synthetic batches have no data set to end at."""
         limits = []
         if not self.job.synthetic:
-            limits.append(Limit(max(self.found.training_samples // self.job.processes, 1), "dataset"))
-        if self.request.edges.max_batch_size is not None:
-            limits.append(Limit(self.request.edges.max_batch_size, "max_batch_size"))
+            limits.append(Limit(max(self.inspection.training_samples // self.job.processes, 1), "dataset"))
+        if self.request.fit_options.max_batch_size is not None:
+            limits.append(Limit(self.request.fit_options.max_batch_size, "max_batch_size"))
         return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
     def job_of(self, task: Task, budget_bytes: int | None) -> Job:
         """The job of one task of the fit study, within `budget_bytes`."""
         accumulate = self.job.accumulate
-        if self.request.edges.effective_batch_size is not None:
+        if self.request.fit_options.effective_batch_size is not None:
             accumulate = 2  # what is found will be accumulated: gradients are held while the next batch runs
         job = dataclasses.replace(
             self.job,
@@ -113,7 +113,7 @@ class Session:
             accumulate=accumulate,
             probe=task.kind != "confirm",
             loader_workers=0
-            if loads_in_its_own_process(self.found.device_kind, budget_bytes)
+            if loads_in_its_own_process(self.inspection.device_kind, budget_bytes)
             else self.job.loader_workers,
             checkpoint_every=None,
         )
@@ -121,18 +121,18 @@ class Session:
 
     def _confirm_steps(self, job: Job) -> int:
         """By default an epoch, its evaluation, and the first steps after it: as much as changes memory."""
-        if (asked := self.request.edges.confirm_steps) is not None:
+        if (asked := self.request.fit_options.confirm_steps) is not None:
             return asked
         samples = self._training_samples(job)
         return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
 
     def _training_samples(self, job: Job) -> int:
         assert job.batch_size is not None
-        return synthetic_samples(job) if job.synthetic else self.found.training_samples
+        return synthetic_samples(job) if job.synthetic else self.inspection.training_samples
 
     def fit_budget_bytes(self, free_bytes: int) -> int | None:
         """What a probe may take: the budget less the headroom; None for no limit but the device's own."""
-        headroom = self.request.edges.headroom
+        headroom = self.request.fit_options.headroom
         budget = self.job.memory_budget_bytes
         if headroom is None:
             return budget
@@ -153,21 +153,21 @@ class Session:
             "diagnose_every",
             "synthetic",
         )
-        edges = self.request.edges
+        edges = self.request.fit_options
         settings = {name: params[name] for name in (*depends_on, "options")}
         # The first evaluation leaves kernels behind: only trainings that go on after it need memory for them.
         training = f"{self.job.steps} steps" if self.job.steps is not None else str(min(self.job.epochs or 1, 2))
         return settings | {
-            "workload": self.found.workload_name,
-            "workload source": self.found.workload_digest,
-            "device name": self.found.device_name,
-            "dataset": self.found.dataset_digest,
+            "workload": self.inspection.workload_name,
+            "workload source": self.inspection.workload_digest,
+            "device name": self.inspection.device_name,
+            "dataset": self.inspection.dataset_digest,
             "max_batch_size": str(edges.max_batch_size),
             "headroom": repr(edges.headroom),
             "confirm_steps": str(edges.confirm_steps),
             "accumulation": "none" if edges.effective_batch_size is None else "some",
             "epochs": training,
-            "torch": dict(self.found.versions)["torch"],
+            "torch": dict(self.inspection.versions)["torch"],
         }
 
     def training_settings(self) -> dict[str, str]:
@@ -175,15 +175,15 @@ class Session:
         names = ("epochs", "steps", "learning_rate", "lr_scaling", "seed", "loader_workers")
         return self.edge_settings() | {
             **{name: params[name] for name in names},
-            "search-lr": str(self.request.trainings.learning_rates),
+            "search-lr": str(self.request.search_options.learning_rates),
             "precision": ",".join(self.precisions),
         }
 
-    def comparison_settings(self) -> dict[str, str]:
+    def compare_settings(self) -> dict[str, str]:
         """What the trainings of a comparison have in common. The values compared, the seeds and the data (which may
         depend on the option) are each training's own: a study of them may grow."""
-        assert self.request.sweep is not None
-        over, _ = self.request.sweep.over or ("nothing", ())
+        assert self.request.compare_options is not None
+        over, _ = self.request.compare_options.over or ("nothing", ())
         params = self.job.params()
         own = ("seed", "precision", "dataset")
         common = {name: value for name, value in self.training_settings().items() if name not in own}
@@ -192,10 +192,10 @@ class Session:
 
     def _default_study_name(self) -> str:
         """The same for the same question, so that asking again goes on; another for another question."""
-        settings = self.edge_settings() if self.request.sweep is None else self.comparison_settings()
+        settings = self.edge_settings() if self.request.compare_options is None else self.compare_settings()
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         budget = self.job.memory_budget_bytes
-        parts = [self.job.short_name, self.found.device.replace(":", "")]
+        parts = [self.job.short_name, self.inspection.device.replace(":", "")]
         parts += [format_bytes(budget).replace(" ", "")] if budget else []
         return "-".join([*parts, digest])
 
@@ -214,8 +214,8 @@ class Session:
 
         if not addresses.exists(self.request.stores.storage):
             return
-        if self.request.sweep is not None:
-            storage.check_settings(f"{self.study_name}/compare", self.storage, self.comparison_settings())
+        if self.request.compare_options is not None:
+            storage.check_settings(f"{self.study_name}/compare", self.storage, self.compare_settings())
             return
         storage.check_settings(f"{self.study_name}/fit", self.storage, self.edge_settings())
         if training:
@@ -235,7 +235,7 @@ class Session:
         study = self._open_study("fit", ["maximize"], self.edge_settings())
         with store_lock(self.request.stores.storage):
             if storage.FREE_BYTES not in study.user_attrs:
-                study.set_user_attr(storage.FREE_BYTES, self.found.free_bytes)
+                study.set_user_attr(storage.FREE_BYTES, self.inspection.free_bytes)
         free_bytes = study.user_attrs[storage.FREE_BYTES]
         budget_bytes = self.fit_budget_bytes(free_bytes)
         study.sampler = sampler = EdgeSampler(
@@ -243,9 +243,9 @@ class Session:
                 precisions=self.precisions,
                 limit=self.limit,
                 budget_bytes=budget_bytes if budget_bytes is not None else free_bytes,
-                first_batch=self.found.batch_size,
-                multiple_of=self.request.edges.multiple_of,
-                confirm=self.request.edges.confirm_steps != 0,
+                first_batch=self.inspection.batch_size,
+                multiple_of=self.request.fit_options.multiple_of,
+                confirm=self.request.fit_options.confirm_steps != 0,
             )
         )
         return study, sampler
@@ -259,12 +259,12 @@ class Session:
     def open_seeds_study(self) -> optuna.Study:
         return self._open_study("seeds", [self._direction_of_quality], self.training_settings())
 
-    def open_comparison_study(self) -> optuna.Study:
-        return self._open_study("compare", ["maximize"], self.comparison_settings())
+    def open_compare_study(self) -> optuna.Study:
+        return self._open_study("compare", ["maximize"], self.compare_settings())
 
     @property
     def _direction_of_quality(self) -> Direction:
-        return "maximize" if self.found.higher_is_better else "minimize"
+        return "maximize" if self.inspection.higher_is_better else "minimize"
 
     def _open_study(
         self,
@@ -305,7 +305,7 @@ class Session:
         with tracker.run(self.study_name, tags=tags, run_id=known or given) as parent:
             if known is None:
                 study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
-                tracking.describe(parent, self.job, self.found, kind="study", with_params=False)
+                tracking.describe(parent, self.job, self.inspection, kind="study", with_params=False)
                 parent.tags({f"amp_track.skipped.{name}": reason for name, reason in self.unsupported.items()})
                 parent.flush()
             else:
@@ -321,7 +321,7 @@ class Session:
 
     def _warn_of_other_free_memory(self, then_bytes: int) -> None:
         """Without a budget an edge is that of the memory that was free."""
-        now_bytes = self.found.free_bytes
+        now_bytes = self.inspection.free_bytes
         if self.job.memory_budget_bytes is None and abs(now_bytes / then_bytes - 1) > 0.05:
             progress.say(
                 f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
@@ -344,10 +344,10 @@ class Session:
         from amp_track import tracking
 
         if resume_from is None:
-            tracking.describe(run, job, self.found, kind=kind)
+            tracking.describe(run, job, self.inspection, kind=kind)
         run.predicted(predicted_bytes)
         run.flush()
-        quality_name = self.found.quality_name
+        quality_name = self.inspection.quality_name
         if kind == "train":
             per_epoch = steps_per_epoch(job, self._training_samples(job))
             run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)

@@ -24,7 +24,7 @@ class LearningRates:
         optimizer: with its groups' own learning rates.
         schedule: a pure function; it is called ahead of time.
         on_device: whether only the device knows.
-        capacity: how many steps there are at most between two calls of `known`.
+        capacity: how many steps there are at most between two calls of `set_updates`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LearningRates:
             self._made = torch.zeros(1, dtype=torch.int64, device=device)
             self._rates = [torch.zeros(capacity + 1, device=device) for _ in self._base]
             self._current = [torch.zeros(1, device=device) for _ in self._base]
-        self.known(0)
+        self.set_updates(0)
 
     def after_step(self, skipped: Tensor | bool) -> None:
         """Count one attempt, skipped or not."""
@@ -49,9 +49,9 @@ class LearningRates:
             for rates, current in zip(self._rates, self._current, strict=True):
                 torch.index_select(rates, 0, self._made, out=current)
         elif not skipped:
-            self.known(self._updates + 1)
+            self.set_updates(self._updates + 1)
 
-    def known(self, updates: int) -> None:
+    def set_updates(self, updates: int) -> None:
         """So many updates have been made in all."""
         self._updates = updates
         if not self._on_device:
@@ -73,4 +73,4 @@ class LearningRates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """After the optimizer's own, which replaces its groups' learning rates."""
         self._base = list(state["base"])
-        self.known(state["updates"])
+        self.set_updates(state["updates"])

@@ -226,7 +226,7 @@ class TrainStep:
             self._scale_changes += changes.changes
             self._skipped += changes.skipped_steps
             if self._rates is not None:
-                self._rates.known(self.history.updates)
+                self._rates.set_updates(self.history.updates)
 
     def read(self) -> StepTotals:
         """Every optimizer step completed since the last read. Waits for the device."""

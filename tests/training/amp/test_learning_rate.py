@@ -64,7 +64,7 @@ def test_the_device_looks_up_to_capacity_updates_ahead() -> None:
     made = 0
     for attempt in range(40):
         if attempt % 4 == 0:
-            rates.known(made)
+            rates.set_updates(made)
         skipped = attempt % 3 == 0
         rates.after_step(torch.tensor(1.0 if skipped else 0.0))
         made += not skipped
