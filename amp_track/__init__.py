@@ -1,6 +1,7 @@
 """amp_track: which precision and which batch size to train with, measured on your model and your device.
 
-The public names. They are imported when first used, because importing torch takes seconds and `--help` should not.
+`__all__` lists the public names; everything else is private and may change. They are imported when first used, because
+importing torch takes seconds and `--help` should not.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from amp_track.api import compare, fit, search, train
     from amp_track.records.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
     from amp_track.records.job import Job
     from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+    from amp_track.results.compare import CompareResult
+    from amp_track.results.fit import FitResult
+    from amp_track.results.search import SearchResult
+    from amp_track.results.train import TrainResult
     from amp_track.training.amp.evaluation import EvalStep, EvalTotals
     from amp_track.training.amp.precision import Precision, float32_precision
     from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory
@@ -23,8 +29,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpTrackError",
     "BadInput",
+    "CompareResult",
     "EvalStep",
     "EvalTotals",
+    "FitResult",
     "Job",
     "NothingFits",
     "Outcome",
@@ -33,17 +41,28 @@ __all__ = [
     "ScaleChanges",
     "ScaleHistory",
     "ScaleReport",
+    "SearchResult",
     "StepTotals",
+    "TrainResult",
     "TrainStep",
     "Verdict",
     "Workload",
     "WorkloadFailed",
+    "compare",
+    "fit",
     "float32_precision",
     "load_workload",
+    "search",
+    "train",
 ]
 
 _HOMES = {
+    "api": ["compare", "fit", "search", "train"],
     "records.errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
+    "results.compare": ["CompareResult"],
+    "results.fit": ["FitResult"],
+    "results.search": ["SearchResult"],
+    "results.train": ["TrainResult"],
     "training.amp.evaluation": ["EvalStep", "EvalTotals"],
     "records.job": ["Job"],
     "records.outcome": ["Outcome", "ScaleReport", "Verdict"],

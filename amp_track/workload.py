@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, BadOption
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         if name not in known:
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
-            raise BadInput(f"--set: got {name}={text}, expected an option of {reference} ({listed}); {instead}")
+            raise BadOption(name, f"got {name}={text}, expected an option of {reference} ({listed}); {instead}")
         values[name] = _option_value(name, text, hints[name])
     try:
         return workload_class(**values)
@@ -182,9 +182,8 @@ def _option_value(name: str, text: str, hint: Any) -> Any:
         return adapter.validate_python(None) if text == "None" else adapter.validate_strings(text)
     except ValidationError as error:
         expected = getattr(hint, "__name__", hint)
-        raise BadInput(
-            f"--set {name}: got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        ) from error
+        problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
+        raise BadOption(name, problem, names_option=True) from error
 
 
 def _find_class(reference: str) -> type[Workload]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from amp_track.commands import compare as comparing
+from amp_track.commands.compare import compare
 from amp_track.commands.request import CompareOptions, FitOptions, Request, SearchOptions, Stores
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
@@ -91,7 +91,7 @@ class Bench:
                     search_options=SearchOptions(seeds=seeds),
                     compare_options=CompareOptions(over=over),
                 )
-                return comparing.compare(request)
+                return compare(request)
             finally:
                 os.chdir(before)
 

@@ -192,16 +192,18 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     """`amp-track train` as a user calls it, and what it left in MLflow."""
     import mlflow
 
-    from amp_track.commands import fit as commands
-    from amp_track.commands.request import Request, Stores
-    from amp_track.records.job import Job
+    import amp_track
 
-    job = Job(
-        workload=case.reference, precision=case.precision, batch_size=case.batch_size, device=case.device,
-        steps=WARM_UP_STEPS + case.steps, channels_last=case.channels_last, synthetic=case.synthetic,
-        diagnose_every=diagnose_every,
-    )  # fmt: skip
-    result = commands.train(Request(job=job, stores=Stores()))
+    result = amp_track.train(
+        case.reference,
+        precision=case.precision,
+        batch_size=case.batch_size,
+        device=case.device,
+        steps=WARM_UP_STEPS + case.steps,
+        channels_last=case.channels_last,
+        synthetic=case.synthetic,
+        diagnose=diagnose_every,
+    )
     outcome = result.outcome
     assert outcome.samples_per_second is not None and outcome.train_seconds is not None
     client = mlflow.MlflowClient("sqlite:///mlflow.db")

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.commands import fit as commands
+from amp_track.commands import fit
 from amp_track.commands.request import Request, Stores
 from amp_track.commands.session.session import Session
+from amp_track.commands.session.studies import Studies, TrackedStudy
+from amp_track.commands.session.trial import run_trial
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox.sandbox import Sandbox
@@ -77,22 +79,26 @@ class Trials:
     def __init__(self, device: str) -> None:
         import optuna
 
+        from amp_track.tracking import Tracker
+
         request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="trials"))
-        self.session = Session.prepare(request, ("fp32",))
-        self.session.sandbox = self.sandbox = TimedSandbox(DIGITS)
-        self.tracker = self.session.open_tracker()
-        self.study, _ = self.session.open_fit_study()
+        self.sandbox = TimedSandbox(DIGITS)
+        self.session = Session.prepare(request, ("fp32",), sandbox=self.sandbox)
+        self.tracker = Tracker(self.session.tracking_uri)
+        self.studies = Studies(self.session)
+        self.study, _ = fit.open_study(self.session, self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()
 
     def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:
         """The outcome of one trial, and the seconds of the whole trial."""
         from amp_track.study import storage
 
+        tracked_study = TrackedStudy(self.session, self.studies.name, self.study, self.tracker, parent)
         outcomes = []
 
         def objective(trial: optuna.Trial) -> float:
             storage.name_worker(trial)
-            outcome, run_id = commands.run_trial(self.session, self.tracker, parent, self.study, trial, job)
+            outcome, run_id = run_trial(tracked_study, trial, job)
             storage.remember(trial, outcome, run_id)
             storage.constrain(trial, "memory", 0.0)
             outcomes.append(outcome)
@@ -120,7 +126,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
                 beyond.append(trial_seconds - job_seconds)
                 processes.append(job_seconds - outcome.wall_seconds)
                 empty.append(empty_seconds)
-        trials.session.storage.engine.dispose()
+        trials.studies.close()
     median = statistics.median
     return {
         "date": datetime.date.today().isoformat(),

@@ -7,32 +7,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track.commands.fit import hint_on_interrupt, run_trial
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks
-from amp_track.commands.session.session import Session
-from amp_track.records.errors import BadInput, NothingFits
+from amp_track.commands.session import checks, keep
+from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
+from amp_track.commands.session.trial import run_trial
+from amp_track.records.errors import BadInput, BadOption, NothingFits
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
+from amp_track.report import compare as compare_report
 from amp_track.report import progress
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
 
 if TYPE_CHECKING:
-    import optuna
-    from optuna.distributions import BaseDistribution
-
     from amp_track.study import grid
-    from amp_track.tracking import Run, Tracker
+    from amp_track.study.types import BaseDistribution, Trial
+
+_NEARLY_AS_LONG = 0.9
+"""A training given up after this part of today's --timeout is not tried again: clocks differ a little."""
 
 
-def compare(request: Request) -> CompareResult:
+def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
+
+    Args:
+        request: what was asked for.
+        sandbox: what runs the trainings; by default fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.
-        WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. What runs
-            out of memory is a result; NothingFits says that nothing else came.
+        WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. A training
+            that runs out of memory is a result; NothingFits says that there was no other.
     """
     asked = request.fit_options.precisions
     if asked is not None and REFERENCE not in asked:
@@ -40,20 +46,20 @@ def compare(request: Request) -> CompareResult:
             f"--precision: got {','.join(asked)}, expected {REFERENCE} among them, which the others are compared with; "
             "add it"
         )
-    base, sessions = _sessions(request)
+    base, sessions = _sessions(request, sandbox)
     for session in sessions.values():
         checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.inspection)
-    base.check_study_settings(training=False)
+    studies = Studies(base)
+    studies.check("compare")
     from amp_track import tracking
-    from amp_track.commands.session import keep_comparison
-    from amp_track.report import compare as compare_report
 
-    tracker = base.open_tracker()
-    study = base.open_compare_study()
-    with hint_on_interrupt(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
-        result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
+    tracker = tracking.Tracker(base.tracking_uri)
+    study = studies.open("compare", ["maximize"])
+    with tracked(base, studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
+        cells = _train(tracked_study, sessions)
+        result = _result(tracked_study, sessions, cells)
         result = dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
-        result = dataclasses.replace(result, report=keep_comparison.log(result, parent, tracker))
+        result = dataclasses.replace(result, report=keep.keep_compare(result, tracked_study.parent, tracker))
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result
@@ -62,46 +68,45 @@ def compare(request: Request) -> CompareResult:
 def _why_nothing_ran(result: CompareResult) -> str:
     verdicts = ", ".join(sorted({cell.verdict for cell in result.cells}))
     return (
-        f"nothing of this comparison ran whole at batch {result.job.batch_size} ({verdicts}); give a smaller "
+        f"no training of this comparison fits at batch {result.job.batch_size} ({verdicts}); give a smaller "
         "--batch-size, more --memory-budget, or a longer --timeout"
     )
 
 
-def _sessions(request: Request) -> tuple[Session, dict[str, Session]]:
-    """What all trainings have in common, and a session for each value; without an option, for an empty one."""
+def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dict[str, Session]]:
+    """Return what all trainings have in common, and a session for each value; without an option, for an empty one."""
     assert request.compare_options is not None
     if request.compare_options.over is None:
-        base = Session.prepare(request, request.fit_options.precisions)
+        base = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
         return base, {"": base}
     option, texts = request.compare_options.over
     options = request.job.options
     if option in dict(options):
         raise BadInput(f"--over: got {option}, which --set gives a value too, expected one of the two; leave out one")
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with _errors_of(option):
-        base = Session.prepare(first, request.fit_options.precisions)
+    with _named_by_over(option):
+        base = Session.prepare(first, request.fit_options.precisions, sandbox=sandbox)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
     return base, {value: by_value[value] for value in in_order(list(by_value))}
 
 
 @contextmanager
-def _errors_of(option: str) -> Iterator[None]:
-    """A value that the workload does not take is named by the flag that gave it."""
+def _named_by_over(option: str) -> Iterator[None]:
+    """Name the flag that gave a value which the workload does not take: --over, not --set."""
     try:
         yield
-    except BadInput as error:
-        if not error.message.startswith((f"--set {option}:", f"--set: got {option}=")):
+    except BadOption as error:
+        if error.option != option:
             raise
-        raise BadInput(error.message.replace("--set", "--over", 1), error.detail) from None
+        raise error.given_by("--over") from None
 
 
-def _train(
-    base: Session, sessions: dict[str, Session], tracker: Tracker, parent: Run, study: optuna.Study
-) -> list[Cell]:
+def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Cell]:
     from amp_track.study import grid, storage
     from amp_track.study.fit import memory_violation
 
+    base = tracked_study.session
     option = _option(base.request)
     param = f"option.{option}"  # told from precision, seed and dataset, whatever the workload's option is called
     points = _points(base, sessions, param if option is not None else None)
@@ -111,19 +116,18 @@ def _train(
         + f": {len(points)} trainings at batch {base.job.batch_size}"
     )
 
-    def run_training(trial: optuna.Trial, point: grid.Point) -> tuple[Outcome, str]:
+    def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
         value = point.get(param, "")
-        session = sessions[value]
-        job = dataclasses.replace(
-            base.job, options=session.inspection.options, precision=point["precision"], seed=point["seed"]
-        )
+        options = sessions[value].inspection.options
+        job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
         note = (f"{option}={value} " if option is not None else "") + f"seed {job.seed}"
-        outcome, run_id = run_trial(session, tracker, parent, study, trial, job, note=note)
+        of_value = dataclasses.replace(tracked_study, session=sessions[value])
+        outcome, run_id = run_trial(of_value, trial, job, note=note)
         storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))
         return outcome, run_id
 
     trained = grid.train_grid(
-        study,
+        tracked_study.study,
         points,
         distributions=_distributions(base, param, list(sessions)),
         run_training=run_training,
@@ -138,15 +142,17 @@ def _train(
 
 
 def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
-    """Whether it was given up on after less than it would get now."""
+    """Return whether a training was given up after less time than it would get now."""
     if outcome.verdict is not Verdict.TIMED_OUT:
         return False
-    return timeout_seconds is None or outcome.wall_seconds < 0.9 * timeout_seconds
+    return timeout_seconds is None or outcome.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
 
 
 def _points(base: Session, sessions: dict[str, Session], param: str | None) -> list[grid.Point]:
-    """Precisions innermost: what is compared is trained close together. The data is told apart because an option may
-    change it, and what was measured on other data is not known of this."""
+    """Return the trainings wanted, precisions innermost: what is compared is trained close together.
+
+    The data is part of a point because an option may change it, and what was measured on other data says nothing.
+    """
     return [
         {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
         | ({param: value} if param is not None else {})
@@ -157,8 +163,8 @@ def _points(base: Session, sessions: dict[str, Session], param: str | None) -> l
 
 
 def _distributions(base: Session, param: str, values: list[str]) -> dict[str, BaseDistribution]:
-    """Those that a later command may widen: Optuna takes no new choices into a categorical one."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    """Return distributions that a later command may widen: Optuna takes no new choices into a categorical one."""
+    from amp_track.study.types import CategoricalDistribution, FloatDistribution, IntDistribution
 
     seeds = _seeds_asked(base)
     known: dict[str, BaseDistribution] = {
@@ -186,10 +192,11 @@ def _option(request: Request) -> str | None:
     return request.compare_options.over[0] if request.compare_options.over is not None else None
 
 
-def _result(base: Session, sessions: dict[str, Session], parent: Run, cells: list[Cell]) -> CompareResult:
+def _result(tracked_study: TrackedStudy, sessions: dict[str, Session], cells: list[Cell]) -> CompareResult:
+    base = tracked_study.session
     return CompareResult(
-        study=base.study_name,
-        run_id=parent.run_id,
+        study=tracked_study.name,
+        run_id=tracked_study.parent.run_id,
         job=base.job,
         device_name=base.inspection.device_name,
         device_kind=base.inspection.device_kind,

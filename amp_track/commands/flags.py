@@ -1,11 +1,13 @@
-"""Command-line flags made from the fields of dataclasses, so that a flag is described once and means the same thing on
-every command. Errors say which flag, what was got and what is expected, in one line."""
+"""Command-line flags made from the fields of dataclasses: a flag is described once and means the same on every command.
+
+Errors say in one line which flag, what was got and what is expected.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ from amp_track.records.errors import BadInput
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag and the field it sets."""
+    """A flag and the field of a dataclass that it sets."""
 
     owner: type
     field: dataclasses.Field[Any]
@@ -35,12 +37,14 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """Its name as a function's parameter."""
+        """Its name as a parameter of a function; fields of two dataclasses may have the same name."""
         return f"{self.owner.__name__.lower()}_{self.field.name}"
 
     def value(self, given: Any) -> Any:
-        """The field's value from what the command line gave. Empty text counts as not given: `mlflow run` passes it
-        for a parameter without a value."""
+        """Return the field's value from what the command line gave.
+
+        Empty text counts as not given: `mlflow run` passes it for a parameter without a value.
+        """
         if self.is_switch:
             return bool(given)
         if self.is_repeatable:
@@ -67,7 +71,7 @@ class Flag:
 
 
 def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
-    """The flags of a dataclass, but for the fields named."""
+    """Return the flags of a dataclass, but for the fields named."""
     return [
         Flag(owner, item) for item in dataclasses.fields(owner) if "help" in item.metadata and item.name not in without
     ]
@@ -87,23 +91,25 @@ def with_flags(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callabl
     return decorate
 
 
-def build(owner: type, flags: Sequence[Flag], given: dict[str, Any], **fixed: Any) -> Any:
-    """An instance of `owner` from what the command line gave."""
-    values = {flag.field.name: flag.value(given[flag.parameter]) for flag in flags if flag.owner is owner}
+def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:
+    """Return an instance of `owner` from what was given, by `Flag.parameter`; what was not has its default."""
+    values = {flag.field.name: flag.value(given.get(flag.parameter)) for flag in flags if flag.owner is owner}
     try:
         return owner(**(values | fixed))
     except ValueError as error:
         raise BadInput(str(error)) from None
 
 
-def given_fields(owner: type, flags: Sequence[Flag], given: dict[str, Any]) -> frozenset[str]:
-    """The fields of `owner` that the command line set."""
-    return frozenset(flag.field.name for flag in flags if flag.owner is owner and given[flag.parameter])
+def given_fields(owner: type, flags: Sequence[Flag], given: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields of `owner` that were given."""
+    return frozenset(flag.field.name for flag in flags if flag.owner is owner and given.get(flag.parameter))
 
 
 def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
-    """Arguments as `mlflow run -P` passes them, made ours: `--batch_size` is `--batch-size`, and a switch may be
-    followed by true or false."""
+    """Return arguments with the spelling of `mlflow run -P` made ours.
+
+    `--batch_size` becomes `--batch-size`, and a switch may be followed by true or false.
+    """
     result: list[str] = []
     rest = list(arguments)
     while rest:
@@ -121,4 +127,5 @@ def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
 
 
 def flag_named(flags: Sequence[Flag], name: str) -> Flag:
+    """Return the flag of that name, such as `--batch-size`; there is one."""
     return next(flag for flag in flags if flag.name == name)

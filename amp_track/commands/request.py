@@ -1,4 +1,4 @@
-"""What a command was asked for besides the job itself. Fields are flags, as in `amp_track.records.job`."""
+"""What a command is asked for besides the job itself. Fields are flags, as in `amp_track.records.job`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from amp_track.records.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class Stores:
-    """Where results go, and under which name they are gone on with."""
+    """Where results go, and under which name they are resumed."""
 
     study: str | None = setting(
         None,
-        "Name of the study; the same name goes on where it stopped and repeats nothing.",
+        "Name of the study; the same name resumes where it stopped and repeats nothing.",
         values.study_name,
         expected="a name without a slash",
         metavar="NAME",
@@ -39,7 +39,7 @@ class Stores:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What `fit` looks for."""
+    """How `fit` looks for the largest batch."""
 
     precisions: tuple[str, ...] | None = setting(
         None,
@@ -144,11 +144,11 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """Which training `train` goes on with."""
+    """Which training `train` resumes."""
 
     resume: str | None = setting(
         None,
-        "Go on with the training of this MLflow run from its newest checkpoint; workload and settings are its own.",
+        "Resume the training of this MLflow run from its newest checkpoint; workload and settings are its own.",
         values.run_id,
         expected="the id of an MLflow run",
         metavar="RUN_ID",
@@ -158,7 +158,7 @@ class Resumption:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """The batch that `dtypes` looks at."""
+    """The batch that `dtypes` looks at, as small as shows everything."""
 
     batch_size: int = setting(
         2,
@@ -171,7 +171,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Everything one command was asked for."""
+    """Everything that one command is asked for."""
 
     job: Job
     given: frozenset[str] = frozenset()
@@ -183,7 +183,7 @@ class Request:
     search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
     compare_options: CompareOptions | None = None
-    """Of `compare` alone."""
+    """Only `compare` has them."""
 
     def __post_init__(self) -> None:
         effective, accumulate = self.fit_options.effective_batch_size, self.job.accumulate
@@ -200,7 +200,7 @@ class Request:
             )
 
     def check_edge_options(self) -> None:
-        """Raises BadInput when something was said about an edge that nobody looks for."""
+        """Raise BadInput when an option about the edge was given where no edge is looked for."""
         for item in dataclasses.fields(FitOptions):
             value = getattr(self.fit_options, item.name)
             if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:

@@ -1,4 +1,4 @@
-"""Going on with a training that stopped: which run, which job, and what may be said differently this time."""
+"""train --resume: which run, which job, and what may be said differently this time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,16 @@ if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
     from amp_track.tracking import Resumable, Tracker
 
-_MAY_CHANGE = {
-    "device", "memory_budget_bytes", "timeout_seconds", "checkpoint_every", "diagnose_every", "epochs", "steps",
-    "loader_workers",
-}  # fmt: skip
-"""What says where, how long and how closely watched, not what is trained."""
-
 
 def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request]:
-    """The store, what the run says of itself, and the request for the rest of its training. Writes nothing.
+    """Return the store, what the run says of itself, and the request for the rest of its training. Writes nothing.
 
     Raises:
-        BadInput: there is no such run, it is not to be gone on with, or something else was asked for besides.
+        BadInput: there is no such run, it cannot be resumed, or something else was asked for besides.
     """
     for flag in flags_of(FitOptions):
         if flag.field.name != "precisions" and getattr(request.fit_options, flag.field.name) != flag.field.default:
-            raise BadInput(f"{flag.name}: got it with --resume, which goes on as the run was; leave it out")
+            raise BadInput(f"{flag.name}: got it with --resume, which trains as the run did; leave it out")
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
     uri = addresses.tracking_uri(request.stores.tracking_uri)
@@ -54,12 +48,13 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
 
 
 def warn_of_changes(session: Session, resumable: Resumable) -> None:
+    """Say so if the workload's source is not what it was."""
     if session.inspection.workload_digest != resumable.workload_digest:
         progress.say("the workload's source has changed since: the rest of the training is not what it would have been")
 
 
 def _merged(request: Request, job: Job) -> Job:
-    """The run's job, with what may be said differently."""
+    """Return the run's job, with what may be said differently: where, how long and how closely watched it trains."""
     if request.job.workload not in (DEFAULT_WORKLOAD, job.workload):
         raise BadInput(
             f"WORKLOAD: got {request.job.workload}, expected the {job.workload} that the run trains; leave it out"
@@ -69,7 +64,7 @@ def _merged(request: Request, job: Job) -> Job:
         name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)
         if name not in request.given or new == old:
             continue
-        if name not in _MAY_CHANGE:
+        if not flag.field.metadata["resumable"]:
             raise BadInput(
                 f"{flag.name}: got {new} with --resume, expected the {old} that the run was trained with; leave it out"
             )

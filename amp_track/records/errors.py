@@ -2,6 +2,7 @@
 
     AmpTrackError            exit code 1
     ├── BadInput             2   what was given cannot be run; nothing was written
+    │   └── BadOption        2   … because of an option of the workload
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
     └── NothingFits          3   out of memory
 
@@ -10,6 +11,7 @@ Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 INTERRUPTED_EXIT_CODE = 130
@@ -38,6 +40,31 @@ class BadInput(AmpTrackError, ValueError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class BadOption(BadInput):
+    """An option that the workload does not have, or a value that it does not take.
+
+    Args:
+        option: its name.
+        problem: what was got, what is expected, what to do.
+        flag: the flag that gave it.
+        names_option: whether the message begins with the name, because `problem` does not say it.
+    """
+
+    def __init__(self, option: str, problem: str, *, flag: str = "--set", names_option: bool = False) -> None:
+        super().__init__(f"{flag} {option}: {problem}" if names_option else f"{flag}: {problem}")
+        self.option = option
+        self._problem = problem
+        self._names_option = names_option
+
+    def given_by(self, flag: str) -> BadOption:
+        """Return the same error about another flag that gave the value."""
+        return BadOption(self.option, self._problem, flag=flag, names_option=self._names_option)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive pickling between processes, although the arguments are not those of the base class."""
+        return functools.partial(BadOption, names_option=self._names_option), (self.option, self._problem)
 
 
 class WorkloadFailed(AmpTrackError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.records import values
-from amp_track.records.settings import setting, switch
+from amp_track.records.settings import Affects, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -31,6 +31,7 @@ class Job:
         values.precision,
         expected=f"one of {', '.join(values.PRECISIONS)}",
         metavar="NAME",
+        affects=Affects.TRIAL,
     )
     batch_size: int | None = setting(
         None,
@@ -39,6 +40,7 @@ class Job:
         expected="a whole number of 1 or more, or auto",
         metavar="N|auto",
         shown_default="the workload's",
+        affects=Affects.TRIAL,
     )
     epochs: int | None = setting(
         None,
@@ -47,6 +49,8 @@ class Job:
         expected="a whole number of 1 or more",
         metavar="N",
         shown_default="the workload's",
+        affects=Affects.TRAINING,
+        resumable=True,
     )
     steps: int | None = setting(
         None,
@@ -55,6 +59,8 @@ class Job:
         expected="a whole number of 1 or more",
         metavar="N",
         shown_default="none",
+        affects=Affects.TRAINING,
+        resumable=True,
     )
     learning_rate: float | None = setting(
         None,
@@ -64,6 +70,7 @@ class Job:
         flag="lr",
         metavar="LR",
         shown_default="the workload's",
+        affects=Affects.TRAINING,
     )
     lr_scaling: str = setting(
         "none",
@@ -72,10 +79,12 @@ class Job:
         values.one_of("none", "linear", "sqrt"),
         expected="one of none, linear, sqrt",
         metavar="RULE",
+        affects=Affects.TRAINING,
     )
     seed: int = setting(
         0, "Seed of initial weights and of the order of samples.", values.natural_number,
         expected="a whole number of 0 or more", metavar="N",
+        affects=Affects.TRAINING,
     )  # fmt: skip
     device: str = setting(
         "auto",
@@ -83,6 +92,8 @@ class Job:
         values.device,
         expected="auto, cpu, or an accelerator such as cuda, cuda:1, mps",
         metavar="NAME",
+        affects=Affects.EDGE,
+        resumable=True,
     )
     memory_budget_bytes: int | None = setting(
         None,
@@ -92,6 +103,8 @@ class Job:
         flag="memory-budget",
         metavar="SIZE",
         shown_default="what the device has free",
+        affects=Affects.EDGE,
+        resumable=True,
     )
     accumulate: int = setting(
         1,
@@ -99,6 +112,7 @@ class Job:
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
+        affects=Affects.EDGE,
     )
     clip_norm: float | None = setting(
         None,
@@ -107,6 +121,7 @@ class Job:
         expected="a number above 0",
         metavar="NORM",
         shown_default="no clipping",
+        affects=Affects.EDGE,
     )
     processes: int = setting(
         1,
@@ -114,6 +129,7 @@ class Job:
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
+        affects=Affects.EDGE,
     )
     loader_workers: int | None = setting(
         None,
@@ -122,11 +138,14 @@ class Job:
         expected="a whole number of 0 or more",
         metavar="N",
         shown_default="the workload's",
+        affects=Affects.TRAINING,
+        resumable=True,
     )
-    channels_last: bool = switch("Keep image tensors in channels-last memory order.")
-    compile: bool = switch("torch.compile the model.")
+    channels_last: bool = switch("Keep image tensors in channels-last memory order.", affects=Affects.EDGE)
+    compile: bool = switch("torch.compile the model.", affects=Affects.EDGE)
     synthetic: bool = switch(
-        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported."
+        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
+        affects=Affects.EDGE,
     )
     diagnose_every: int | None = setting(
         None,
@@ -136,6 +155,8 @@ class Job:
         flag="diagnose",
         metavar="N",
         shown_default="never",
+        affects=Affects.EDGE,
+        resumable=True,
     )
     checkpoint_every: int | None = setting(
         None,
@@ -144,6 +165,8 @@ class Job:
         expected="a whole number of 1 or more",
         metavar="N",
         shown_default="never",
+        affects=Affects.NOTHING,
+        resumable=True,
     )
     timeout_seconds: float | None = setting(
         None,
@@ -153,6 +176,8 @@ class Job:
         flag="timeout",
         metavar="SECONDS",
         shown_default="no limit",
+        affects=Affects.NOTHING,
+        resumable=True,
     )
     options: tuple[tuple[str, str], ...] = setting(
         (),
@@ -163,6 +188,7 @@ class Job:
         metavar="OPTION=VALUE",
         repeatable=True,
         shown_default="the workload's",
+        affects=Affects.EDGE,
     )
     probe: bool = False
     """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.training.trainer`."""
@@ -199,6 +225,11 @@ class Job:
         """`experiments/digits.py` and `package.digits:Digits` are both `digits`."""
         module, colon, _ = self.workload.partition(":")
         return module.rpartition(".")[2] if colon else Path(module).stem
+
+
+assert all(item.metadata["affects"] is not None for item in dataclasses.fields(Job) if "help" in item.metadata), (
+    "every flag of a Job says what it affects: one that does not would be missing from the fingerprint of studies"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,24 @@
-"""Dataclass fields that are also command-line flags, and what a flag is."""
+"""Dataclass fields that are also command-line flags: what a flag is, and what depends on its value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from enum import StrEnum
 from typing import Any
+
+
+class Affects(StrEnum):
+    """What depends on a setting of a job. A study made with another value of it is another study."""
+
+    EDGE = "edge"
+    """The largest batch that fits, and so every training inside it."""
+    TRAINING = "training"
+    """The result of a training, but not the largest batch."""
+    TRIAL = "trial"
+    """Each trial has its own value: this is what a study varies."""
+    NOTHING = "nothing"
+    """Neither: how long to wait, what to keep."""
 
 
 def setting(
@@ -17,8 +31,10 @@ def setting(
     metavar: str = "TEXT",
     repeatable: bool = False,
     shown_default: str | None = None,
+    affects: Affects | None = None,
+    resumable: bool = False,
 ) -> Any:
-    """A dataclass field that is also a command-line flag.
+    """Return a dataclass field that is also a command-line flag.
 
     Args:
         default: the value when the flag is not given.
@@ -29,6 +45,8 @@ def setting(
         metavar: how `--help` shows the value.
         repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
         shown_default: what `--help` shows as the default when the value itself would say little.
+        affects: what depends on it; every flag of a Job says so.
+        resumable: whether `train --resume` may change it.
     """
     return field(
         default=default,
@@ -40,10 +58,13 @@ def setting(
             "metavar": metavar,
             "repeatable": repeatable,
             "shown_default": shown_default,
+            "affects": affects,
+            "resumable": resumable,
         },
     )
 
 
-def switch(help: str) -> Any:
-    """A dataclass field that is a flag without a value, off unless given."""
-    return field(default=False, metadata={"help": help, "flag": None, "repeatable": False})
+def switch(help: str, *, affects: Affects | None = None, resumable: bool = False) -> Any:
+    """Return a dataclass field that is a flag without a value, off unless given."""
+    metadata = {"help": help, "flag": None, "repeatable": False, "affects": affects, "resumable": resumable}
+    return field(default=False, metadata=metadata)

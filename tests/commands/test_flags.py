@@ -5,41 +5,34 @@ import pytest
 import yaml
 from support import ROOT
 
-from amp_track import cli
 from amp_track.commands import flags
+from amp_track.commands.arguments import FLAGS
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 
 
 def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
-    named = {flag.field.name for flag in cli._TRAIN_FLAGS if flag.owner is Job}
+    named = {flag.field.name for flag in FLAGS["train"] if flag.owner is Job}
     assert named == {field.name for field in dataclasses.fields(Job)} - {"workload", "probe"}
 
 
 def test_a_flag_means_the_same_on_every_command() -> None:
-    by_name = {flag.name: flag for flag in cli._TRAIN_FLAGS}
-    for other in (*cli._FIT_FLAGS, *cli._SEARCH_FLAGS, *cli._COMPARE_FLAGS):
+    by_name = {flag.name: flag for flag in FLAGS["train"]}
+    for other in (*FLAGS["fit"], *FLAGS["search"], *FLAGS["compare"]):
         if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
             assert other == by_name[other.name]
 
 
 def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
-    (batch_size,) = [flag for flag in cli._DTYPES_FLAGS if flag not in cli._TRAIN_FLAGS]
+    (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag not in FLAGS["train"]]
     assert (batch_size.name, batch_size.value("")) == ("--batch-size", 2)
 
 
 def test_every_entry_point_is_a_command_with_its_parameters() -> None:
     project = yaml.safe_load((ROOT / "MLproject").read_text())
-    flags_of = {
-        "train": cli._TRAIN_FLAGS,
-        "fit": cli._FIT_FLAGS,
-        "search": cli._SEARCH_FLAGS,
-        "dtypes": cli._DTYPES_FLAGS,
-        "compare": cli._COMPARE_FLAGS,
-    }
     for entry_point in project["entry_points"].values():
         command = entry_point["command"].split()[3]
-        named = {flag.name.removeprefix("--").replace("-", "_") for flag in flags_of[command]}
+        named = {flag.name.removeprefix("--").replace("-", "_") for flag in FLAGS[command]}
         assert set(entry_point["parameters"]) <= named | {"workload"}
 
 
@@ -57,12 +50,12 @@ def test_arguments_of_mlflow_run_become_ours() -> None:
 
 
 def test_empty_text_is_not_given() -> None:
-    flag = flags.flag_named(cli._TRAIN_FLAGS, "--memory-budget")
+    flag = flags.flag_named(FLAGS["train"], "--memory-budget")
     assert flag.value("") is None
     assert flag.value("1MiB") == 2**20
 
 
 def test_bad_text_names_flag_and_expectation() -> None:
-    flag = flags.flag_named(cli._TRAIN_FLAGS, "--lr")
+    flag = flags.flag_named(FLAGS["train"], "--lr")
     with pytest.raises(BadInput, match="--lr: got 'fast', expected a number above 0"):
         flag.value("fast")

@@ -66,7 +66,7 @@ def test_more_values_and_seeds_are_added_to_what_is_known() -> None:
 
     done = compare(*alike, "--over", "width=4,8,016", "--seeds", "2")
     assert done.returncode == 0, done.stderr
-    assert f"going on with study {first['study']}" in done.stderr
+    assert f"resuming study {first['study']}" in done.stderr
     assert "accuracy over 2 seeds at batch 64, width=16, against fp32" in done.stdout
     known = trials(f"{first['study']}/compare")
     trained = [(trial.params["option.width"], trial.params["precision"], trial.params["seed"]) for trial in known]
@@ -188,7 +188,7 @@ def test_interrupted_it_ends_its_runs_and_goes_on() -> None:
                 break
         time.sleep(2)  # the one that hangs has begun
         process.send_signal(signal.SIGINT)
-        assert "the same command goes on where it stopped" in process.stderr.read()
+        assert "the same command resumes where it stopped" in process.stderr.read()
     assert process.returncode == 130
     assert sorted(run.info.status for run in runs()) == ["FINISHED", "KILLED", "KILLED"]
     rest = compare(FAULTS, *hanging, "fault=none,nan")

@@ -64,7 +64,7 @@ def test_a_killed_search_goes_on_where_it_stopped() -> None:
     stop_after("stopped/train", 1, signal.SIGKILL)
     done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "going on with study stopped" in done.stderr
+    assert "resuming study stopped" in done.stderr
 
     fit, train = trials("stopped/fit"), trials("stopped/train")
     assert [trial.state for trial in fit].count(TrialState.FAIL) == 1

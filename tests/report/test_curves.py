@@ -5,12 +5,12 @@ from pathlib import Path
 import mlflow
 import numpy
 import pytest
+import support as commands
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support import DIGITS, request
 
-from amp_track.commands import fit as commands
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.records.job import Job

@@ -7,10 +7,10 @@ from pathlib import Path
 import mlflow
 import optuna
 import pytest
+import support as commands
 from optuna.trial import TrialState
 from support import DIGITS, FAULTS, MEBIBYTE, WORKLOADS, request
 
-from amp_track.commands import fit as commands
 from amp_track.records import values
 from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.records.job import Job

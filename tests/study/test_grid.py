@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import optuna
 import pytest
+import support as commands
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from support import DIGITS, request
 
-from amp_track.commands import fit as commands
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin

@@ -1,11 +1,11 @@
 import mlflow
 import optuna
 import pytest
+import support as commands
 from hypothesis import given
 from hypothesis import strategies as st
 from support import DIGITS, FAULTS, MEBIBYTE, request
 
-from amp_track.commands import fit as commands
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.study.fit import memory_violation

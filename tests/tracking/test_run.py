@@ -2,9 +2,9 @@ import json
 
 import mlflow
 import pytest
+import support as commands
 from support import DIGITS, request
 
-from amp_track.commands import fit as commands
 from amp_track.records.events import StepsRecorded
 from amp_track.records.job import Job
 from amp_track.records.outcome import ScaleReport

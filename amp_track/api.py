@@ -1,0 +1,235 @@
+"""The commands as functions: `amp_track.train`, `fit`, `search` and `compare`, for scripts and notebooks.
+
+Keyword arguments are the flags' names with underscores, and take Python values as well as the flags' texts; None stands
+for what the flag has by default:
+
+    fit("experiments/digits.py", memory_budget="64MiB", precision=["fp32", "bf16"])
+    compare("experiments/mlp.py", over={"width": [16, 256]}, set={"depth": 3}, seeds=3)
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from amp_track.commands.arguments import FLAGS, request_of
+from amp_track.commands.flags import Flag
+from amp_track.commands.request import Request
+from amp_track.records.errors import BadInput
+from amp_track.records.job import DEFAULT_WORKLOAD
+
+if TYPE_CHECKING:
+    from amp_track.results.compare import CompareResult
+    from amp_track.results.fit import FitResult
+    from amp_track.results.search import SearchResult
+    from amp_track.results.train import TrainResult
+    from amp_track.workload import Workload
+
+Names = str | Sequence[str]
+"""`"fp32,bf16"` or `["fp32", "bf16"]`."""
+Size = str | int
+"""`"64MiB"`, or bytes."""
+
+
+class StoreSettings(TypedDict, total=False):
+    """Where results go, and under which name they are resumed."""
+
+    study: str | None
+    storage: str
+    tracking_uri: str | None
+
+
+class JobSettings(TypedDict, total=False):
+    """What each job of a command has in common. `set` has the workload's options."""
+
+    epochs: int | None
+    steps: int | None
+    lr: float | None
+    lr_scaling: str
+    seed: int
+    device: str
+    memory_budget: Size | None
+    accumulate: int
+    clip_norm: float | None
+    processes: int
+    loader_workers: int | None
+    channels_last: bool
+    compile: bool
+    synthetic: bool
+    diagnose: int | None
+    timeout: float | None
+    set: Mapping[str, Any]
+
+
+class EdgeSettings(TypedDict, total=False):
+    """How the largest batch is looked for."""
+
+    max_batch_size: int | None
+    headroom: Size | None
+    confirm_steps: int | None
+
+
+class FitSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+    """The keyword arguments of `fit`."""
+
+    precision: Names | None
+    multiple_of: int
+    effective_batch_size: int | None
+
+
+class TrainSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+    """The keyword arguments of `train`. `batch_size` is a number or `"auto"`."""
+
+    precision: str
+    batch_size: int | str | None
+    multiple_of: int
+    effective_batch_size: int | None
+    checkpoint_every: int | None
+    resume: str | None
+
+
+class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+    """The keyword arguments of `search`."""
+
+    precision: Names | None
+    trials: int
+    search_lr: str | Sequence[float] | None
+    seeds: int
+    margin: str | float
+
+
+class CompareSettings(StoreSettings, JobSettings, total=False):
+    """The keyword arguments of `compare`. `over` maps the option to its values."""
+
+    precision: Names | None
+    batch_size: int | None
+    over: str | Mapping[str, Sequence[Any]] | None
+    seeds: int
+    margin: str | float
+
+
+def train(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[TrainSettings]
+) -> TrainResult:
+    """Train one job and track it in MLflow, as `amp-track train` does.
+
+    Args:
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        **settings: the flags of `amp-track train` with underscores; see `amp-track train --help`.
+
+    Raises:
+        BadInput: the arguments cannot be run; nothing was written.
+        WorkloadFailed: the workload's own code raised, or its process died.
+        NothingFits: out of memory.
+    """
+    from amp_track.commands import train as command
+
+    return command.train(_request("train", workload, settings))
+
+
+def fit(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[FitSettings]
+) -> FitResult:
+    """Find the largest batch that fits at every precision, as `amp-track fit` does. Raises as `train` does.
+
+    Args:
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        **settings: the flags of `amp-track fit` with underscores; see `amp-track fit --help`.
+    """
+    from amp_track.commands import fit as command
+
+    return command.fit(_request("fit", workload, settings))
+
+
+def search(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[SearchSettings]
+) -> SearchResult:
+    """Find the largest batches and train inside them, as `amp-track search` does. Raises as `train` does.
+
+    Args:
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        **settings: the flags of `amp-track search` with underscores; see `amp-track search --help`.
+    """
+    from amp_track.commands import search as command
+
+    return command.search(_request("search", workload, settings))
+
+
+def compare(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[CompareSettings]
+) -> CompareResult:
+    """Train the same job at every precision, as `amp-track compare` does. Raises as `train` does.
+
+    Args:
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        **settings: the flags of `amp-track compare` with underscores; see `amp-track compare --help`.
+    """
+    from amp_track.commands import compare as command
+
+    return command.compare(_request("compare", workload, settings))
+
+
+def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:
+    flags = {flag.name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS[command]}
+    given = {}
+    for name, value in settings.items():
+        if name not in flags:
+            near = difflib.get_close_matches(name, flags, n=1)
+            instead = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(flags)}"
+            raise TypeError(f"{command}() got an unexpected keyword argument {name!r}{instead}")
+        if value is not None:
+            given[flags[name].parameter] = _text(name, flags[name], value)
+    return request_of(command, _reference(workload), given)
+
+
+def _text(name: str, flag: Flag, value: Any) -> Any:
+    """Return a value as the command line would give it. Raises BadInput, by the argument's name, if it is none."""
+    if flag.is_switch:
+        if not isinstance(value, bool):
+            raise BadInput(f"{name}: got {value!r}, expected True or False")
+        return value
+    text: Any
+    if isinstance(value, Mapping):
+        pairs = [f"{option}={_listed(of_option)}" for option, of_option in value.items()]
+        text = pairs if flag.is_repeatable else " ".join(pairs)
+    elif flag.is_repeatable:
+        text = [value] if isinstance(value, str) else list(value)
+    else:
+        text = _listed(value)
+    if text != "auto":  # which is no batch size, but says how to find one
+        try:
+            flag.value(text)
+        except BadInput:
+            raise BadInput(f"{name}: got {value!r}, expected {flag.field.metadata['expected']}") from None
+    return text
+
+
+def _listed(value: Any) -> str:
+    """Return a value as text, a list of values with commas between them."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _reference(workload: object) -> str:
+    """Return the name by which a fresh process finds a workload: a file, or `package.module:Class`."""
+    if isinstance(workload, str | os.PathLike):
+        return os.fspath(workload)
+    from amp_track.workload import Workload
+
+    if not (inspect.isclass(workload) and issubclass(workload, Workload)):
+        raise BadInput(
+            f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
+            "options of a class go into set={…}"
+        )
+    if workload.__module__ == "__main__" or "." in workload.__qualname__:
+        raise BadInput(
+            f"workload: got the class {workload.__qualname__}, which only this notebook or script has, expected one "
+            "that a fresh process can import, since each job runs in one; put it into a file and pass the file's path"
+        )
+    source = inspect.getsourcefile(workload)
+    if workload.__module__.startswith("amp_track_workload_") and source is not None:
+        return str(Path(source))  # loaded from a file by `load_workload`
+    return f"{workload.__module__}:{workload.__qualname__}"

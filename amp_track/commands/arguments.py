@@ -1,0 +1,91 @@
+"""Which flags each command takes, and from what was given to a Request. Command line and Python interface share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from amp_track.commands.flags import Flag, build, flag_named, flags_of, given_fields
+from amp_track.commands.request import (
+    CompareOptions,
+    Example,
+    FitOptions,
+    Request,
+    Resumption,
+    SearchOptions,
+    Stores,
+)
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job
+
+# fit and search choose precision and batch size themselves, and make no checkpoints of their short jobs.
+_JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
+
+FLAGS: Mapping[str, tuple[Flag, ...]] = {
+    "train": (
+        *flags_of(Job),
+        *flags_of(Resumption),
+        *flags_of(FitOptions, without=("precisions",)),
+        *flags_of(Stores),
+    ),
+    "fit": (*flags_of(FitOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),
+    "search": (
+        *flags_of(FitOptions, without=("multiple_of", "effective_batch_size")),
+        *flags_of(SearchOptions),
+        *_JOB_OF_A_STUDY,
+        *flags_of(Stores),
+    ),
+    "compare": (
+        *flags_of(CompareOptions),
+        *(flag for flag in flags_of(FitOptions) if flag.name == "--precision"),
+        *flags_of(SearchOptions, without=("trials", "learning_rates")),
+        *flags_of(Job, without=("precision", "checkpoint_every")),
+        *flags_of(Stores),
+    ),
+    "dtypes": (
+        *(
+            flag_named(flags_of(Job), name)
+            for name in ("--precision", "--device", "--channels-last", "--seed", "--synthetic", "--set")
+        ),
+        *flags_of(Example),
+    ),
+}
+"""By command, in the order of its `--help`."""
+
+
+def request_of(command: str, workload: str, given: Mapping[str, Any]) -> Request:
+    """Return what a command was asked for; the parts it has no flags for stay at their defaults.
+
+    Args:
+        command: one of `FLAGS`.
+        workload: a file, or `package.module:Class`.
+        given: by `Flag.parameter`, what was given: text, texts of a flag that may be repeated, or True for a switch.
+
+    Raises:
+        BadInput: a value cannot be read, or two do not go together.
+    """
+    flags, given = FLAGS[command], dict(given)
+    fixed: dict[str, Any] = {}
+    batch_size = next((flag for flag in flags if flag.name == "--batch-size"), None)
+    if batch_size is not None and given.get(batch_size.parameter) == "auto":
+        if command != "train":
+            raise BadInput(
+                "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; "
+                "find one with amp-track fit"
+            )
+        given[batch_size.parameter] = None
+        fixed["find_batch_size"] = True
+    if command == "compare":
+        fixed["compare_options"] = build(CompareOptions, flags, given)
+    job: dict[str, Any] = {"workload": workload}
+    if command == "dtypes":
+        job["batch_size"] = build(Example, flags, given).batch_size
+    return Request(
+        job=build(Job, flags, given, **job),
+        stores=build(Stores, flags, given),
+        fit_options=build(FitOptions, flags, given),
+        search_options=build(SearchOptions, flags, given),
+        resumption=build(Resumption, flags, given),
+        given=given_fields(Job, flags, given),
+        **fixed,
+    )

@@ -1,0 +1,21 @@
+"""dtypes: which operation of the model runs in which dtype. Writes nothing."""
+
+from __future__ import annotations
+
+from amp_track.commands.request import Request
+from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_fit
+from amp_track.commands.session.session import Session
+from amp_track.records.dtypes import DtypesReport
+from amp_track.records.errors import NothingFits
+from amp_track.report import progress
+
+
+def dtypes(request: Request) -> DtypesReport:
+    """Watch one batch forward and backward. Raises as `train` does."""
+    session = Session.prepare_readonly(request, (request.job.precision,))
+    with progress.working("watching one batch forward and backward"):
+        report = session.sandbox.dtypes(session.job)
+    if isinstance(report, DtypesReport):
+        return report
+    raise_on_crash(session.job, report)
+    raise NothingFits(why_it_does_not_fit(session, session.job, report))

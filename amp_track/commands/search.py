@@ -1,0 +1,125 @@
+"""search: the edges, then trainings inside them, and over several seeds where that is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from amp_track.commands import fit
+from amp_track.commands.request import Request
+from amp_track.commands.session import keep
+from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
+from amp_track.commands.session.trial import run_trial
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.report import progress
+from amp_track.results.fit import FitResult
+from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.seeds import SeedResult, SeedsResult
+
+if TYPE_CHECKING:
+    from amp_track.study import grid
+    from amp_track.study.types import Trial
+
+
+def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResult:
+    """Find the edges, then train inside them, all under one MLflow run. Arguments and errors are those of `fit`."""
+    if request.job.synthetic:
+        raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
+    session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
+    compares_seeds = request.search_options.seeds > 1
+    if compares_seeds:
+        _check_seeds(session)
+    studies = Studies(session)
+    studies.check("fit", "train", "seeds")
+    from amp_track import tracking
+
+    tracker = tracking.Tracker(session.tracking_uri)
+    study, sampler = fit.open_study(session, studies)
+    with tracked(session, studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
+        fitted = fit.find_edges(tracked_study, sampler)
+        trials, pareto = _train_inside(tracked_study, studies, fitted)
+        seeds = _train_seeds(tracked_study, studies, fitted) if compares_seeds else None
+        result = SearchResult(
+            fit=fitted,
+            seeds=seeds,
+            quality_name=session.inspection.quality_name,
+            higher_is_better=session.inspection.higher_is_better,
+            workload_batch_size=session.inspection.batch_size,
+            trials=tuple(trials),
+            pareto=tuple(pareto),
+        )
+        return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent))
+
+
+def _check_seeds(session: Session) -> None:
+    asked = session.request.search_options.seeds
+    if "fp32" not in session.precisions:
+        raise BadInput(
+            f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them, which "
+            "the others are compared with; add it"
+        )
+    if not session.inspection.evaluation_samples:
+        raise BadInput(
+            f"--seeds: got {asked}, expected a workload with evaluation data, whose quality is compared; "
+            f"{session.job.workload} has none"
+        )
+
+
+def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) -> tuple[list[TrialResult], list[int]]:
+    """Train at batches and precisions inside the edges; return the trainings and the numbers of the Pareto front."""
+    from amp_track.study import search
+
+    session, options = fit_study.session, fit_study.session.request.search_options
+    space = search.Space(
+        edges=fitted.edges,
+        reference_batch_size=session.inspection.batch_size,
+        learning_rates=options.learning_rates,
+    )
+    directions = [studies.direction_of_quality, "maximize"]
+    tracked_study = fit_study.beside(studies.open("train", directions))
+    progress.say(f"training inside the edges: {options.trials} trials in all")
+
+    def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
+        return run_trial(tracked_study, trial, job)
+
+    return search.train_inside(
+        tracked_study.study,
+        space,
+        session.job,
+        trials=options.trials,
+        higher_is_better=session.inspection.higher_is_better,
+        run_training=run_training,
+    )
+
+
+def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) -> SeedsResult:
+    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all."""
+    from amp_track.study import grid
+    from amp_track.study.types import CategoricalDistribution, IntDistribution
+
+    session, options = fit_study.session, fit_study.session.request.search_options
+    job = dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))
+    tracked_study = fit_study.beside(studies.open("seeds", [studies.direction_of_quality]))
+    progress.say(f"comparing {', '.join(fitted.edges)} over {options.seeds} seeds at batch {job.batch_size}")
+
+    def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
+        chosen = dataclasses.replace(job, **point)
+        return run_trial(tracked_study, trial, chosen, note=f"seed {chosen.seed}")
+
+    seeds = range(job.seed, job.seed + options.seeds)
+    trained = grid.train_grid(
+        tracked_study.study,
+        [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.edges],
+        distributions={
+            "precision": CategoricalDistribution(tuple(fitted.edges)),
+            "seed": IntDistribution(seeds[0], seeds[-1]),
+        },
+        run_training=run_training,
+        value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
+    )
+    trainings = [SeedResult(**training.point, outcome=training.outcome, run_id=training.run_id) for training in trained]
+    return SeedsResult(job=job, seeds=options.seeds, margin=options.margin, trainings=tuple(trainings))

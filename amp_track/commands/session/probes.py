@@ -1,0 +1,79 @@
+"""From the tasks of a fit study to jobs: what to look for, and what each probe and confirmation runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from amp_track.commands.session.session import Session
+from amp_track.planner.frontier import Limit
+from amp_track.records.job import Job, loads_in_its_own_process
+from amp_track.records.steps import steps_per_epoch, total_steps
+
+if TYPE_CHECKING:
+    from amp_track.study.edge_sampler import Goal, Task
+
+_LARGEST_SYNTHETIC_BATCH = 2**20
+_STEPS_AFTER_AN_EPOCH = 2
+_ACCUMULATED_BATCHES = 2
+"""Two show all that accumulation does to memory: gradients are held while the next batch runs."""
+
+
+def goal_of(session: Session, free_bytes: int) -> Goal:
+    """Return what the fit study of a command looks for, where `free_bytes` were free when the study began."""
+    from amp_track.study.edge_sampler import Goal
+
+    options = session.request.fit_options
+    budget_bytes = budget_of(session, free_bytes)
+    return Goal(
+        precisions=session.precisions,
+        limit=limit_of(session),
+        budget_bytes=budget_bytes if budget_bytes is not None else free_bytes,
+        first_batch=session.inspection.batch_size,
+        multiple_of=options.multiple_of,
+        confirm=options.confirm_steps != 0,
+    )
+
+
+def limit_of(session: Session) -> Limit:
+    """Return the largest batch worth probing. Synthetic batches have no data set to end at."""
+    job, limits = session.job, []
+    if not job.synthetic:
+        limits.append(Limit(max(session.inspection.training_samples // job.processes, 1), "dataset"))
+    if (most := session.request.fit_options.max_batch_size) is not None:
+        limits.append(Limit(most, "max_batch_size"))
+    return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
+
+
+def budget_of(session: Session, free_bytes: int) -> int | None:
+    """Return the bytes that a probe may take: the budget less the headroom; None for the device's own limit."""
+    headroom, budget = session.request.fit_options.headroom, session.job.memory_budget_bytes
+    if headroom is None:
+        return budget
+    budget = budget if budget is not None else free_bytes
+    return budget - headroom.of(budget)
+
+
+def job_of(session: Session, task: Task, budget_bytes: int | None) -> Job:
+    """Return the job of one task of the fit study, within `budget_bytes`."""
+    will_accumulate = session.request.fit_options.effective_batch_size is not None
+    loads_alone = loads_in_its_own_process(session.inspection.device_kind, budget_bytes)
+    job = dataclasses.replace(
+        session.job,
+        precision=task.precision,
+        batch_size=task.batch_size,
+        memory_budget_bytes=budget_bytes,
+        accumulate=_ACCUMULATED_BATCHES if will_accumulate else session.job.accumulate,
+        probe=task.kind != "confirm",
+        loader_workers=0 if loads_alone else session.job.loader_workers,
+        checkpoint_every=None,
+    )
+    return job if job.probe else dataclasses.replace(job, epochs=None, steps=_confirm_steps(session, job))
+
+
+def _confirm_steps(session: Session, job: Job) -> int:
+    """Return, by default, an epoch, its evaluation, and the first steps after it: as much as changes memory."""
+    if (asked := session.request.fit_options.confirm_steps) is not None:
+        return asked
+    samples = session.training_samples(job)
+    return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)

@@ -1,0 +1,176 @@
+"""The Optuna studies of one command, and the MLflow run that stands for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from amp_track.commands.session import fingerprint
+from amp_track.commands.session.session import Session
+from amp_track.records import addresses
+from amp_track.records.values import format_bytes
+from amp_track.report import progress
+from amp_track.workers.locks import store_lock
+
+if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
+    from amp_track.study.types import RDBStorage, Study
+    from amp_track.tracking import Run, Tracker
+
+Direction = Literal["minimize", "maximize"]
+"""The direction of an objective, as Optuna names it."""
+_SETTINGS_OF = {
+    "fit": fingerprint.edge_settings,
+    "train": fingerprint.training_settings,
+    "seeds": fingerprint.training_settings,
+    "compare": fingerprint.compare_settings,
+}
+"""By part of a study, what its answers depend on."""
+_MOST_DRIFT = 0.05
+"""Free memory may differ by this part of it before a study without a budget warns of it."""
+
+
+class Studies:
+    """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._url = session.request.stores.storage
+        self.name = session.request.stores.study or fingerprint.default_study_name(session)
+
+    @functools.cached_property
+    def _storage(self) -> RDBStorage:
+        from amp_track.study import storage
+
+        return storage.open_storage(self._url)
+
+    def close(self) -> None:
+        """Let go of the storage's connections."""
+        self._storage.engine.dispose()
+
+    def check(self, *parts: str) -> None:
+        """Raise BadInput when a part exists and was made with other settings. Writes nothing."""
+        from amp_track.study import storage
+
+        if addresses.exists(self._url):
+            for part in parts:
+                storage.check_settings(f"{self.name}/{part}", self._storage, _SETTINGS_OF[part](self._session))
+
+    def open(self, part: str, directions: Sequence[Direction]) -> Study:
+        """Open a part of the study, new or resumed."""
+        from amp_track.study import storage
+
+        study = storage.open_study(
+            f"{self.name}/{part}",
+            self._storage,
+            self._url,
+            directions=directions,
+            settings=_SETTINGS_OF[part](self._session),
+        )
+        if part != "fit":  # whose sampler has claims of its own, and no queue
+            storage.ask_in_turn(study, self._url)
+        return study
+
+    def free_bytes(self, study: Study) -> int:
+        """Return the bytes that were free when the fit study began: without a budget its edges are those."""
+        from amp_track.study import storage
+
+        with store_lock(self._url):
+            if storage.FREE_BYTES not in study.user_attrs:
+                study.set_user_attr(storage.FREE_BYTES, self._session.inspection.free_bytes)
+        return int(study.user_attrs[storage.FREE_BYTES])
+
+    @property
+    def direction_of_quality(self) -> Direction:
+        """Whether the workload wants its quality high or low."""
+        return "maximize" if self._session.inspection.higher_is_better else "minimize"
+
+
+@dataclass(frozen=True)
+class TrackedStudy:
+    """An Optuna study whose trials are runs of MLflow under one parent run."""
+
+    session: Session
+    name: str
+    """Of the whole study: that of `study` is NAME/part."""
+    study: Study
+    tracker: Tracker
+    parent: Run
+
+    def beside(self, study: Study) -> TrackedStudy:
+        """Return another part of the same study, under the same run."""
+        return dataclasses.replace(self, study=study)
+
+
+@contextmanager
+def tracked(
+    session: Session, studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None
+) -> Iterator[TrackedStudy]:
+    """Open the MLflow run that stands for a study: one, however often the study is resumed.
+
+    Args:
+        session: the command.
+        studies: names the study.
+        study: the first part that is opened; it remembers the run's id.
+        tracker: the store the run is in.
+        given_run_id: the id of a run that exists already, to be this one if the study has none yet.
+    """
+    from amp_track.study import storage
+
+    known = study.user_attrs.get(storage.PARENT_RUN_ID)
+    if known is not None and not tracker.exists(known):
+        known = None  # another tracking store, or deleted there
+    if known is not None and given_run_id is not None and known != given_run_id:
+        with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
+            pass
+    tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
+    with _hint_on_interrupt(), tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent:
+        if known is None:
+            _begin(session, study, parent)
+        else:
+            _resume(session, studies, study, tracker, known)
+        yield TrackedStudy(session, studies.name, study, tracker, parent)
+
+
+def _begin(session: Session, study: Study, parent: Run) -> None:
+    from amp_track import tracking
+    from amp_track.study import storage
+
+    study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
+    tracking.describe(parent, session.job, session.inspection, kind="study", with_params=False)
+    parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
+    parent.flush()
+
+
+def _resume(session: Session, studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
+    """Say so, and end what a killed process has left running."""
+    from amp_track.study import storage
+
+    progress.say(f"resuming study {studies.name}")
+    if storage.FREE_BYTES in study.user_attrs:
+        _warn_of_other_free_memory(session, study.user_attrs[storage.FREE_BYTES])
+    finished = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
+    if killed := tracker.kill_orphans(parent_run_id, finished):
+        progress.say(f"ended {killed} runs whose process had died")
+
+
+def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
+    """Without a budget, an edge holds for the memory that was free."""
+    now_bytes = session.inspection.free_bytes
+    if session.job.memory_budget_bytes is None and abs(now_bytes / then_bytes - 1) > _MOST_DRIFT:
+        progress.say(
+            f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
+            "are: give a --memory-budget, or another --study to find them anew"
+        )
+
+
+@contextmanager
+def _hint_on_interrupt() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.say("the same command resumes where it stopped")
+        raise

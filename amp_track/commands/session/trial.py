@@ -1,0 +1,114 @@
+"""Run a job and track it: as a run of its own, or as a trial of a study."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_track.commands.session.failures import raise_on_crash
+from amp_track.commands.session.session import Session
+from amp_track.commands.session.studies import TrackedStudy
+from amp_track.records.events import Event
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.steps import steps_per_epoch
+from amp_track.report import advice, progress
+from amp_track.workers import processes
+
+if TYPE_CHECKING:
+    from amp_track.study.edge_sampler import Task
+    from amp_track.study.types import Trial
+    from amp_track.tracking import Run
+
+
+def run_trial(
+    tracked: TrackedStudy, trial: Trial, job: Job, *, task: Task | None = None, note: str = ""
+) -> tuple[Outcome, str]:
+    """Run one job as an Optuna trial and an MLflow run under the study's.
+
+    Args:
+        tracked: the study.
+        trial: of that study.
+        job: resolved.
+        task: what the fit study wants to know; None for a training.
+        note: what tells a training from others like it.
+
+    Returns:
+        The outcome, and the id of its MLflow run.
+
+    Raises:
+        WorkloadFailed: the job crashed, or a probe took longer than --timeout.
+    """
+    from amp_track.study import storage
+
+    kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
+    title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "") + (f" {note}" if note else "")
+    tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
+    if task is not None:
+        tags["amp_track.reason"] = task.reason
+    with tracked.tracker.run(title, parent=tracked.parent, tags=tags) as run:
+        trial.set_user_attr(storage.RUN_ID, run.run_id)
+        run.predicted(task.predicted_bytes if task is not None else None)
+        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title)
+        if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
+            raise_on_crash(job, outcome)
+    quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
+    why = task.reason if task is not None else note
+    progress.say(progress.outcome_line(job, outcome, quality_name=quality_name, why=why))
+    return outcome, run.run_id
+
+
+def run_tracked(
+    session: Session,
+    job: Job,
+    run: Run,
+    *,
+    kind: str,
+    title: str,
+    epoch_lines: bool = False,
+    resume_from: Path | None = None,
+    keep_weights: bool = False,
+) -> Outcome:
+    """Run a job and log it to `run`, whatever becomes of it.
+
+    Args:
+        session: whose sandbox runs it.
+        job: resolved.
+        run: of MLflow, new or resumed.
+        kind: `train`, `probe` or `confirm`.
+        title: shown beside the progress bar and above the curves.
+        epoch_lines: print a line at the end of each epoch.
+        resume_from: a checkpoint to resume from.
+        keep_weights: store the weights that the training ends with.
+    """
+    from amp_track import tracking
+
+    quality_name = session.inspection.quality_name
+    if resume_from is None:
+        tracking.describe(run, job, session.inspection, kind=kind)
+    run.flush()
+    if kind == "train":
+        per_epoch = steps_per_epoch(job, session.training_samples(job))
+        run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)
+    with (
+        progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
+        processes.scratch_folder() if kind == "train" else nullcontext() as folder,
+    ):
+
+        def on_event(event: Event) -> None:
+            run.event(event, quality_name)
+            show(event)
+
+        outcome = session.sandbox.run(job, on_event, folder=_job_folder(folder, resume_from, keep_weights))
+    run.outcome(outcome)
+    if words := advice.explain(outcome, job.precision, loader_workers=job.loader_workers):
+        run.tags({"amp_track.advice": "\n".join(words)})
+    return outcome
+
+
+def _job_folder(folder: Path | None, resume_from: Path | None, keep_weights: bool) -> JobFolder | None:
+    if folder is None:
+        return None
+    resumed = str(resume_from) if resume_from is not None else None
+    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights)

@@ -1,0 +1,125 @@
+"""train: one job, tracked in MLflow; at a batch that was given, or at the largest one that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_track.commands import fit, resume
+from amp_track.commands.request import Request
+from amp_track.commands.session import checks
+from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_fit
+from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.studies import Studies
+from amp_track.commands.session.trial import run_tracked
+from amp_track.records.errors import BadInput, NothingFits
+from amp_track.records.job import Job
+from amp_track.report import progress
+from amp_track.results.fit import FitResult
+from amp_track.results.train import TrainResult
+from amp_track.workers import processes
+
+if TYPE_CHECKING:
+    from amp_track.tracking import Run
+
+
+def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
+    """Train one job and track it.
+
+    Args:
+        request: what was asked for.
+        sandbox: what runs the job; by default fresh processes on this machine.
+
+    Raises:
+        BadInput: before anything is written.
+        WorkloadFailed, NothingFits, KeyboardInterrupt: after the run has been ended accordingly.
+    """
+    if request.resumption.resume is not None:
+        return _resume(request, request.resumption.resume)
+    request.check_edge_options()
+    session = Session.prepare(request, (request.job.precision,), sandbox=sandbox)
+    job = session.job
+    if request.find_batch_size:
+        Studies(session).check("fit")
+    else:
+        job = _accumulating(job, request.fit_options.effective_batch_size)
+        checks.data_has_a_batch(job, session.inspection)
+    from amp_track import tracking
+
+    tracker = tracking.Tracker(session.tracking_uri)
+    if request.find_batch_size:
+        job = _at_the_edge(job, fit.fit_in(session, tracker, given_run_id=None))
+    title = f"{session.inspection.workload_name} {job.precision}"
+    with tracker.run(title, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
+        return _train(session, job, run, title=title)
+
+
+def _resume(request: Request, run_id: str) -> TrainResult:
+    from amp_track import tracking
+
+    tracker, resumable, request = resume.open_run(request, run_id)
+    session = Session.prepare(request, (request.job.precision,))
+    resume.warn_of_changes(session, resumable)
+    title = f"{session.inspection.workload_name} {session.job.precision}"
+    with processes.scratch_folder() as folder:
+        checkpoint = tracker.fetch_checkpoint(run_id, folder)
+        given = tracking.run_id_of_environment()
+        if given is not None and given != run_id:
+            with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
+                pass
+        with tracker.run(title, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
+            run.go_on(session.inspection.quality_name)
+            return _train(session, session.job, run, title=title, resume_from=checkpoint)
+
+
+def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
+    try:
+        outcome = run_tracked(
+            session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
+        )
+    except KeyboardInterrupt:
+        if run.has_checkpoint:
+            progress.say(f"resume with: amp-track train --resume {run.run_id}")
+        raise
+    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection)
+    raise_on_crash(job, outcome)
+    if not outcome.fits:
+        raise NothingFits(why_it_does_not_fit(session, job, outcome), result.as_json())
+    return result
+
+
+def _accumulating(job: Job, effective_batch_size: int | None) -> Job:
+    """Return the job with as many batches to an optimizer step as give the effective batch size."""
+    if effective_batch_size is None:
+        return job
+    assert job.batch_size is not None
+    accumulate, rest = divmod(effective_batch_size, job.batch_size * job.processes)
+    if rest or not accumulate:
+        times = f" × {job.processes} processes" if job.processes > 1 else ""
+        raise BadInput(
+            f"--effective-batch-size: got {effective_batch_size}, expected a multiple of the batch size "
+            f"{job.batch_size}{times}; change one of the two, or give --batch-size auto"
+        )
+    return dataclasses.replace(job, accumulate=accumulate)
+
+
+def _at_the_edge(job: Job, fitted: FitResult) -> Job:
+    """Return the job with the batch found: the edge, its largest multiple, or what accumulates to the effective one."""
+    of_precision = fitted.precisions[job.precision]
+    largest = of_precision.edge.largest_batch
+    if fitted.effective_batch_size is not None:
+        parts = fitted.accumulation(job.precision)
+        if parts is None:
+            raise NothingFits(
+                f"no multiple of {fitted.multiple_of} up to {largest}, the largest batch that fits, divides "
+                f"--effective-batch-size {fitted.effective_batch_size}; give another one"
+            )
+        return dataclasses.replace(job, batch_size=parts[0], accumulate=parts[1])
+    if fitted.multiple_of == 1:
+        return dataclasses.replace(job, batch_size=largest)
+    if of_precision.largest_multiple is None:
+        raise NothingFits(
+            f"no multiple of {fitted.multiple_of} fits: the largest batch is {largest}; give a smaller --multiple-of"
+        )
+    return dataclasses.replace(job, batch_size=of_precision.largest_multiple)

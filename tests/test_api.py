@@ -1,0 +1,168 @@
+"""The commands as functions: their arguments are the flags, their errors exceptions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DIGITS, FAULTS, STORES, WORKLOADS
+
+import amp_track
+from amp_track import BadInput, NothingFits, Workload, WorkloadFailed, api
+from amp_track.commands.arguments import FLAGS, request_of
+from amp_track.commands.request import Request
+from amp_track.records.values import Headroom, Margin
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("train", api.TrainSettings),
+        ("fit", api.FitSettings),
+        ("search", api.SearchSettings),
+        ("compare", api.CompareSettings),
+    ],
+)
+def test_the_keyword_arguments_are_the_flags(command: str, settings: Any) -> None:
+    named = {flag.name.removeprefix("--").replace("-", "_") for flag in FLAGS[command]}
+    assert set(typing.get_type_hints(settings)) == named
+
+
+def asked(command: str, workload: object = DIGITS, **settings: Any) -> Request:
+    return api._request(command, workload, settings)
+
+
+def test_values_are_those_of_the_flags() -> None:
+    by_text = request_of(
+        "fit",
+        DIGITS,
+        {
+            "fitoptions_precisions": "fp32,bf16",
+            "fitoptions_headroom": "5%",
+            "job_memory_budget_bytes": "64MiB",
+            "job_learning_rate": "0.001",
+            "job_channels_last": True,
+            "job_options": ["width=32"],
+        },
+    )
+    by_value = asked(
+        "fit",
+        precision=["fp32", "bf16"],
+        headroom="5%",
+        memory_budget=64 * 2**20,
+        lr=1e-3,
+        channels_last=True,
+        set={"width": 32},
+    )
+    assert by_value == by_text
+    assert by_value.fit_options.headroom == Headroom(fraction=0.05)
+    assert by_value.job.memory_budget_bytes == 64 * 2**20
+
+
+def test_lists_and_mappings_become_what_the_flags_take() -> None:
+    request = asked("compare", over={"width": [16, 64]}, set=["depth=3"], margin=0.005)
+    assert request.compare_options is not None
+    assert request.compare_options.over == ("width", ("16", "64"))
+    assert request.job.options == (("depth", "3"),)
+    assert request.search_options.margin == Margin(absolute=0.005)
+    assert asked("search", search_lr=[1e-4, 1e-2]).search_options.learning_rates == (1e-4, 1e-2)
+
+
+def test_none_is_the_flags_default() -> None:
+    assert asked("fit", memory_budget=None, seed=None) == asked("fit")
+
+
+def test_auto_finds_the_batch_size() -> None:
+    assert asked("train", batch_size="auto").find_batch_size
+    assert asked("train", batch_size=32).job.batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "message"),
+    [
+        ("fit", {"memory_budget": "lots"}, "memory_budget: got 'lots', expected a size above 0"),
+        ("fit", {"precision": ["fp32", "fp8"]}, r"precision: got \['fp32', 'fp8'\], expected names from"),
+        ("train", {"batch_size": 0}, "batch_size: got 0, expected a whole number of 1 or more, or auto"),
+        ("train", {"compile": "yes"}, "compile: got 'yes', expected True or False"),
+        ("train", {"set": {"wi dth": 3}}, "set: got {'wi dth': 3}, expected option=value"),
+        ("compare", {"batch_size": "auto"}, "--batch-size: got auto, expected a whole number"),
+        ("train", {"epochs": 2, "steps": 9}, "--epochs: got 2 together with --steps 9"),
+    ],
+)
+def test_bad_values_are_bad_input(command: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        asked(command, **settings)
+
+
+def test_an_unknown_argument_is_a_type_error_that_says_which_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"fit\(\) got an unexpected keyword argument 'memory_bugdet'; did you mean"):
+        asked("fit", memory_bugdet="64MiB")
+    with pytest.raises(TypeError, match="expected one of"):
+        asked("fit", colour="red")
+
+
+def test_a_class_of_a_module_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(WORKLOADS))
+    import faults
+
+    assert asked("fit", faults.Faults).job.workload == "faults:Faults"
+    loaded = amp_track.load_workload(DIGITS)
+    assert asked("fit", type(loaded)).job.workload == DIGITS
+    assert asked("fit", Path(DIGITS)).job.workload == DIGITS
+
+
+def test_a_class_that_no_fresh_process_can_import_is_refused() -> None:
+    class Inner(Workload):
+        """Defined in a function."""
+
+    with pytest.raises(BadInput, match="put it into a file and pass the file's path"):
+        asked("fit", Inner)
+    with pytest.raises(BadInput, match="options of a class go into set="):
+        asked("fit", amp_track.load_workload(DIGITS))
+
+
+def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
+    result = amp_track.fit(FAULTS, precision="fp32", max_batch_size=9, study="small", **STORES)
+    assert result.edges == {"fp32": 9}
+    assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
+    trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **STORES)
+    assert (trained.job.batch_size, trained.outcome.fits) == (9, True)
+
+
+def test_errors_are_exceptions() -> None:
+    with pytest.raises(WorkloadFailed, match="the labels are off by one"):
+        amp_track.train(FAULTS, precision="fp32", set={"fault": "raise"}, **STORES)
+    with pytest.raises(NothingFits, match="does not fit the budget of 1 MiB") as raised:
+        amp_track.train(DIGITS, precision="fp32", memory_budget="1MiB", batch_size=1, **STORES)
+    assert raised.value.result is not None
+    assert raised.value.result["verdict"] == "oom"
+    with pytest.raises(BadInput, match=r"nowhere\.py: got no such file"):
+        amp_track.fit("nowhere.py", **STORES)
+
+
+SCRIPT = """
+import amp_track, json
+result = amp_track.train({workload!r}, precision="fp32", steps=3)
+print(json.dumps(result.as_json()))
+try:
+    class Own(amp_track.Workload):
+        "Of this script."
+    amp_track.fit(Own)
+except amp_track.BadInput as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard_around_its_calls() -> None:
+    Path("script.py").write_text(SCRIPT.format(workload=FAULTS))
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    trained, refused = map(json.loads, done.stdout.splitlines())
+    assert trained["steps"] == 3
+    assert refused.startswith("workload: got the class Own, which only this notebook or script has")

@@ -1,0 +1,127 @@
+"""Who imports whom: imports go down only, and each outside library has one room."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+PACKAGE = ROOT / "amp_track"
+
+USES = {
+    "records": set(),
+    "planner": {"records"},
+    "workers": {"records"},
+    "workload": {"records"},
+    "training.amp": {"records"},
+    "training.devices": {"records"},
+    "training": {"records", "workload", "training.amp", "training.devices"},
+    "results": {"records", "planner"},
+    "report": {"records", "planner", "results"},
+    "study": {"records", "planner", "results", "workers"},
+    "tracking": {"records", "workers"},
+    "sandbox": {"records", "workers", "workload", "training", "training.amp", "training.devices"},
+    "commands.session": {"records", "planner", "workers", "results", "report", "study", "tracking", "sandbox"},
+    "commands": {
+        "records", "planner", "workers", "results", "report", "study", "tracking", "sandbox", "commands.session",
+    },
+    "api": {"records", "results", "workload", "report", "commands"},
+    "cli": {"records", "report", "commands"},
+}  # fmt: skip
+"""By room, the rooms below it that it may import."""
+TOWARDS_TYPES_AND_SETTINGS = {("commands.session", "commands.request"), ("commands.session", "commands.flags")}
+"""What was asked for is data, although it lies beside the commands."""
+HOME_OF = {"mlflow": "tracking", "optuna": "study"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path) for path in MODULES}
+
+
+def room_of(module: str) -> str:
+    """Return the deepest room that a module lies in: `training.amp` for `training.amp.step`."""
+    parts = module.split(".")
+    rooms = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((room for room in rooms if room in USES), "the top")
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """Return the modules of this package that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] == "amp_track":
+                base = module.removeprefix("amp_track").removeprefix(".")
+                inside = [f"{base}.{alias.name}".removeprefix(".") for alias in node.names]
+                found |= {name if name in NAMES else base for name in inside}
+            case ast.Import(names=names):
+                found |= {
+                    alias.name.removeprefix("amp_track.") for alias in names if alias.name.startswith("amp_track.")
+                }
+    return found - {""}
+
+
+def outside_imports_of(tree: ast.AST) -> set[str]:
+    """Return the top-level packages that a module imports, wherever in it, for types alone too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name.split(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_down_only(path: Path) -> None:
+    module = name_of(path)
+    if module in ("", "__main__"):
+        return  # the public names, and `python -m`
+    room = room_of(module)
+    for imported in imports_of(ast.parse(path.read_text())):
+        target = room_of(imported)
+        allowed = target == room or target in USES[room] or (room, imported) in TOWARDS_TYPES_AND_SETTINGS
+        assert allowed, f"{module} imports {imported}: {room} may use {sorted(USES[room])}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_each_outside_library_has_one_room(path: Path) -> None:
+    module = name_of(path)
+    for library, home in HOME_OF.items():
+        assert library not in outside_imports_of(ast.parse(path.read_text())) or room_of(module) == home
+
+
+def test_no_two_modules_import_each_other() -> None:
+    imports = {name_of(path): imports_of(ast.parse(path.read_text())) for path in MODULES}
+    seen: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above, module))
+        if module not in seen:
+            for imported in sorted(imports.get(module, ())):
+                visit(imported, (*above, module))
+            seen.add(module)
+
+    for module in sorted(imports):
+        if module:
+            visit(module, ())
+
+
+def test_a_jobs_process_imports_neither_stores_nor_the_command_line() -> None:
+    for path in MODULES:
+        if room_of(name_of(path)) in ("records", "workload", "training", "training.amp", "training.devices"):
+            outside = outside_imports_of(ast.parse(path.read_text()))
+            assert not outside & {"mlflow", "optuna", "typer", "rich", "matplotlib"}, name_of(path)
+
+
+def test_no_module_is_longer_than_a_reader_takes_in() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
