@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amp_track.api import compare, fit, search, train
-    from amp_track.records.errors import AmpTrackError, BadInput, NothingFits, WorkloadFailed
+    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, WorkloadFailed
     from amp_track.records.job import Job
     from amp_track.records.outcome import Outcome, ScaleReport, Verdict
     from amp_track.results.compare import CompareResult
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpTrackError",
     "BadInput",
+    "BadOption",
     "CompareResult",
     "EvalStep",
     "EvalTotals",
@@ -58,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "api": ["compare", "fit", "search", "train"],
-    "records.errors": ["AmpTrackError", "BadInput", "NothingFits", "WorkloadFailed"],
+    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "WorkloadFailed"],
     "results.compare": ["CompareResult"],
     "results.fit": ["FitResult"],
     "results.search": ["SearchResult"],

@@ -146,7 +146,9 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         if name not in known:
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
-            raise BadOption(name, f"got {name}={text}, expected an option of {reference} ({listed}); {instead}")
+            raise BadOption(
+                name, f"got {name}={text}, expected an option of {reference} ({listed}); {instead}", names_option=False
+            )
         values[name] = _option_value(name, text, hints[name])
     try:
         return workload_class(**values)
@@ -183,7 +185,7 @@ def _option_value(name: str, text: str, hint: Any) -> Any:
     except ValidationError as error:
         expected = getattr(hint, "__name__", hint)
         problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        raise BadOption(name, problem, names_option=True) from error
+        raise BadOption(name, problem) from error
 
 
 def _find_class(reference: str) -> type[Workload]:

@@ -29,7 +29,7 @@ from resnet50 import check_image_size, evaluation_transform, example, normalised
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from amp_track import BadInput, Workload
+from amp_track import BadInput, BadOption, Workload
 
 CLASSES = 256
 CLUTTER = "257.clutter"
@@ -89,7 +89,7 @@ class Caltech256(Workload):
         """Cheapest first: whether the images are there, then the weights, then every image."""
         check_image_size(self.image_size)
         if not 0 <= self.split_seed < 2**32:
-            raise BadInput(f"--set split_seed: got {self.split_seed}, expected a whole number from 0 to 4,294,967,295")
+            raise BadOption("split_seed", f"got {self.split_seed}, expected a whole number from 0 to 4,294,967,295")
         if self.data_dir:
             self._folder()
         if self.weights != "none":
@@ -114,7 +114,7 @@ class Caltech256(Workload):
             if next(folder.glob("[0-9][0-9][0-9].*/"), None) is not None:
                 return folder
         missing = "" if given.is_dir() else ", which is no folder"
-        raise BadInput(f"--set data_dir: got {given}{missing}, expected {_WANTED}")
+        raise BadOption("data_dir", f"got {given}{missing}, expected {_WANTED}")
 
 
 _WANTED = f"{FOLDER} with NNN.name/*.jpg in it; get Caltech-256 from {SOURCE} and unpack it there"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
 
-from amp_track import BadInput, Workload
+from amp_track import BadInput, BadOption, Workload
 
 CLASSES = 10
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -62,8 +62,8 @@ class Cifar10(Workload):
     def train_data(self) -> Dataset[Any]:
         data = self._part(train=True)
         if not 1 <= self.samples <= len(data.targets):
-            raise BadInput(
-                f"--set samples: got {self.samples}, expected 1 to the {len(data.targets):,} training images there are"
+            raise BadOption(
+                "samples", f"got {self.samples}, expected 1 to the {len(data.targets):,} training images there are"
             )
         return self._first_samples(data)
 
@@ -80,7 +80,7 @@ class Cifar10(Workload):
     def check(self) -> None:
         check_image_size(self.image_size)
         if self.samples < 1:
-            raise BadInput(f"--set samples: got {self.samples}, expected 1 or more")
+            raise BadOption("samples", f"got {self.samples}, expected 1 or more")
         if self.weights != "none":
             self.model()
 
@@ -103,9 +103,10 @@ class Cifar10(Workload):
         except Exception as error:  # torchvision's RuntimeError, or whatever pickle comes across
             wanted = "the original files" if self.checksum else "files of CIFAR-10's format"
             otherwise = ", or take it as it is with --set checksum=false" if self.checksum else ""
-            raise BadInput(
-                f"--set data_dir: got {root / CIFAR10.base_folder}, which is incomplete or damaged "
-                f"({type(error).__name__}), expected {wanted} of {SOURCE}; remove it to have it fetched{otherwise}"
+            raise BadOption(
+                "data_dir",
+                f"got {root / CIFAR10.base_folder}, which is incomplete or damaged "
+                f"({type(error).__name__}), expected {wanted} of {SOURCE}; remove it to have it fetched{otherwise}",
             ) from error
 
     def _first_samples(self, data: Any) -> Dataset[Any]:
@@ -143,9 +144,10 @@ def _fetch(root: Path) -> None:
 
 
 def _missing(root: Path, why: str) -> BadInput:
-    return BadInput(
-        f"--set data_dir: got {root} without {CIFAR10.base_folder} in it ({why}), expected CIFAR-10's python version; "
-        f"get it from {SOURCE} and unpack it there"
+    return BadOption(
+        "data_dir",
+        f"got {root} without {CIFAR10.base_folder} in it ({why}), expected CIFAR-10's python version; "
+        f"get it from {SOURCE} and unpack it there",
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import BadInput, Quality, Workload
+from amp_track import BadOption, Quality, Workload
 
 _INPUTS = 8
 
@@ -42,7 +42,7 @@ class Mlp(Workload):
     def check(self) -> None:
         for name in ("width", "batches"):
             if getattr(self, name) < 1:
-                raise BadInput(f"--set {name}: got {getattr(self, name)}, expected a whole number of 1 or more")
+                raise BadOption(name, f"got {getattr(self, name)}, expected a whole number of 1 or more")
 
     def model(self) -> nn.Module:
         return nn.Sequential(

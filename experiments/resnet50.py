@@ -12,7 +12,7 @@ from torchvision.models import ResNet50_Weights
 from torchvision.models.resnet import Bottleneck, ResNet
 from torchvision.transforms import v2
 
-from amp_track import BadInput
+from amp_track import BadInput, BadOption
 
 IMAGENET = ResNet50_Weights.IMAGENET1K_V1
 SMALLEST_IMAGE = 32
@@ -87,7 +87,7 @@ def example(batch_size: int, image_size: int, classes: int) -> tuple[Tensor, Ten
 def check_image_size(image_size: int) -> None:
     """Raise `BadInput` for one that ResNet-50 cannot use."""
     if image_size < SMALLEST_IMAGE:
-        raise BadInput(f"--set image_size: got {image_size}, expected {SMALLEST_IMAGE} pixels or more")
+        raise BadOption("image_size", f"got {image_size}, expected {SMALLEST_IMAGE} pixels or more")
 
 
 def _imagenet_weights() -> Any:
@@ -107,19 +107,20 @@ def _imagenet_weights() -> Any:
 
 def _weights_in(file: Path) -> Any:
     if not file.is_file():
-        raise BadInput(f"--set weights: got {file}, which is no file, expected imagenet, none or a file; {_HINT}")
+        raise BadOption("weights", f"got {file}, which is no file, expected imagenet, none or a file; {_HINT}")
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each have their own
-        raise BadInput(
-            f"--set weights: got {file}, which torch.load(weights_only=True) cannot read ({_first_line(error)}), "
-            f"expected a state dict; {_HINT}"
+        raise BadOption(
+            "weights",
+            f"got {file}, which torch.load(weights_only=True) cannot read ({_first_line(error)}), "
+            f"expected a state dict; {_HINT}",
         ) from error
 
 
 def _load(model: nn.Module, state: Any, weights: str) -> None:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadInput(f"--set weights: got {weights}, which holds no state dict, expected one of tensors; {_HINT}")
+        raise BadOption("weights", f"got {weights}, which holds no state dict, expected one of tensors; {_HINT}")
     own = model.state_dict()
     if any(name not in state or state[name].shape != own[name].shape for name in _HEAD):
         state = {name: value for name, value in state.items() if name not in _HEAD}
@@ -133,7 +134,7 @@ def _load(model: nn.Module, state: Any, weights: str) -> None:
 
 
 def _of_another_model(weights: str, difference: str) -> BadInput:
-    return BadInput(f"--set weights: got {weights}, which is not of a ResNet-50 ({difference}); {_HINT}")
+    return BadOption("weights", f"got {weights}, which is not of a ResNet-50 ({difference}); {_HINT}")
 
 
 _HINT = "save one with torch.save(model.state_dict(), FILE) from torchvision's resnet50"

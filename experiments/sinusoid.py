@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import BadInput, Quality, Workload
+from amp_track import BadOption, Quality, Workload
 
 _FREQUENCY = (4, 2)
 """Periods along height and width."""
@@ -53,7 +53,7 @@ class Sinusoid(Workload):
     def check(self) -> None:
         for name, least in (("size", 2), ("hidden", 1), ("layers", 1), ("steps_per_epoch", 1)):
             if getattr(self, name) < least:
-                raise BadInput(f"--set {name}: got {getattr(self, name)}, expected a whole number of {least} or more")
+                raise BadOption(name, f"got {getattr(self, name)}, expected a whole number of {least} or more")
 
     def model(self) -> nn.Module:
         def layer(channels_in: int, channels_out: int) -> list[nn.Module]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DIGITS, FAULTS, ROOT
+from support import DIGITS, FAULTS, ROOT, Done
 
+from amp_track import cli
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
@@ -59,3 +64,43 @@ def cuda() -> Any:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU: torch.cuda.is_available() is False here")
     return torch.device("cuda:0")
+
+
+@pytest.fixture(scope="session")
+def store_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both stores, empty and with their tables, which take seconds to make."""
+    from amp_track.study.storage import open_storage
+    from amp_track.tracking import Tracker
+
+    folder = tmp_path_factory.mktemp("stores")
+    Tracker(f"sqlite:///{folder}/mlflow.db")
+    open_storage(f"sqlite:///{folder}/optuna.db").engine.dispose()
+    return folder
+
+
+@pytest.fixture
+def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stores in the test's folder, under their default names.
+
+    MLflow keeps a store open by its address as long as the process lives: it is told the absolute one.
+    """
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{clean_folder}/mlflow.db")
+    for name in ("mlflow.db", "optuna.db"):
+        shutil.copy(store_templates / name, clean_folder / name)
+
+
+@pytest.fixture
+def amp_track(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
+    """`amp_track("train", …)` runs the command in this process: as a user meets it, without seconds of imports."""
+    before, handlers = signal.getsignal(signal.SIGTERM), list(logging.getLogger("amp_track").handlers)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["amp-track", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code or 0, *capfd.readouterr())  # type: ignore[arg-type]
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+    logging.getLogger("amp_track").handlers = handlers

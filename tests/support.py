@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,18 @@ OUR_FRAMES = str(ROOT / "amp_track")
 """In a traceback: a frame of the package itself, which a user has no use for."""
 
 
-STORES = {"storage": "sqlite:///optuna.db", "tracking_uri": "sqlite:///mlflow.db"}
+@dataclass(frozen=True)
+class Done:
+    """What a command has said, and how it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def stores() -> dict[str, str]:
+    """Return the addresses of both stores in the current folder; absolute, since MLflow keeps a store open by them."""
+    return {"storage": f"sqlite:///{Path.cwd()}/optuna.db", "tracking_uri": f"sqlite:///{Path.cwd()}/mlflow.db"}
 
 
 def request(job: Job, **settings: Any) -> Request:
@@ -33,7 +45,7 @@ def request(job: Job, **settings: Any) -> Request:
 
     return Request(
         job=job,
-        stores=Stores(**STORES | taken(Stores)),
+        stores=Stores(**stores() | taken(Stores)),
         fit_options=FitOptions(**taken(FitOptions)),
         search_options=SearchOptions(**taken(SearchOptions)),
         **settings,

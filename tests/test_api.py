@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DIGITS, FAULTS, STORES, WORKLOADS
+from support import DIGITS, FAULTS, WORKLOADS, stores
 
 import amp_track
 from amp_track import BadInput, NothingFits, Workload, WorkloadFailed, api
@@ -127,22 +127,22 @@ def test_a_class_that_no_fresh_process_can_import_is_refused() -> None:
 
 
 def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
-    result = amp_track.fit(FAULTS, precision="fp32", max_batch_size=9, study="small", **STORES)
+    result = amp_track.fit(FAULTS, precision="fp32", max_batch_size=9, study="small", **stores())
     assert result.edges == {"fp32": 9}
     assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
-    trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **STORES)
+    trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **stores())
     assert (trained.job.batch_size, trained.outcome.fits) == (9, True)
 
 
 def test_errors_are_exceptions() -> None:
     with pytest.raises(WorkloadFailed, match="the labels are off by one"):
-        amp_track.train(FAULTS, precision="fp32", set={"fault": "raise"}, **STORES)
+        amp_track.train(FAULTS, precision="fp32", set={"fault": "raise"}, **stores())
     with pytest.raises(NothingFits, match="does not fit the budget of 1 MiB") as raised:
-        amp_track.train(DIGITS, precision="fp32", memory_budget="1MiB", batch_size=1, **STORES)
+        amp_track.train(DIGITS, precision="fp32", memory_budget="1MiB", batch_size=1, **stores())
     assert raised.value.result is not None
     assert raised.value.result["verdict"] == "oom"
     with pytest.raises(BadInput, match=r"nowhere\.py: got no such file"):
-        amp_track.fit("nowhere.py", **STORES)
+        amp_track.fit("nowhere.py", **stores())
 
 
 SCRIPT = """

@@ -66,15 +66,16 @@ def request_of(command: str, workload: str, given: Mapping[str, Any]) -> Request
     """
     flags, given = FLAGS[command], dict(given)
     fixed: dict[str, Any] = {}
-    batch_size = next((flag for flag in flags if flag.name == "--batch-size"), None)
-    if batch_size is not None and given.get(batch_size.parameter) == "auto":
-        if command != "train":
-            raise BadInput(
-                "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; "
-                "find one with amp-track fit"
-            )
-        given[batch_size.parameter] = None
-        fixed["find_batch_size"] = True
+    if command in ("train", "compare"):
+        batch_size = flag_named(flags, "--batch-size").parameter
+        if given.get(batch_size) == "auto":
+            if command == "compare":
+                raise BadInput(
+                    "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; "
+                    "find one with amp-track fit"
+                )
+            given[batch_size] = None
+            fixed["find_batch_size"] = True
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {"workload": workload}

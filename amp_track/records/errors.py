@@ -52,7 +52,7 @@ class BadOption(BadInput):
         names_option: whether the message begins with the name, because `problem` does not say it.
     """
 
-    def __init__(self, option: str, problem: str, *, flag: str = "--set", names_option: bool = False) -> None:
+    def __init__(self, option: str, problem: str, *, flag: str = "--set", names_option: bool = True) -> None:
         super().__init__(f"{flag} {option}: {problem}" if names_option else f"{flag}: {problem}")
         self.option = option
         self._problem = problem

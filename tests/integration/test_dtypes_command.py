@@ -1,12 +1,13 @@
 """`amp-track dtypes` as a user meets it."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import DIGITS, FAULTS
+from support import DIGITS, FAULTS, OUR_FRAMES, Done
+
+Command = Callable[..., Done]
 
 _TOO_LARGE = """
 from dataclasses import dataclass
@@ -25,13 +26,8 @@ class TooLarge(Workload):
 """
 
 
-def dtypes(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "amp_track", "dtypes", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-
-def test_it_prints_a_table_and_what_to_remember_and_writes_nothing(tmp_path: Path) -> None:
-    done = dtypes(DIGITS, "--device", "cpu")
+def test_it_prints_a_table_and_what_to_remember_and_writes_nothing(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track("dtypes", DIGITS, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert f"{DIGITS} at amp on " in lines[0]
@@ -47,8 +43,10 @@ def test_it_prints_a_table_and_what_to_remember_and_writes_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_is_one_object_with_every_operation() -> None:
-    done = dtypes(DIGITS, "--device", "cpu", "--precision", "bf16", "--batch-size", "3", "--synthetic", "--json")
+def test_json_is_one_object_with_every_operation(amp_track: Command) -> None:
+    done = amp_track(
+        "dtypes", DIGITS, "--device", "cpu", "--precision", "bf16", "--batch-size", "3", "--synthetic", "--json"
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert list(report) == ["workload", "precision", "batch_size", "device", "counts", "casts", "operations"]
@@ -57,52 +55,23 @@ def test_json_is_one_object_with_every_operation() -> None:
     assert {one["layer"] for one in report["operations"]} == {*map(str, range(12)), "(loss)"}
 
 
-def test_an_unreachable_tracking_server_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_tracking_server_does_not_matter(amp_track: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    done = dtypes(DIGITS, "--device", "cpu", "--precision", "fp32")
+    done = amp_track("dtypes", DIGITS, "--device", "cpu", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
     assert "all 14 operations in float32" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            [DIGITS, "--precision", "tf32", "--device", "cpu"],
-            "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
-        ),
-        ([DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
-        ([DIGITS, "--epochs", "2"], "No such option: --epochs"),
-        (["nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = dtypes(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert message in line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_workload_whose_loss_raises_is_exit_code_1() -> None:
-    done = dtypes(FAULTS, "--set", "fault=raise", "--precision", "fp32")
+def test_a_workload_whose_loss_raises_is_exit_code_1(amp_track: Command) -> None:
+    done = amp_track("dtypes", FAULTS, "--set", "fault=raise", "--precision", "fp32")
     assert done.returncode == 1
     assert 'raise ValueError("the labels are off by one")' in done.stderr
-    assert "amp_track/d" not in done.stderr
+    assert OUR_FRAMES not in done.stderr
 
 
-def test_out_of_memory_is_exit_code_3(tmp_path: Path) -> None:
+def test_out_of_memory_is_exit_code_3(amp_track: Command, tmp_path: Path) -> None:
     workload = tmp_path / "too_large.py"
     workload.write_text(_TOO_LARGE)
-    done = dtypes(str(workload), "--device", "cpu")
+    done = amp_track("dtypes", str(workload), "--device", "cpu")
     assert done.returncode == 3, done.stderr
     assert "out of memory in loss: amp at batch 2 does not fit the memory that is free" in done.stderr
-
-
-def test_help_teaches() -> None:
-    done = dtypes("--help")
-    assert done.returncode == 0
-    assert "amp-track dtypes experiments/digits.py --precision amp" in done.stdout
-    assert "--batch-size" in done.stdout
-    assert "--memory-budget" not in done.stdout

@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import mlflow
+import pytest
 from support import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def mlflow_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

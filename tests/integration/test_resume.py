@@ -1,4 +1,4 @@
-"""Searches that are killed or stopped, and gone on with."""
+"""Searches that are killed or stopped, and resumed, in real processes."""
 
 import json
 import signal
@@ -13,6 +13,7 @@ import pytest
 from optuna.trial import TrialState
 from support import DIGITS, WORKLOADS
 
+pytestmark = pytest.mark.slow
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")
 COMMAND = [
@@ -56,7 +57,6 @@ def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.
         process.wait()
 
 
-@pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_stopped() -> None:
     stop_after("stopped/fit", 4, signal.SIGKILL)
     known = [trial.params for trial in trials("stopped/fit") if trial.state is TrialState.COMPLETE]

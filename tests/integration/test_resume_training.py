@@ -13,6 +13,7 @@ import pytest
 import torch
 from support import DIGITS, WORKLOADS
 
+pytestmark = pytest.mark.slow
 SPIKY = str(WORKLOADS / "spiky.py")
 BY_STEP = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", "eval/accuracy")
 
@@ -53,7 +54,6 @@ def killed_run() -> str:
     return run.info.run_id
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "kills", "more"),
     # From a checkpoint in the middle of an epoch of 8 steps; twice, the first from the best, at the end of an epoch.
@@ -88,16 +88,6 @@ def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int], 
     run = client().get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params == client().get_run(expected["run_id"]).data.params
-
-
-def test_more_steps_go_on_in_the_middle_of_an_epoch() -> None:
-    command = ["train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3", "--json", "--steps"]
-    expected = json.loads(amp_track(*command, "30").stdout)
-    run_id = json.loads(amp_track(*command, "5").stdout)["run_id"]
-    longer = amp_track("train", "--resume", run_id, "--steps", "30", "--json")
-    assert longer.returncode == 0, longer.stderr
-    assert json.loads(longer.stdout)["steps"] == 30
-    assert record(run_id)["train/step_loss"] == record(expected["run_id"])["train/step_loss"]
 
 
 KILLED_WHILE_STORING = """
@@ -160,31 +150,3 @@ def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_
     assert json.loads(longer.stdout)["steps"] == 4 * 23, longer.stderr
     epochs = [metric.step for metric in client().get_metric_history(run_id, "train/loss")]
     assert epochs == [1, 2, 3, 4]
-
-
-def test_bad_resumptions_change_nothing() -> None:
-    made = amp_track("train", SPIKY, "--precision", "fp32", "--epochs", "1", "--json")
-    run_id = json.loads(made.stdout)["run_id"]
-    client().set_terminated(run_id, "KILLED")
-    before = client().get_run(run_id).to_dictionary()
-    for arguments, said in (
-        (["--resume", "0" * 32], "expected a run in"),
-        (["--resume", "RUN"], "which has no checkpoint"),
-        (["--resume", "RUN", "--precision", "bf16"], "--precision: got bf16 with --resume, expected the fp32"),
-        (["--resume", "RUN", "--batch-size", "auto"], "--batch-size: got auto with --resume"),
-        (["--resume", "RUN", "--headroom", "5%"], "--headroom: got it with --resume"),
-        ([DIGITS, "--resume", "RUN"], "WORKLOAD: got"),
-        (["--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
-    ):
-        done = amp_track("train", *(run_id if argument == "RUN" else argument for argument in arguments))
-        assert done.returncode == 2, done.stderr
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
-        assert client().get_run(run_id).to_dictionary() == before
-
-
-def test_a_folder_without_a_store_is_left_without() -> None:
-    done = amp_track("train", "--resume", "0" * 32)
-    assert done.returncode == 2
-    assert "there is no store" in done.stderr
-    assert list(Path.cwd().iterdir()) == []

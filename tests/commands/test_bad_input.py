@@ -1,0 +1,110 @@
+"""Bad input ends every command in one line on stderr and exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import DIGITS, FAULTS, ROOT, WORKLOADS, Done
+
+Command = Callable[..., Done]
+
+ARGUMENTS = [
+    (["train", DIGITS, "--precision", "fp8"], "--precision: got 'fp8', expected one of fp32, tf32, amp, bf16"),
+    (["fit", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
+    (["train", DIGITS, "--batch-size", "0"], "--batch-size: got '0', expected a whole number of 1 or more, or auto"),
+    (["train", DIGITS, "--batch-size", "-4"], "--batch-size: got '-4'"),
+    (["train", DIGITS, "--batch-size", "many"], "--batch-size: got 'many'"),
+    (["train", DIGITS, "--memory-budget", "lots"], "--memory-budget: got 'lots', expected a size above 0"),
+    (["train", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
+    (["train", DIGITS, "--set", "width"], "--set: got 'width', expected option=value"),
+    (["train", DIGITS, "--storage", "foo://me:hunter2@host/x"], "--storage: got foo://me:***@host/x"),
+    (["train", DIGITS, "--tracking-uri", "sqlite:////no/folder/x.db"], "expected a file in a folder that exists"),
+    (["train", DIGITS, "--epochs", "2", "--steps", "9"], "--epochs: got 2 together with --steps 9"),
+    (["train", DIGITS, "--colour", "red"], "No such option: --colour"),
+    (["train", DIGITS, "--epochs"], "requires an argument"),
+    (["train", DIGITS, "--diagnose", "0"], "--diagnose: got '0', expected a whole number of 1 or more"),
+    (["train", DIGITS, "--headroom", "5%"], "--headroom: got 5%, expected it together with --batch-size auto"),
+    (["train", DIGITS, "--accumulate", "2", "--effective-batch-size", "64"], "--accumulate: got 2 together with"),
+    (["train", "--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
+    (["train", "--resume", "0" * 32], "there is no store"),
+    (["fit", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
+    (["search", DIGITS, "--search-lr", "1,0.1"], "--search-lr: got '1,0.1', expected two numbers above 0"),
+    (["search", DIGITS, "--synthetic"], "use fit --synthetic"),
+    (["search", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
+    (["search", DIGITS, "--seeds", "3", "--margin", "-1%"], "--margin: got '-1%', expected a part of the quality"),
+    (["compare", DIGITS, "--over", "width"], "--over: got 'width', expected option=value,value,…"),
+    (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
+    (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
+    (["compare", DIGITS, "--over", "width=4", "--set", "width=8"], "--over: got width, which --set gives a value too"),
+    (["compare", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
+    (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
+    (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
+    (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
+]
+"""What can be told without a process that has torch."""
+INSPECTED = [
+    (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
+    (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
+    (["fit", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
+    (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
+    (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
+    (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most the 1437 training samples"),
+    (["train", DIGITS, "--set", "depth=3"], "--set: got depth=3, expected an option of"),
+    (["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses"),
+    (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
+    (
+        ["search", FAULTS, "--seeds", "3", "--precision", "amp,bf16"],
+        "--seeds: got 3 with --precision amp,bf16, expected",
+    ),
+    (["compare", DIGITS, "--over", "width=4,x"], "--over width: got 'x', expected int"),
+    (["compare", DIGITS, "--over", "height=4,8"], "--over: got height=4, expected an option of"),
+    (["compare", DIGITS, "--batch-size", "5000"], "--batch-size: got 5000, expected at most the 1437 training samples"),
+    (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one this device has"),
+    (
+        ["compare", str(ROOT / "experiments/caltech256.py"), "--over", "image_size=64", "--set", "data_dir=nowhere"],
+        "--set data_dir: got nowhere",
+    ),
+    (
+        ["compare", str(ROOT / "experiments/caltech256.py"), "--over", "data_dir=nowhere,elsewhere"],
+        "--over data_dir: got nowhere",
+    ),
+    (
+        ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
+        "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
+    ),
+]
+"""What a process that has torch looks at first."""
+
+
+@pytest.mark.parametrize(("arguments", "message"), ARGUMENTS + INSPECTED, ids=lambda value: "")
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, amp_track: Command, tmp_path: Path
+) -> None:
+    done = amp_track(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("amp-track: ")
+    assert message in line
+    assert "hunter2" not in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track("train", str(WORKLOADS / "broken.py"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) <= 6
+    assert "import no_such_package_anywhere" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["fit"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
+def test_help_teaches(command: list[str], amp_track: Command) -> None:
+    done = amp_track(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage: amp-track" in done.stdout
+    if command:
+        assert f"amp-track {command[0]} experiments/digits.py" in done.stdout
+        assert ("--memory-budget" in done.stdout) == (command != ["dtypes"])

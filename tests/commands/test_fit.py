@@ -1,0 +1,194 @@
+"""What `fit` makes of a device: edges with their proofs, real studies and runs; the device is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import pytest
+from optuna.trial import TrialState
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, request, stores
+
+from amp_track.commands.fit import fit
+from amp_track.commands.request import Request
+from amp_track.commands.train import train
+from amp_track.records import values
+from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+
+BUDGET = 8 * MEBIBYTE
+FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
+
+
+def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -> Request:
+    settings = {"workload": DIGITS, "memory_budget_bytes": BUDGET} | (job or {})
+    return request(Job(**settings), precisions=precisions or ("fp32",), **options)
+
+
+def trials(study: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=study, storage=stores()["storage"]).trials
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(stores()["tracking_uri"])
+
+
+@pytest.mark.usefixtures("fresh_stores")
+class TestEdges:
+    def test_the_edge_is_exact_proven_and_confirmed(self) -> None:
+        sandbox = SimulatedSandbox()
+        found = fit(asked(study="mine"), sandbox=sandbox).precisions["fp32"]
+        assert (found.edge.largest_batch, found.edge.first_failing_batch) == (FP32_EDGE, FP32_EDGE + 1)
+        assert found.edge.bound == "memory"
+        assert found.probes <= 5
+        assert found.confirmation is not None
+        ran = {(job.batch_size, job.probe) for job in sandbox.jobs}
+        assert {(FP32_EDGE, True), (FP32_EDGE + 1, True), (FP32_EDGE, False)} <= ran
+
+    def test_every_probe_is_a_trial_and_a_run(self) -> None:
+        result = fit(asked(study="mine"), sandbox=SimulatedSandbox())
+        for trial in trials("mine/fit"):
+            run = client().get_run(trial.user_attrs["mlflow_run_id"])
+            assert run.data.tags["mlflow.parentRunId"] == result.run_id
+            assert run.data.tags["optuna.trial"] == str(trial.number)
+            assert run.data.params["batch_size"] == str(trial.params["batch_size"])
+            assert run.info.status == "FINISHED"
+        parent = client().get_run(result.run_id)
+        assert parent.data.metrics["largest_batch/fp32"] == FP32_EDGE
+        assert optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).best_value == FP32_EDGE
+
+    def test_precisions_learn_from_each_other(self) -> None:
+        sandbox = SimulatedSandbox()
+        result = fit(asked("fp32", "bf16", confirm_steps=0), sandbox=sandbox)
+        of_bf16 = [job.batch_size for job in sandbox.jobs if job.precision == "bf16"]
+        assert of_bf16[0] == FP32_EDGE
+        assert len(of_bf16) <= 4 < len(sandbox.jobs) - len(of_bf16)
+        assert result.edges == {"fp32": FP32_EDGE, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+
+    def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again(self) -> None:
+        result = fit(asked(study="long"), sandbox=SimulatedSandbox(longer_bytes=640_000))
+        edge = result.precisions["fp32"].edge
+        assert edge.largest_batch == FP32_EDGE - 16
+        confirmations = {
+            t.params["batch_size"]: t.value for t in trials("long/fit") if t.user_attrs["kind"] == "confirm"
+        }
+        assert confirmations[edge.largest_batch] == edge.largest_batch
+        assert confirmations[edge.largest_batch + 1] == 0
+
+    def test_a_training_set_or_a_limit_ends_the_search_by_its_name(self) -> None:
+        edge = fit(asked(), sandbox=SimulatedSandbox(samples=100)).precisions["fp32"].edge
+        assert (edge.largest_batch, edge.bound, edge.first_failing_batch) == (100, "dataset", None)
+        edge = fit(asked(max_batch_size=7), sandbox=SimulatedSandbox()).precisions["fp32"].edge
+        assert (edge.largest_batch, edge.bound) == (7, "max_batch_size")
+
+    @pytest.mark.parametrize("headroom", ["25%", "2MiB"])
+    def test_headroom_is_bytes_of_the_budget(self, headroom: str) -> None:
+        left_free = fit(asked(headroom=values.headroom(headroom), study="a"), sandbox=SimulatedSandbox())
+        smaller = fit(asked(job={"memory_budget_bytes": 6 * MEBIBYTE}, study="b"), sandbox=SimulatedSandbox())
+        assert left_free.headroom_bytes == 2 * MEBIBYTE
+        assert left_free.as_json()["memory_budget_bytes"] == BUDGET
+        assert left_free.edges == smaller.edges
+
+    def test_the_largest_multiple_is_run_and_trained_at(self) -> None:
+        sandbox = SimulatedSandbox()
+        question = asked(multiple_of=50, confirm_steps=0, job={"precision": "fp32", "steps": 3}, study="m")
+        assert fit(question, sandbox=sandbox).precisions["fp32"].largest_multiple == 150
+        trained = train(dataclasses.replace(question, find_batch_size=True), sandbox=sandbox)
+        assert (trained.job.batch_size, trained.outcome.steps) == (150, 3)
+
+    def test_a_multiple_that_does_not_fit_is_no_batch(self) -> None:
+        question = asked(multiple_of=500, confirm_steps=0, job={"precision": "fp32"})
+        with pytest.raises(NothingFits, match="no multiple of 500 fits: the largest batch is 157"):
+            train(dataclasses.replace(question, find_batch_size=True), sandbox=SimulatedSandbox())
+
+    def test_an_effective_batch_is_reached_by_accumulating(self) -> None:
+        sandbox = SimulatedSandbox()
+        question = asked(effective_batch_size=500, confirm_steps=0, job={"precision": "fp32", "epochs": 1})
+        result = fit(question, sandbox=sandbox)
+        assert {job.accumulate for job in sandbox.jobs} == {2}
+        assert result.accumulation("fp32") == (125, 4)
+        trained = train(dataclasses.replace(question, find_batch_size=True), sandbox=sandbox)
+        assert (trained.job.batch_size, trained.job.accumulate, trained.outcome.steps) == (125, 4, 10)
+        with pytest.raises(BadInput, match="got 500, expected a multiple of the batch size 16"):
+            train(asked(effective_batch_size=500, job={"precision": "fp32"}), sandbox=sandbox)
+        with pytest.raises(BadInput, match="got 5001, expected at most the 5000 training samples"):
+            fit(asked(effective_batch_size=5001), sandbox=sandbox)
+
+    def test_nothing_fits_says_what_it_would_take(self) -> None:
+        with pytest.raises(
+            NothingFits, match="not even one sample fits 1 MiB; it needs: fp32 2,137,152 bytes"
+        ) as raised:
+            fit(asked(job={"memory_budget_bytes": MEBIBYTE}), sandbox=SimulatedSandbox())
+        assert raised.value.result is not None
+        assert raised.value.result["precisions"]["fp32"]["max_memory_bytes"] == 2 * MEBIBYTE + 40_000
+
+    def test_without_a_budget_the_edge_is_that_of_the_free_memory_when_the_study_began(self) -> None:
+        without = {"memory_budget_bytes": None}
+        first = fit(asked(job=without, study="free"), sandbox=SimulatedSandbox())
+        assert first.edges == {"fp32": (64 - 2) * MEBIBYTE // 40_000}
+        later = fit(asked(job=without, study="free"), sandbox=SimulatedSandbox(free_bytes=32 * MEBIBYTE))
+        assert later.edges == first.edges
+
+
+@pytest.mark.usefixtures("fresh_stores")
+class TestResuming:
+    def test_asking_again_repeats_nothing(self) -> None:
+        first = fit(asked(study="twice"), sandbox=SimulatedSandbox())
+        before = trials("twice/fit")
+        idle = SimulatedSandbox()
+        second = fit(asked(study="twice"), sandbox=idle)
+        assert idle.jobs == []
+        assert trials("twice/fit") == before
+        assert second == first
+        table = json.loads(Path(client().download_artifacts(second.run_id, "probes.json")).read_text())
+        assert len(table["data"]) == len(before)
+
+    def test_another_question_under_the_same_name_is_refused(self) -> None:
+        fit(asked(study="mine"), sandbox=SimulatedSandbox())
+        with pytest.raises(
+            BadInput, match="--study: got accumulate 2, expected the 1 that study mine/fit was made with"
+        ):
+            fit(asked(study="mine", job={"accumulate": 2}), sandbox=SimulatedSandbox())
+
+    def test_more_precisions_are_added_to_what_is_known(self) -> None:
+        fit(asked("fp32", study="grows"), sandbox=SimulatedSandbox())
+        sandbox = SimulatedSandbox()
+        fit(asked("fp32", "amp", study="grows"), sandbox=sandbox)
+        assert {job.precision for job in sandbox.jobs} == {"amp"}
+
+    def test_a_crash_ends_the_search_and_is_no_verdict_on_memory(self) -> None:
+        crash = Outcome(verdict=Verdict.CRASHED, message="ValueError: off by one (in forward)", traceback="Traceback …")
+
+        def fails(job: Job) -> Outcome | None:
+            return crash if job.batch_size is not None and job.batch_size > 30 else None
+
+        with pytest.raises(WorkloadFailed, match="ValueError: off by one") as raised:
+            fit(asked(study="crashes"), sandbox=SimulatedSandbox(fails=fails))
+        assert raised.value.detail == "Traceback …"
+        last = trials("crashes/fit")[-1]
+        assert last.state is TrialState.FAIL
+        run = client().get_run(last.user_attrs["mlflow_run_id"])
+        assert run.info.status == "FAILED"
+        assert [item.path for item in client().list_artifacts(run.info.run_id)] == ["traceback.txt"]
+        study = optuna.load_study(study_name="crashes/fit", storage=stores()["storage"])
+        assert client().get_run(study.user_attrs["mlflow_parent_run_id"]).info.status == "FAILED"
+
+        done = SimulatedSandbox()
+        assert fit(asked(study="crashes"), sandbox=done).edges == {"fp32": FP32_EDGE}
+        assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "what is known is not probed again"
+
+    def test_an_interrupt_ends_runs_and_trials(self) -> None:
+        def fails(job: Job) -> Outcome | None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(asked(study="stopped"), sandbox=SimulatedSandbox(fails=fails))
+        assert [trial.state for trial in trials("stopped/fit")] == [TrialState.FAIL]
+        experiments = [experiment.experiment_id for experiment in client().search_experiments()]
+        assert {run.info.status for run in client().search_runs(experiments)} == {"KILLED"}

@@ -1,0 +1,54 @@
+"""`train --resume` in one process: what is trained on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow
+import pytest
+from support import DIGITS, WORKLOADS, Done
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+Command = Callable[..., Done]
+SPIKY = str(WORKLOADS / "spiky.py")
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
+
+
+def losses(run_id: str) -> list[tuple[int, float]]:
+    return sorted((metric.step, metric.value) for metric in client().get_metric_history(run_id, "train/step_loss"))
+
+
+def test_more_steps_go_on_in_the_middle_of_an_epoch(amp_track: Command) -> None:
+    command = ["train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3", "--json", "--steps"]
+    expected = json.loads(amp_track(*command, "30").stdout)
+    run_id = json.loads(amp_track(*command, "5").stdout)["run_id"]
+    longer = amp_track("train", "--resume", run_id, "--steps", "30", "--json")
+    assert longer.returncode == 0, longer.stderr
+    assert json.loads(longer.stdout)["steps"] == 30
+    assert losses(run_id) == losses(expected["run_id"])
+
+
+def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
+    made = amp_track("train", SPIKY, "--precision", "fp32", "--epochs", "1", "--json")
+    run_id = json.loads(made.stdout)["run_id"]
+    client().set_terminated(run_id, "KILLED")
+    before = client().get_run(run_id).to_dictionary()
+    for arguments, said in (
+        (["--resume", "0" * 32], "expected a run in"),
+        (["--resume", "RUN"], "which has no checkpoint"),
+        (["--resume", "RUN", "--precision", "bf16"], "--precision: got bf16 with --resume, expected the fp32"),
+        (["--resume", "RUN", "--batch-size", "auto"], "--batch-size: got auto with --resume"),
+        (["--resume", "RUN", "--headroom", "5%"], "--headroom: got it with --resume"),
+        ([DIGITS, "--resume", "RUN"], "WORKLOAD: got"),
+        (["--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
+    ):
+        done = amp_track("train", *(run_id if argument == "RUN" else argument for argument in arguments))
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert client().get_run(run_id).to_dictionary() == before

@@ -1,0 +1,143 @@
+"""A simulated device: what the sandbox does for a command, without a process.
+
+Memory is `fixed + per_sample * batch`, and more in a training that is longer than a probe; everything above the job's
+budget runs out. What the commands make of it (studies, runs, tables) is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from support import MEBIBYTE
+
+from amp_track.records.dtypes import DtypesReport
+from amp_track.records.errors import BadOption
+from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+from amp_track.records.inspection import Inspection, Support
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+from amp_track.records.steps import steps_per_epoch, total_steps
+from amp_track.records.values import PRECISIONS
+
+SPEED = {"fp32": 1000.0, "tf32": 2000.0, "amp": 3000.0, "bf16": 3000.0}
+QUALITY = {"fp32": 0.9, "tf32": 0.9, "amp": 0.9, "bf16": 0.9}
+
+
+@dataclass
+class SimulatedSandbox:
+    """Runs the jobs of one made-up workload with the option `width`.
+
+    Args:
+        fixed_bytes: what a job takes whatever its batch.
+        bytes_per_sample: by precision.
+        longer_bytes: what a training takes that a probe does not show.
+        free_bytes: what the device has free.
+        samples: of the training data.
+        fails: from a job to its outcome where it does not train; None lets it train.
+        quality: from a job to the quality it reaches.
+    """
+
+    fixed_bytes: int = 2 * MEBIBYTE
+    bytes_per_sample: Mapping[str, int] = field(
+        default_factory=lambda: {"fp32": 40_000, "tf32": 40_000, "amp": 21_000, "bf16": 20_000}
+    )
+    longer_bytes: int = 0
+    free_bytes: int = 64 * MEBIBYTE
+    samples: int = 5000
+    supported: tuple[str, ...] = ("fp32", "bf16", "amp")
+    batch_size: int = 16
+    fails: Callable[[Job], Outcome | None] = lambda job: None
+    quality: Callable[[Job], float | None] = lambda job: QUALITY[job.precision]
+    jobs: list[Job] = field(default_factory=list)
+    """What has been run, in order."""
+
+    def inspect(self, job: Job) -> Inspection:
+        for name, text in job.options:
+            if name != "width":
+                raise BadOption(
+                    name, f"got {name}={text}, expected an option of {job.workload} (width)", names_option=False
+                )
+            if not text.isdigit():
+                raise BadOption(name, f"got {text!r}, expected int")
+        return Inspection(
+            device="simulated:0",
+            device_kind="simulated",
+            device_name="Simulated 64 MiB",
+            free_bytes=self.free_bytes,
+            budget_support=Support(supported=True, reason="it is made up"),
+            precisions=tuple(
+                (name, Support(supported=name in self.supported, reason=f"this device has {self.supported}"))
+                for name in PRECISIONS
+            ),
+            workload_name="MadeUp",
+            workload_digest="0123456789ab",
+            batch_size=self.batch_size,
+            epochs=2,
+            learning_rate=1e-3,
+            loader_workers=0,
+            options=(("width", str(int(dict(job.options).get("width", "8")))),),
+            quality_name="accuracy",
+            higher_is_better=True,
+            training_samples=self.samples,
+            evaluation_samples=self.samples // 10,
+            dataset_digest="abcdef01",
+            versions=(("amp_track", "0"), ("python", "3"), ("torch", "2"), ("cuda", "None"), ("cudnn", "None")),
+        )
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        self.jobs.append(job)
+        if (failure := self.fails(job)) is not None:
+            return failure
+        assert job.batch_size is not None
+        needed = self._needed(job)
+        budget = job.memory_budget_bytes if job.memory_budget_bytes is not None else self.free_bytes
+        if needed > budget:
+            last = self.bytes_per_sample[job.precision]
+            return Outcome(
+                verdict=Verdict.OOM,
+                phase="backward",
+                message="out of memory (in backward)",
+                requested_bytes=last,
+                max_allocated_bytes=needed - last,
+                max_memory_bytes=min(needed, budget),
+                wall_seconds=0.1,
+            )
+        return self._trained(job, needed, on_event)
+
+    def measure(self, job: Job) -> Outcome:
+        probe = dataclasses.replace(job, probe=True)
+        return self._trained(probe, self._needed(probe), lambda event: None)
+
+    def dtypes(self, job: Job) -> DtypesReport:
+        raise AssertionError("a simulated device has no operations")
+
+    def _needed(self, job: Job) -> int:
+        assert job.batch_size is not None
+        longer = 0 if job.probe else self.longer_bytes
+        return self.fixed_bytes + longer + self.bytes_per_sample[job.precision] * job.batch_size
+
+    def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> Outcome:
+        per_epoch = steps_per_epoch(job, self.samples)
+        steps = 2 if job.probe else total_steps(job, self.samples)
+        scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
+        on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
+        if not job.probe:
+            on_event(StepsRecorded(first_step=1, losses=tuple(1 / step for step in range(1, steps + 1))))
+            on_event(EpochEnded(epoch=1, step=min(per_epoch, steps), train_loss=0.5, quality=self.quality(job)))
+        return Outcome(
+            verdict=Verdict.FITS,
+            wall_seconds=1.0,
+            train_seconds=0.9,
+            samples_per_second=SPEED[job.precision],
+            eval_samples_per_second=2 * SPEED[job.precision],
+            max_allocated_bytes=needed,
+            max_memory_bytes=needed,
+            eval_max_allocated_bytes=needed // 2,
+            train_loss=0.5,
+            eval_loss=0.5,
+            quality=None if job.probe else self.quality(job),
+            steps=steps,
+            scale=scale if job.precision == "amp" else None,
+        )
