@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
-from amp_track.report import progress
+from amp_track.report import advice, progress
 from amp_track.results.fit import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
@@ -67,7 +67,10 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         if run.has_checkpoint:
             progress.say(f"go on with: amp-track train --resume {run.run_id}")
         raise
-    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection)
+    words = advice.explain(outcome, job.precision, loader_workers=job.loader_workers)
+    result = TrainResult(
+        run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection, advice=tuple(words)
+    )
     _raise_on_crash(job, outcome)
     if not outcome.fits:
         raise NothingFits(_why_it_does_not_fit(session, job, outcome), result.as_json())

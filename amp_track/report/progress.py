@@ -12,7 +12,6 @@ from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import format_bytes
-from amp_track.report import advice
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -84,7 +83,7 @@ def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None,
         parts.append(format_bytes(outcome.max_memory_bytes))
     if outcome.samples_per_second is not None:
         parts.append(f"{outcome.samples_per_second:,.0f} samples/s")
-    if advice.waits_for_data(outcome):
+    if outcome.waits_for_data:
         parts.append(f"{outcome.waited_fraction:.0%} of the time waiting for data")
     if quality_name is not None and outcome.quality is not None:
         parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")
