@@ -80,22 +80,16 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
         given[batch_size.parameter] = None
     request = _request(_TRAIN_FLAGS, given, workload, find_batch_size=find_batch_size)
     from amp_track.commands import fit as commands
-    from amp_track.report import advice, progress
     from amp_track.report import train as train_report
 
     result = _print_or_return(commands.train, request, as_json)
     if result is None:
         return
-    outcome = result.outcome
-    print(progress.outcome_line(result.job, outcome, quality_name=result.inspection.quality_name))
-    if outcome.scale is not None:
-        scale = outcome.scale
-        print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
-    for line in advice.explain(outcome, result.job.precision, loader_workers=result.job.loader_workers):
-        print(f"· {line}")
-    if outcome.diagnosis is not None:
-        _print_table(train_report.diagnosis_table(outcome.diagnosis))
-    print(f"MLflow run {result.run_id}; see it with: {_mlflow_ui(request)}")
+    for block in train_report.blocks(result, see_with=_mlflow_ui(request)):
+        if isinstance(block, str):
+            print(block)
+        else:
+            _print_table(block)
 
 
 @app.command("fit")
@@ -266,11 +260,9 @@ def _finite(value: Any) -> Any:
 
 
 def _print_table(table: Any) -> None:
-    from rich.console import Console
+    from amp_track.report import terminal
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=150)
-    console.print(table)
+    terminal.print_table(table)
 
 
 def _print_how_to_look(request: Request, study: str) -> None:

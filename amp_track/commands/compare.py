@@ -45,7 +45,7 @@ def compare(request: Request) -> CompareResult:
         checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.inspection)
     base.check_study_settings(training=False)
     from amp_track import tracking
-    from amp_track.commands.session import keep_comparison
+    from amp_track.commands.session import keep
     from amp_track.report import compare as compare_report
 
     tracker = base.open_tracker()
@@ -53,7 +53,7 @@ def compare(request: Request) -> CompareResult:
     with hint_on_interrupt(), base.study_run(tracker, study, given=tracking.run_id_of_environment()) as parent:
         result = _result(base, sessions, parent, _train(base, sessions, tracker, parent, study))
         result = dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
-        result = dataclasses.replace(result, report=keep_comparison.log(result, parent, tracker))
+        result = dataclasses.replace(result, report=keep.keep_compare(result, parent, tracker))
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result

@@ -173,7 +173,7 @@ def search(request: Request) -> SearchResult:
             trials=tuple(trials),
             pareto=tuple(pareto),
         )
-        return dataclasses.replace(result, report=keep.log(result, parent))
+        return dataclasses.replace(result, report=keep.keep_search(result, parent))
 
 
 def dtypes(request: Request) -> DtypesReport:

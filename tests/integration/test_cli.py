@@ -130,8 +130,11 @@ def test_what_cannot_be_compared_is_refused(arguments: list[str], said: str) -> 
 def test_fit_prints_a_table_and_how_to_look() -> None:
     done = amp_track("fit", FAULTS, "--precision", "fp32,bf16", "--max-batch-size", "9", "--study", "small")
     assert done.returncode == 0, done.stderr
-    assert "as far as --max-batch-size lets it look" in done.stdout
-    assert "needs an NVIDIA GPU of compute capability 8.0" in done.stdout
+    rows = [line.strip("│").split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    why = "".join(row[2].replace(" ", "") for row in rows)
+    assert why.startswith(2 * "as far as --max-batch-size lets it look".replace(" ", ""))
+    assert max(map(len, done.stdout.split("· ")[0].splitlines())) <= 100
+    assert "tf32 left out: needs an NVIDIA GPU of compute capability 8.0" in done.stdout
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in done.stdout
     assert "optuna-dashboard sqlite:///optuna.db" in done.stdout
 

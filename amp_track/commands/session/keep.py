@@ -1,37 +1,62 @@
-"""Keep reports with the MLflow run of a study."""
+"""Keep the report of a study with its MLflow run."""
 
 from __future__ import annotations
 
-import io
-import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from amp_track.report.search import draw, notes, search_tables
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.report import compare, compare_pictures, search
+from amp_track.report.compare_pictures import Pictures
+from amp_track.report.terminal import render_text
+from amp_track.results.compare import CompareResult
+from amp_track.results.search import SearchResult
+from amp_track.workers import processes
 
 if TYPE_CHECKING:
-    from amp_track.tracking import Run
+    from amp_track.tracking import Run, Tracker
+
+_REPORT = "report.txt"
 
 
-def log(result: SearchResult, parent: Run) -> str:
-    """Keep table, notes and picture with the study's MLflow run. Returns the path of the report."""
-    console = Console(record=True, width=160, file=io.StringIO())
-    for table in search_tables(result):
-        console.print(table)
-    for line in notes(result):
-        console.print("·", line)
-    parent.text("report.txt", console.export_text())
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder) / "search.png"
-        draw(result, picture)
+def keep_search(result: SearchResult, parent: Run) -> str:
+    """Keep tables, notes and picture with the study's MLflow run. Returns the path of the report."""
+    parent.text(_REPORT, render_text(search.search_tables(result), search.notes(result)))
+    with processes.scratch_folder() as folder:
+        picture = folder / "search.png"
+        search.draw(result, picture)
         parent.artifact(picture)
-    parent.table("trials.json", _columns(result.trials))
-    return parent.artifact_path("report.txt")
+    parent.table(
+        "trials.json", _columns([trial.as_json() | {"updates": trial.outcome.updates} for trial in result.trials])
+    )
+    return parent.artifact_path(_REPORT)
 
 
-def _columns(trials: tuple[TrialResult, ...]) -> dict[str, list[object]]:
-    rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in trials]
+def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
+    """Keep tables, answers and pictures with the comparison's MLflow run. Returns the path of the report."""
+    parent.text(_REPORT, render_text(compare.tables(result), [*result.answers, *compare.notes(result)]))
+    parent.table("compare.json", _columns([result.row(cell) for cell in result.cells]))
+    with processes.scratch_folder() as folder:
+        picture = folder / "compare.png"
+        if compare_pictures.draw(result, picture):
+            parent.artifact(picture)
+        side_by_side = folder / "side-by-side.png"
+        if compare_pictures.draw_side_by_side(result, _fetch_pictures(result, tracker, folder), side_by_side):
+            parent.artifact(side_by_side)
+    return parent.artifact_path(_REPORT)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of a table that is given by rows."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+
+
+def _fetch_pictures(result: CompareResult, tracker: Tracker, folder: Path) -> Pictures:
+    """Fetch the pictures that the first training of each cell left."""
+    pictures = {}
+    for cell in result.cells:
+        first = cell.trainings[0]
+        of_run = folder / first.run_id
+        of_run.mkdir(exist_ok=True)
+        pictures[cell.value, cell.precision] = tracker.fetch_pictures(first.run_id, of_run)
+    return pictures
