@@ -1,8 +1,11 @@
+import dataclasses
 import io
 import re
 from pathlib import Path
 
+import numpy
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from amp_track.planner.frontier import Edge
@@ -132,5 +135,25 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
 
 
 def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
-    report.draw(result, tmp_path / "search.png")
-    assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
+    """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
+    file = tmp_path / "search.png"
+
+    def pixels(colour: tuple[int, int, int]) -> list[int]:
+        """How many are of about this colour, on the left and on the right."""
+        with Image.open(file) as picture:
+            distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
+        middle = distance.shape[1] // 2
+        return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
+
+    blue, orange = (31, 119, 180), (255, 127, 14)
+    report.draw(result, file)
+    drawn, legend_only = pixels(blue), pixels(orange)
+    untrained = dataclasses.replace(result, trials=())
+    report.draw(untrained, file)
+    without_trials = pixels(blue)
+    assert drawn[0] > without_trials[0] + 500, "a line and three markers"
+    assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"
+    assert all(edge > 100 for edge in without_trials), "the edge of amp, and the legend"
+    assert all(0 < few < edge for few, edge in zip(legend_only, without_trials, strict=True)), (
+        "fp32 has no edge to draw"
+    )

@@ -133,9 +133,7 @@ spans
 
 
 def test_notes_are_wrapped_below_the_tables() -> None:
-    assert (
-        render_text([], ["one two three", "1.5\u00a0MiB of it"], 10) == "· one two\n  three\n· 1.5 MiB\n  of it\n"
-    )
+    assert render_text([], ["one two three", "1.5\u00a0MiB of it"], 10) == "· one two\n  three\n· 1.5 MiB\n  of it\n"
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:
