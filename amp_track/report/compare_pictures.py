@@ -130,7 +130,7 @@ def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> 
 
 
 def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
-    """Return a row for each picture at one value: a label, and each column's title and file. The target is there once."""
+    """Return a row for each picture at one value: a label, and title and file for each column; the target once."""
     found = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
     targets = [of_run[TARGET] for of_run in found.values() if TARGET in of_run]
     has_target = any(TARGET in of_run for of_run in pictures.values())
