@@ -9,6 +9,7 @@ for what the flag has by default:
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import os
@@ -127,8 +128,10 @@ def train(
         NothingFits: out of memory.
     """
     from amp_track.commands import train as command
+    from amp_track.report import html
 
-    return command.train(_request("train", workload, settings))
+    result = command.train(_request("train", workload, settings))
+    return dataclasses.replace(result, html=html.train_html(result))
 
 
 def fit(
@@ -141,8 +144,10 @@ def fit(
         **settings: the flags of `amp-track fit` with underscores; see `amp-track fit --help`.
     """
     from amp_track.commands import fit as command
+    from amp_track.report import html
 
-    return command.fit(_request("fit", workload, settings))
+    result = command.fit(_request("fit", workload, settings))
+    return dataclasses.replace(result, html=html.fit_html(result))
 
 
 def search(
@@ -155,8 +160,10 @@ def search(
         **settings: the flags of `amp-track search` with underscores; see `amp-track search --help`.
     """
     from amp_track.commands import search as command
+    from amp_track.report import html
 
-    return command.search(_request("search", workload, settings))
+    result = command.search(_request("search", workload, settings))
+    return dataclasses.replace(result, html=html.search_html(result))
 
 
 def compare(
@@ -169,8 +176,10 @@ def compare(
         **settings: the flags of `amp-track compare` with underscores; see `amp-track compare --help`.
     """
     from amp_track.commands import compare as command
+    from amp_track.report import html
 
-    return command.compare(_request("compare", workload, settings))
+    result = command.compare(_request("compare", workload, settings))
+    return dataclasses.replace(result, html=html.compare_html(result))
 
 
 def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:

@@ -51,22 +51,17 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     """
     request = request_of("train", workload, given)
     from amp_track.commands import train
-    from amp_track.report import advice, progress
+    from amp_track.report import terminal
     from amp_track.report import train as train_report
 
     result = _print_or_return(train.train, request, as_json)
     if result is None:
         return
-    outcome = result.outcome
-    print(progress.outcome_line(result.job, outcome, quality_name=result.inspection.quality_name))
-    if outcome.scale is not None:
-        scale = outcome.scale
-        print(f"scale {scale.initial:g} -> {scale.final:g}, {outcome.skipped_steps} of {outcome.steps} steps skipped")
-    for line in advice.explain(outcome, result.job.precision, loader_workers=result.job.loader_workers):
-        print(f"· {line}")
-    if outcome.diagnosis is not None:
-        _print_table(train_report.diagnosis_table(outcome.diagnosis))
-    print(f"MLflow run {result.run_id}; see it with: {_mlflow_ui(request)}")
+    for block in train_report.blocks(result, see_with=_mlflow_ui(request)):
+        if isinstance(block, str):
+            print(block)
+        else:
+            terminal.print_table(block)
 
 
 @app.command("fit")
@@ -79,11 +74,12 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     request = request_of("fit", workload, given)
     from amp_track.commands import fit
     from amp_track.report import fit as fit_report
+    from amp_track.report import terminal
 
     result = _print_or_return(fit.fit, request, as_json)
     if result is None:
         return
-    _print_table(fit_report.fit_table(result))
+    terminal.print_table(fit_report.fit_table(result))
     _print_notes(fit_report.fit_notes(result))
     _print_how_to_look(request, result.study)
 
@@ -98,12 +94,13 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     request = request_of("search", workload, given)
     from amp_track.commands import search
     from amp_track.report import search as search_report
+    from amp_track.report import terminal
 
     result = _print_or_return(search.search, request, as_json)
     if result is None:
         return
     for table in search_report.search_tables(result):
-        _print_table(table)
+        terminal.print_table(table)
     _print_notes(search_report.notes(result))
     _print_how_to_look(request, result.fit.study)
 
@@ -118,11 +115,12 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     request = request_of("dtypes", workload, given)
     from amp_track.commands import dtypes
     from amp_track.report import dtypes as dtypes_report
+    from amp_track.report import terminal
 
     report = _print_or_return(dtypes.dtypes, request, as_json)
     if report is None:
         return
-    _print_table(dtypes_report.dtypes_table(report))
+    terminal.print_table(dtypes_report.dtypes_table(report))
     print(dtypes_report.sentence(report))
 
 
@@ -139,12 +137,13 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     request = request_of("compare", workload, given)
     from amp_track.commands import compare
     from amp_track.report import compare as compare_report
+    from amp_track.report import terminal
 
     result = _print_or_return(compare.compare, request, as_json)
     if result is None:
         return
     for table in compare_report.tables(result):
-        _print_table(table)
+        terminal.print_table(table)
     _print_notes([*result.answers, *compare_report.notes(result)])
     _print_how_to_look(request, result.study)
 
@@ -222,14 +221,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _print_table(table: Any) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console = console if console.is_terminal else Console(width=150)
-    console.print(table)
 
 
 def _print_notes(lines: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from amp_track.commands.session import checks
 from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_fit
 from amp_track.commands.session.session import JobRunner, Session
 from amp_track.commands.session.studies import Studies
-from amp_track.commands.session.trial import run_tracked
+from amp_track.commands.session.trial import advice_for, run_tracked
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.job import Job
 from amp_track.report import progress
@@ -82,7 +82,9 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         if run.has_checkpoint:
             progress.say(f"resume with: amp-track train --resume {run.run_id}")
         raise
-    result = TrainResult(run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection)
+    result = TrainResult(
+        run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection, advice=advice_for(job, outcome)
+    )
     raise_on_crash(job, outcome)
     if not outcome.fits:
         raise NothingFits(why_it_does_not_fit(session, job, outcome), result.as_json())

@@ -7,6 +7,11 @@ from enum import StrEnum
 
 from amp_track.records.diagnosis import Diagnosis
 
+_WAITED_FRACTION = 0.2
+"""From this part of the training's time on, the input pipeline decides how fast it is."""
+_WAITED_SECONDS = 1.0
+"""Less is not worth mentioning, whatever part of a short training it is."""
+
 
 class Verdict(StrEnum):
     """What a job came to. Out of memory is a result; a bug is never mistaken for it."""
@@ -100,6 +105,12 @@ class Outcome:
         if self.waited_seconds is None or not self.train_seconds:
             return None
         return min(self.waited_seconds / self.train_seconds, 1.0)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """True if the input pipeline decided how fast the training was."""
+        waited, seconds = self.waited_fraction or 0.0, self.waited_seconds or 0.0
+        return waited >= _WAITED_FRACTION and seconds >= _WAITED_SECONDS
 
     @property
     def updates(self) -> int:

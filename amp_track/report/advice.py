@@ -1,4 +1,4 @@
-"""What the GradScaler did and why, in words, where the numbers carry them. Pure text from an Outcome."""
+"""Advice on one training: what happened and what to do about it, where its outcome proves it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,32 @@ from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.outcome import Outcome, ScaleReport
 
 _SETTLED = 0.05
-"""Part of the training in which a scale that only falls is finding its level."""
+"""The part of a training in which a scale that only falls is still finding its level."""
 _OFTEN = 0.01
-"""Of the steps: so many more overflows than the scaler's own trials of a larger scale explain are too many."""
+"""The share of steps above which overflows beyond the scaler's own trials of a larger scale are too many."""
 _UNDERFLOWS = 0.25
-"""Of a layer's gradient values: so many below float16's smallest normal number are worth a word."""
-_WAITS_FOR_DATA = 0.2
-"""Of the training's time: from there on the input pipeline decides how fast it is."""
-_WORTH_A_WORD_SECONDS = 1.0
+"""The share of a layer's gradient values below float16's smallest normal number above which it is mentioned."""
 _LARGEST_FLOAT16 = 65504
 
 
 def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = None) -> list[str]:
-    """One line for each thing that happened, the gravest first; empty where there is nothing to say."""
+    """Return one line for each thing that happened, the gravest first; none where there is nothing to say."""
     lines = []
     if outcome.non_finite_weights:
         lines.append(
             f"the weights are not finite ({outcome.non_finite_weights} is the first): the training has diverged and "
             "cannot recover; lower --lr, or give --clip-norm"
         )
-    lines += _of_the_loss(outcome, precision)
+    lines += _about_loss(outcome, precision)
     if outcome.scale is not None:
-        lines += _of_the_scale(outcome, outcome.scale)
+        lines += _about_scale(outcome, outcome.scale)
     if outcome.diagnosis is not None:
-        lines += _of_the_layers(outcome, outcome.diagnosis, precision)
-    return lines + _of_the_input(outcome, loader_workers)
+        lines += _about_layers(outcome, outcome.diagnosis, precision)
+    return lines + _about_input(outcome, loader_workers)
 
 
-def waits_for_data(outcome: Outcome) -> bool:
-    """Whether the input pipeline decided how fast it was."""
-    waited, seconds = outcome.waited_fraction or 0.0, outcome.waited_seconds or 0.0
-    return waited >= _WAITS_FOR_DATA and seconds >= _WORTH_A_WORD_SECONDS
-
-
-def _of_the_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
-    if not waits_for_data(outcome):
+def _about_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
+    if not outcome.waits_for_data:
         return []
     waited, seconds = outcome.waited_fraction, outcome.waited_seconds
     instead = "--loader-workers, which load it meanwhile"
@@ -54,7 +45,7 @@ def _of_the_input(outcome: Outcome, loader_workers: int | None) -> list[str]:
     ]
 
 
-def _of_the_loss(outcome: Outcome, precision: str) -> list[str]:
+def _about_loss(outcome: Outcome, precision: str) -> list[str]:
     losses = outcome.non_finite_losses
     if losses is None:
         return []
@@ -65,7 +56,7 @@ def _of_the_loss(outcome: Outcome, precision: str) -> list[str]:
     return [f"{line}: look at that batch and the loss, or lower --lr; no precision cures it"]
 
 
-def _of_the_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
+def _about_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
     lines = []
     below_one = _fell_below_one_for_good(scale)
     if below_one is not None:
@@ -99,7 +90,7 @@ def _of_the_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
     return lines
 
 
-def _of_the_layers(outcome: Outcome, diagnosis: Diagnosis, precision: str) -> list[str]:
+def _about_layers(outcome: Outcome, diagnosis: Diagnosis, precision: str) -> list[str]:
     lines = []
     first = diagnosis.first_non_finite
     if first is not None:
@@ -107,7 +98,7 @@ def _of_the_layers(outcome: Outcome, diagnosis: Diagnosis, precision: str) -> li
         lines.append(f"{what} of layer {first.layer} was the first that was not finite, at step {first.step:,}")
     worst = max(diagnosis.layers, key=lambda layer: layer.underflowing, default=None)
     if worst is not None and worst.underflowing > _UNDERFLOWS:
-        lines.append(_of_underflow(outcome, worst, precision))
+        lines.append(_about_underflow(outcome, worst, precision))
     largest = max(diagnosis.layers, key=lambda layer: layer.largest_output or 0.0, default=None)
     size = largest.largest_output if largest is not None else None
     if precision != "amp" and size is not None and math.isfinite(size) and size > _LARGEST_FLOAT16:
@@ -124,7 +115,7 @@ def _of_the_layers(outcome: Outcome, diagnosis: Diagnosis, precision: str) -> li
     return lines
 
 
-def _of_underflow(outcome: Outcome, worst: LayerSummary, precision: str) -> str:
+def _about_underflow(outcome: Outcome, worst: LayerSummary, precision: str) -> str:
     if precision == "amp":
         final = f" at scale {outcome.scale.final:,g}" if outcome.scale is not None else ""
         return (
@@ -138,7 +129,7 @@ def _of_underflow(outcome: Outcome, worst: LayerSummary, precision: str) -> str:
 
 
 def _fell_below_one_for_good(scale: ScaleReport) -> int | None:
-    """The step at which the scale fell below 1, if it has stayed there."""
+    """Return the step at which the scale fell below 1, if it has stayed there."""
     if scale.final >= 1:
         return None
     last_above = max((index for index, (_, size) in enumerate(scale.history) if size >= 1), default=-1)

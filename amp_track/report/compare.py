@@ -4,78 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rich.table import Table
-
 from amp_track.records.outcome import Verdict
 from amp_track.records.values import format_bytes
 from amp_track.report.seeds import seeds_table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW
+from amp_track.report.table import Column, Row, Table
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, tied
 from amp_track.results import compare as comparison
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
 
 _SHORT_SECONDS = 1.0
-"""A training that took less says little about speed: a machine that does something else for a moment shows."""
+"""A shorter training says little about speed: whatever else the machine does for a moment shows in it."""
 
 
 def table(result: CompareResult) -> Table:
     """One row for each precision at each value. In brackets: times what fp32 takes."""
     job = result.job
     within = f", within {format_bytes(job.memory_budget_bytes)}" if job.memory_budget_bytes is not None else ""
-    table = Table(title=f"{job.workload} on {result.device_name}{within}", title_justify="left")
-    headings = [result.option] if result.option is not None else []
-    headings += ["precision", "samples/s\n(× fp32)", "train\nseconds", "peak memory\nin training"]
-    headings += ["evaluation\nsamples/s", "peak memory\nin evaluation"]
+    columns = [Column(result.option, right=True, key=True, spans=True)] if result.option is not None else []
+    columns.append(Column("precision", key=True))
+    headings = ["samples/s\n(× fp32)", "train\nseconds", "peak memory\nin training"]
+    headings += ["eval\nsamples/s", "peak memory\nin eval"]
     headings += [result.quality_name] * result.has_quality + ["steps\nskipped"]
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "precision" else "right")
-    for cell in result.cells:
-        is_first = cell.precision == result.precisions[0]
-        is_last = cell.precision == result.precisions[-1]
-        value = [cell.value if is_first else ""] if result.option is not None else []
-        table.add_row(*value, cell.precision, *_measures(result, cell), end_section=is_last)
-    return table
+    columns += [Column(heading, right=True) for heading in headings]
+    return Table(
+        title=f"{job.workload} on {result.device_name}{within}",
+        columns=tuple(columns),
+        sections=tuple(_section(result, value) for value in result.values),
+    )
+
+
+def _section(result: CompareResult, value: str) -> tuple[Row, ...]:
+    """A row for each precision at one value of the option."""
+    rows = []
+    for index, precision in enumerate(result.precisions):
+        of_option = [value if index == 0 else ""] if result.option is not None else []
+        rows.append((*of_option, precision, *_measures(result, result.cell(value, precision))))
+    return tuple(rows)
 
 
 def _measures(result: CompareResult, cell: Cell) -> list[str]:
     cells = [
-        _with_ratio(result, cell, "samples_per_second", "{:,.0f}".format),
-        f"{cell.train_seconds:.3g}" if cell.train_seconds is not None else "–",
-        _with_ratio(result, cell, "train_memory_bytes", format_bytes),
-        _with_ratio(result, cell, "eval_samples_per_second", "{:,.0f}".format),
-        _with_ratio(result, cell, "eval_memory_bytes", format_bytes),
+        _with_ratio(result, cell, "samples_per_second", speed_text),
+        f"{cell.train_seconds:.3g}" if cell.train_seconds is not None else UNKNOWN,
+        _with_ratio(result, cell, "train_memory_bytes", memory_text),
+        _with_ratio(result, cell, "eval_samples_per_second", speed_text),
+        _with_ratio(result, cell, "eval_memory_bytes", memory_text),
     ]
     if result.has_quality:
         cells.append(_quality(cell))
-    cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.precision == "amp" and cell.steps else "–")
+    cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.precision == "amp" and cell.steps else UNKNOWN)
     if cell.failure is not None:
-        cells[0] = _failure(cell) + ("" if cells[0] == "–" else f"\n{cells[0]}")
+        cells[0] = _failure(cell) + ("" if cells[0] == UNKNOWN else f"\n{cells[0]}")
     return cells
 
 
 def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[[float], str]) -> str:
     number, ratio = getattr(cell, measure), result.ratio(cell, measure)
     if number is None:
-        return "–"
-    return show(number) if cell.precision == REFERENCE or ratio is None else f"{show(number)} ({ratio:.2f} ×)"
+        return UNKNOWN
+    return (
+        show(number) if cell.precision == REFERENCE or ratio is None else f"{show(number)} {tied(f'({ratio:.2f} ×)')}"
+    )
 
 
 def _quality(cell: Cell) -> str:
     found = cell.quality
     if found is None:
-        return "–"
-    return f"{found.mean:.4f}" if found.half_width is None else f"{found.mean:.4f} ± {found.half_width:.4f}"
+        return UNKNOWN
+    return f"{found.mean:.4f}" + ("" if found.half_width is None else " " + tied(f"± {found.half_width:.4f}"))
 
 
 def _failure(cell: Cell) -> str:
     assert cell.failure is not None
     failed = sum(not training.outcome.fits for training in cell.trainings)
-    of = f" ({failed} of {len(cell.trainings)})" if failed < len(cell.trainings) else ""
+    of = " " + tied(f"({failed} of {len(cell.trainings)})") if failed < len(cell.trainings) else ""
     where = f" in {cell.failure.phase}" if cell.failure.phase else ""
     return f"{cell.verdict}{where}{of}"
 
 
 def tables(result: CompareResult) -> list[Table]:
-    """All that a comparison has found."""
+    """Return every table of a comparison."""
     if result.seeds == 1 or not result.has_quality:
         return [table(result)]
     equivalence = [
@@ -85,7 +93,7 @@ def tables(result: CompareResult) -> list[Table]:
 
 
 def answers(result: CompareResult) -> list[str]:
-    """For each precision, whether it is faster than fp32, and from where on."""
+    """Say for each precision whether it is faster than fp32, and from which value on."""
     others = [precision for precision in result.precisions if precision != REFERENCE]
     lines = [_answer(result, precision) for precision in others]
     return lines + [line for precision in others for line in _only_it_fits(result, precision)]
@@ -95,7 +103,7 @@ def _answer(result: CompareResult, precision: str) -> str:
     speedups = result.speedups(precision)
     known = [(result.at(value), speedup) for value, speedup in zip(result.values, speedups, strict=True) if speedup]
     if not known:
-        return f"{precision} cannot be compared with {REFERENCE}: the two ran whole nowhere together"
+        return f"{precision} cannot be compared with {REFERENCE}: there is no training that both completed"
     if len(result.values) == 1:
         return _answer_at_one(precision, *known[0])
     faster = [(where, speedup) for where, speedup in known if judge(speedup) is Speed.FASTER]
@@ -140,7 +148,7 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
 
 
 def notes(result: CompareResult) -> list[str]:
-    """What must be said beside the table for it not to mislead."""
+    """Return what must be said beside the table for it not to mislead."""
     job = result.job
     long = (
         f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs} {'epoch' if job.epochs == 1 else 'epochs'}"
@@ -149,9 +157,9 @@ def notes(result: CompareResult) -> list[str]:
         f"each training: {long} at batch {job.batch_size} and learning rate {job.learning_rate:g}; × fp32 in brackets"
     ]
     if job.synthetic:
-        lines.append("made-up data (--synthetic): speed and memory are those of the real one, there is no quality.")
+        lines.append("made-up data (--synthetic): speed and memory are those of real data; there is no quality.")
     elif result.seeds == 1:
-        lines.append("One seed: small differences of quality are noise. --seeds 5 tests whether it is fp32's.")
+        lines.append("One seed: small differences of quality are noise. --seeds 5 tests whether it equals fp32's.")
     if job.memory_budget_bytes is not None and result.device_kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):
@@ -165,7 +173,7 @@ def notes(result: CompareResult) -> list[str]:
             f"Trainings waited for data ({where} of their time): their samples/s are those of loading. Give more "
             "--loader-workers, or compare with --synthetic."
         )
-    return lines + [f"{precision} left out: {reason}" for precision, reason in result.skipped.items()]
+    return lines + left_out(result.skipped)
 
 
 def _name(result: CompareResult, cell: Cell) -> str:

@@ -20,15 +20,17 @@ TARGET = "target"
 
 
 Pictures = Mapping[tuple[str, str], Mapping[str, Path]]
-"""By value and precision: PNG files by name."""
+"""PNG files by name, for each value and precision."""
 
 
 _CELL_INCHES = 3.0
 
 
 def draw(result: CompareResult, file: Path) -> bool:
-    """Speed and memory: one line for each precision over the option's values where these are numbers, else bars.
-    Returns whether there was anything to draw."""
+    """Draw speed and memory: lines over the option's values where these are numbers, else bars, one for each precision.
+
+    Returns whether there was anything to draw.
+    """
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     numbers = comparison.as_numbers(result.values) if len(result.values) > 1 else None
@@ -101,8 +103,10 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[flo
 
 
 def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> bool:
-    """What the models do: for each value and picture a row, for each precision a column, the target first. Returns
-    whether there was anything to draw."""
+    """Draw what the models do: a row for each value and picture, a column for each precision, the target first.
+
+    Returns whether there was anything to draw.
+    """
     rows = [row for value in result.values for row in _rows(result, pictures, value)]
     if not rows:
         return False
@@ -126,7 +130,7 @@ def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> 
 
 
 def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
-    """For each picture at one value: its label, and title and file of each column. The target is shown once."""
+    """Return a row for each picture at one value: a label, and title and file for each column; the target once."""
     found = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
     targets = [of_run[TARGET] for of_run in found.values() if TARGET in of_run]
     has_target = any(TARGET in of_run for of_run in pictures.values())

@@ -1,29 +1,27 @@
-"""What `amp-track dtypes` found as a table for the terminal, and in one sentence."""
+"""What `amp-track dtypes` found as a table, and in one sentence."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from rich.markup import escape
-from rich.table import Table
-
 from amp_track.records.dtypes import DtypesReport, OperationDtypes
+from amp_track.report.table import Column, Row, Table
 
 _PASSES = ("forward", "loss", "backward")
 _MOST_NAMES = 3
-"""So many layers alike are named one by one."""
+"""Up to so many similar layers are named one by one."""
 
-_Row = tuple[str, str, str, int]
+_Operation = tuple[str, str, str, int]
 """Pass, operation, from → to, times."""
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that do the same in the same dtypes and whose names differ in their numbers alone, and what each does."""
+    """Layers that do the same in the same dtypes and whose names differ only in their numbers, and what each does."""
 
     layers: tuple[str, ...]
-    rows: tuple[_Row, ...]
+    rows: tuple[_Operation, ...]
 
     @property
     def title(self) -> str:
@@ -33,38 +31,46 @@ class LayerGroup:
 
 
 def dtypes_table(report: DtypesReport) -> Table:
-    """Layers in the order of the forward pass, layers alike in one place; `times` is over all of them."""
-    title = f"{report.workload} at {report.precision} on {report.device_name}, batch {report.batch_size}"
-    table = Table(title=escape(title), title_justify="left", show_lines=True)
-    table.add_column("layer", overflow="fold")
-    for heading in ("pass", "operation", "from → to"):
-        table.add_column(heading, no_wrap=True)  # the lines of a group stay beside each other
-    table.add_column("times", justify="right", no_wrap=True)
-    for group in layer_groups(report.operations):
-        table.add_row(escape(group.title), *(escape("\n".join(lines)) for lines in _lines(group)))
-    return table
+    """A section for each group of layers, in the order of the forward pass; `times` is over all layers of a group."""
+    columns = (
+        Column("layer", key=True, spans=True),
+        Column("pass", key=True, unwrapped=True),
+        Column("operation", key=True, unwrapped=True),
+        Column("from → to", unwrapped=True),
+        Column("times", right=True, unwrapped=True),
+    )
+    return Table(
+        title=f"{report.workload} at {report.precision} on {report.device_name}, batch {report.batch_size}",
+        columns=columns,
+        sections=tuple(_section(group) for group in layer_groups(report.operations)),
+    )
 
 
-def _lines(group: LayerGroup) -> tuple[list[str], list[str], list[str], list[str]]:
-    """The cells of a group, one line for each row. A pass is named where it begins."""
-    passes, operations, dtypes, times = (list(column) for column in zip(*group.rows, strict=True))
-    begins = [in_pass if in_pass not in passes[:index] else "" for index, in_pass in enumerate(passes)]
-    return begins, operations, dtypes, [str(count * len(group.layers)) for count in times]
+def _section(group: LayerGroup) -> tuple[Row, ...]:
+    """A row for each operation. A pass is named where it begins."""
+    rows: list[Row] = []
+    last_pass = ""
+    for in_pass, operation, dtypes, count in group.rows:
+        layers = "" if rows else group.title
+        begins = in_pass if in_pass != last_pass else ""
+        rows.append((layers, begins, operation, dtypes, str(count * len(group.layers))))
+        last_pass = in_pass
+    return tuple(rows)
 
 
 def layer_groups(operations: tuple[OperationDtypes, ...]) -> list[LayerGroup]:
-    """Layers by the order in which they first ran, gathered with those that are alike."""
+    """Return groups of similar layers, in the order in which the first of each group ran."""
     of_layer: dict[str, list[OperationDtypes]] = {}
     for one in operations:
         of_layer.setdefault(one.layer, []).append(one)
-    alike: dict[tuple[str, tuple[_Row, ...]], list[str]] = {}
+    alike: dict[tuple[str, tuple[_Operation, ...]], list[str]] = {}
     for layer, found in of_layer.items():
-        alike.setdefault((re.sub(r"\d+", "#", layer), _rows(found)), []).append(layer)
+        alike.setdefault((re.sub(r"\d+", "#", layer), _operations(found)), []).append(layer)
     return [LayerGroup(tuple(layers), rows) for (_, rows), layers in alike.items()]
 
 
-def _rows(operations: list[OperationDtypes]) -> tuple[_Row, ...]:
-    """By pass, and within it in the order in which they first ran. What reads the same is one row."""
+def _operations(operations: list[OperationDtypes]) -> tuple[_Operation, ...]:
+    """Return what a layer does by pass, and within it in the order of first use. Equal ones are counted together."""
     times: dict[tuple[str, str, str], int] = {}
     for one in sorted(operations, key=lambda one: _PASSES.index(one.in_pass)):
         dtypes = f"{', '.join(dict.fromkeys(one.inputs))} → {one.output}"
@@ -74,7 +80,7 @@ def _rows(operations: list[OperationDtypes]) -> tuple[_Row, ...]:
 
 
 def sentence(report: DtypesReport) -> str:
-    """What to remember of the forward pass and the loss: how many operations put out which dtype, and which ones."""
+    """Summarize the forward pass and the loss: how many operations put out which dtype, and which ones."""
     dtypes_of: dict[str, dict[str, None]] = {}
     for one in report.computing:
         dtypes_of.setdefault(one.operation, {})[one.output] = None

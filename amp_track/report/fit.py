@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from amp_track.records.values import format_bytes
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, memory_text, speed_text, title
+from amp_track.report.table import Column, Row, Table
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, tied, title
 from amp_track.results.fit import FitResult, PrecisionFit
 
 _BOUNDS = {
@@ -18,37 +17,45 @@ _BOUNDS = {
 
 def fit_table(result: FitResult) -> Table:
     """One row for each precision: the largest batch, what it costs, and from which batch on more buys no speed."""
-    table = Table(title=title(result), title_justify="left")
-    headings = ["precision", "largest\nbatch", "why no more", "peak memory\nthere", "samples/s\nthere"]
-    headings += ["as fast\nfrom batch", "probes", "confirmed\nby"]
+    columns = [
+        Column("precision", key=True),
+        Column("largest\nbatch", right=True),
+        Column("why no more"),
+        Column("peak memory\nthere", right=True),
+        Column("samples/s\nthere", right=True),
+        Column("as fast\nfrom batch", right=True),
+        Column("probes", right=True),
+        Column("confirmed\nby", right=True),
+    ]
     if result.multiple_of > 1:
-        headings.insert(2, f"largest multiple\nof {result.multiple_of}")
+        columns.insert(2, Column(f"largest multiple\nof {result.multiple_of}", right=True))
     if result.effective_batch_size is not None:
-        headings.append(f"for {result.effective_batch_size}\na step")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("precision", "why no more") else "right")
-    for name, fitted in result.precisions.items():
-        largest, why, memory, speed = edge_cells(fitted)
-        efficient = fitted.efficient_batch
-        cells = [name, largest, why, memory, speed]
-        cells += [
-            f"{efficient[0]}\n{speed_text(efficient[1])}/s" if efficient else "–",
-            str(fitted.probes),
-            f"{fitted.confirmation.steps} steps" if fitted.confirmation else "–",
-        ]
-        if result.multiple_of > 1:
-            cells.insert(2, str(fitted.largest_multiple or "–"))
-        if result.effective_batch_size is not None:
-            parts = result.accumulation(name)
-            cells.append(f"{parts[0]} × {parts[1]}" if parts else "nothing divides it")
-        table.add_row(*cells)
-    for name, reason in result.skipped.items():
-        table.add_row(name, "–", *["–"] * (result.multiple_of > 1), reason)
-    return table
+        columns.append(Column(f"for {result.effective_batch_size}\na step", right=True))
+    rows = [_row(result, name) for name in result.precisions]
+    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
+    return Table(title=title(result), columns=tuple(columns), sections=(tuple(rows),))
+
+
+def _row(result: FitResult, name: str) -> Row:
+    fitted = result.precisions[name]
+    efficient = fitted.efficient_batch
+    cells = [
+        name,
+        *edge_cells(fitted),
+        f"{efficient[0]}\n{speed_text(efficient[1])}/s" if efficient else UNKNOWN,
+        str(fitted.probes),
+        f"{fitted.confirmation.steps} steps" if fitted.confirmation else UNKNOWN,
+    ]
+    if result.multiple_of > 1:
+        cells.insert(2, str(fitted.largest_multiple or UNKNOWN))
+    if result.effective_batch_size is not None:
+        parts = result.accumulation(name)
+        cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "nothing divides it")
+    return tuple(cells)
 
 
 def fit_notes(result: FitResult) -> list[str]:
-    """What must be said beside the table for it not to mislead."""
+    """Return what must be said beside the table for it not to mislead."""
     lines = []
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
         lines.append(
@@ -59,13 +66,14 @@ def fit_notes(result: FitResult) -> list[str]:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
     if result.job.memory_budget_bytes is not None and result.device_kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
-    return lines
+    return lines + left_out(result.skipped)
 
 
 def edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
+    """Return the largest batch, why it is the largest, its peak memory and its samples/s."""
     if fitted.at_edge is None:
-        needed = f"one sample needs {format_bytes(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
-        return "0", needed, "–", "–"
+        needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
+        return "0", needed, UNKNOWN, UNKNOWN
     where = (
         f" in {fitted.failure.phase}"
         if fitted.edge.bound == "memory" and fitted.failure and fitted.failure.phase

@@ -1,4 +1,7 @@
-"""What the user sees while a command works: a bar on a terminal, plain lines elsewhere. All of it on stderr."""
+"""What a user sees while a command works: a bar on a terminal, one output in a notebook, plain lines elsewhere.
+
+All of it on stderr, but for a notebook's.
+"""
 
 from __future__ import annotations
 
@@ -12,50 +15,66 @@ from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import format_bytes
-from amp_track.report import advice
+from amp_track.report.notebook import CellOutput
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
+_cell_output = CellOutput()
+
+Show = Callable[[Event], None]
 
 
 def say(text: str) -> None:
-    """One line that stays."""
-    console.print(text, markup=False)
+    """Print one line that stays."""
+    if console.is_jupyter:
+        _cell_output.say(text)
+    else:
+        console.print(text, markup=False)
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """On a terminal, a line with a spinner for as long as something takes that has no events."""
+    """Show that something without events is under way: a spinner on a terminal, a line in a notebook."""
+    if console.is_jupyter:
+        return _line_in_notebook(text)
     return console.status(text) if console.is_terminal else nullcontext()
 
 
-@contextmanager
-def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> Iterator[Callable[[Event], None]]:
+def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> AbstractContextManager[Show]:
     """Show one job as its events arrive.
 
     Args:
         job: what runs.
         title: shown beside the bar.
         quality_name: of the number that `EpochEnded` carries.
-        epoch_lines: print a line at the end of each epoch.
+        epoch_lines: print a line at the end of each epoch; in a notebook, of the last one.
     """
 
     def epoch_line(event: EpochEnded) -> str:
+        if not epoch_lines:
+            return ""
         of = f"/{job.epochs}" if job.epochs else ""
         quality = f"  {quality_name} {event.quality:.4f}" if event.quality is not None else ""
         evaluated = f"  eval loss {event.eval_loss:.4f}" if event.eval_loss is not None else ""
         return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{quality}"
 
-    if not console.is_terminal:
+    if console.is_jupyter:
+        return _following_in_notebook(title, epoch_line)
+    return _following_on_terminal(title, epoch_line) if console.is_terminal else _following_in_lines(epoch_line)
 
-        def plain(event: Event) -> None:
-            match event:
-                case EpochEnded() if epoch_lines:
-                    say(epoch_line(event))
-                case Noted(text=text):
-                    say(text)
 
-        yield plain
-        return
+@contextmanager
+def _following_in_lines(epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
+    def show(event: Event) -> None:
+        match event:
+            case EpochEnded() if line := epoch_line(event):
+                say(line)
+            case Noted(text=text):
+                say(text)
 
+    yield show
+
+
+@contextmanager
+def _following_on_terminal(title: str, epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -65,26 +84,55 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
 
-        def moving(event: Event) -> None:
+        def show(event: Event) -> None:
             match event:
                 case StepsDone(step=step, total_steps=total):
                     bar.update(task, completed=step, total=total)
                 case Noted(text=text):
                     bar.console.print(text, markup=False)
-                case EpochEnded() if epoch_lines:
-                    bar.console.print(epoch_line(event), markup=False)
+                case EpochEnded() if line := epoch_line(event):
+                    bar.console.print(line, markup=False)
 
-        yield moving
+        yield show
+
+
+@contextmanager
+def _following_in_notebook(title: str, epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
+    last_epoch = ""
+
+    def show(event: Event) -> None:
+        nonlocal last_epoch
+        match event:
+            case StepsDone(step=step, total_steps=total):
+                _cell_output.change("  ".join(filter(None, (f"{title}  {step / total:.0%}", last_epoch))))
+            case Noted(text=text):
+                _cell_output.say(text)
+            case EpochEnded():
+                last_epoch = epoch_line(event)
+
+    with _line_in_notebook(title):
+        yield show
+    if last_epoch:
+        _cell_output.say(last_epoch)
+
+
+@contextmanager
+def _line_in_notebook(text: str) -> Iterator[None]:
+    _cell_output.change(text)
+    try:
+        yield
+    finally:
+        _cell_output.change("")
 
 
 def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None, why: str = "") -> str:
-    """One job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (where the budget should end)`."""
+    """Return one job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (where the budget should end)`."""
     parts = [f"{job.precision:<4} batch {job.batch_size:<6} {outcome.verdict}"]
     if outcome.max_memory_bytes is not None and outcome.fits:
         parts.append(format_bytes(outcome.max_memory_bytes))
     if outcome.samples_per_second is not None:
         parts.append(f"{outcome.samples_per_second:,.0f} samples/s")
-    if advice.waits_for_data(outcome):
+    if outcome.waits_for_data:
         parts.append(f"{outcome.waited_fraction:.0%} of the time waiting for data")
     if quality_name is not None and outcome.quality is not None:
         parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")

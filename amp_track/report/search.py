@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from rich.table import Table
-
 from amp_track.records.outcome import Outcome
 from amp_track.report.fit import edge_cells
 from amp_track.report.seeds import seeds_note, seeds_table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, memory_text, speed_text, title
+from amp_track.report.table import Column, Row, Table
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, title
 from amp_track.results.search import SearchResult, TrialResult
 
 _FEW_UPDATES = 4
@@ -19,45 +18,52 @@ _FEW_UPDATES = 4
 
 def search_table(result: SearchResult) -> Table:
     """One row for each precision: the edge, the fastest batch, the best quality and where, the scaler in numbers."""
-    table = Table(title=title(result.fit), title_justify="left")
     quality = result.quality_name
-    headings = ("", "largest\nbatch", "peak memory\nthere", "samples/s\nthere", f"{quality}\nthere")
-    for heading in (*headings, "fastest\nbatch", f"best\n{quality}", "GradScaler\nat the best"):
-        table.add_column(heading, justify="left" if not heading or "Scaler" in heading else "right")
-    for name, fitted in result.fit.precisions.items():
-        trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
-        best = _best(trials, higher_is_better=result.higher_is_better)
-        fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
-        at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
-        largest, _, memory, speed = edge_cells(fitted)
-        if at_edge is not None:
-            memory, speed = (
-                memory_text(at_edge.outcome.max_memory_bytes),
-                speed_text(at_edge.outcome.samples_per_second),
-            )
-        table.add_row(
-            name,
-            largest,
-            memory,
-            speed,
-            _quality(at_edge, best),
-            f"{fastest.batch_size}\n{speed_text(fastest.outcome.samples_per_second)}/s" if fastest else "–",
-            f"{_quality(best, best)}\nat batch {best.batch_size}" if best else "–",
-            _scale(best.outcome) if best else "–",
-        )
-    for name, reason in result.fit.skipped.items():
-        table.add_row(name, "–", *["–"] * 5, reason)
-    return table
+    columns = (
+        Column("precision", key=True),
+        Column("largest\nbatch", right=True),
+        Column("peak memory\nthere", right=True),
+        Column("samples/s\nthere", right=True),
+        Column(f"{quality}\nthere", right=True),
+        Column("fastest\nbatch", right=True),
+        Column(f"best\n{quality}", right=True),
+        Column("GradScaler\nat the best"),
+    )
+    rows = [_row(result, name) for name in result.fit.precisions]
+    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.fit.skipped]
+    return Table(title=title(result.fit), columns=columns, sections=(tuple(rows),))
+
+
+def _row(result: SearchResult, name: str) -> Row:
+    fitted = result.fit.precisions[name]
+    trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
+    best = _best(trials, higher_is_better=result.higher_is_better)
+    fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
+    at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
+    largest, _, memory, speed = edge_cells(fitted)
+    if at_edge is not None:
+        memory = memory_text(at_edge.outcome.max_memory_bytes)
+        speed = speed_text(at_edge.outcome.samples_per_second)
+    return (
+        name,
+        largest,
+        memory,
+        speed,
+        _quality(at_edge, best),
+        f"{fastest.batch_size}\n{speed_text(fastest.outcome.samples_per_second)}/s" if fastest else UNKNOWN,
+        f"{_quality(best, best)}\nat batch {best.batch_size}" if best else UNKNOWN,
+        _scale(best.outcome) if best else UNKNOWN,
+    )
 
 
 def search_tables(result: SearchResult) -> list[Table]:
-    """All that a search has found."""
+    """Return every table of a search."""
     seeds = [seeds_table(result.seeds, result.quality_name)] if result.seeds is not None else []
     return [search_table(result), *seeds]
 
 
 def notes(result: SearchResult) -> list[str]:
-    """What must be said beside the table for it not to mislead."""
+    """Return what must be said beside the table for it not to mislead."""
     lines = []
     if result.fit.job.memory_budget_bytes is not None and result.fit.device_kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
@@ -79,11 +85,11 @@ def notes(result: SearchResult) -> list[str]:
             "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
             "precisions over several."
         )
-    return lines
+    return lines + left_out(result.fit.skipped)
 
 
 def draw(result: SearchResult, file: Path) -> None:
-    """Speed and quality over the batch size, one line for each precision, its edge as a dashed line."""
+    """Draw speed and quality over the batch size: one line for each precision, its edge as a dashed line."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
     from matplotlib.ticker import ScalarFormatter
 

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
+from amp_track.report.table import Column, Table
+from amp_track.report.text import UNKNOWN, tied
 from amp_track.results.equivalence import Comparison
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedsResult
 
 
 def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Table:
-    """One row for each precision: the mean over seeds, and whether it is fp32's. `where` says what else they share."""
+    """One row for each precision: the mean over seeds, and whether it equals fp32's. `where` names what is fixed."""
     at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
-    title = f"{quality_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.margin}"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "mean ± 95 %", "difference\n(90 % interval)", "verdict", "updates\nmade"):
-        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    columns = (
+        Column("precision", key=True),
+        Column(f"mean {tied('± 95 %')}", right=True),
+        Column(f"difference\n{tied('(90 %')} interval)", right=True),
+        Column("verdict"),
+        Column("updates\nmade", right=True),
+    )
+    rows = []
     for name in seeds.precisions:
         found, against = seeds.interval(name), seeds.comparison(name)
         updates = sorted({t.outcome.updates for t in seeds.trainings if t.precision == name})
-        table.add_row(
-            name,
-            "–" if found is None else f"{found.mean:.4f} ± {_number(found.half_width)}",
-            "–" if against is None else _difference(against),
-            _seeds_verdict(seeds, name),
-            str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",
+        rows.append(
+            (
+                name,
+                UNKNOWN if found is None else f"{found.mean:.4f} " + tied(f"± {_number(found.half_width)}"),
+                UNKNOWN if against is None else _difference(against),
+                _verdict(seeds, name),
+                str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",
+            )
         )
-    return table
+    title = f"{quality_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.margin}"
+    return Table(title=title, columns=columns, sections=(tuple(rows),))
 
 
-def _seeds_verdict(seeds: SeedsResult, name: str) -> str:
+def _verdict(seeds: SeedsResult, name: str) -> str:
     against, without = seeds.comparison(name), seeds.without_quality(name)
-    words = [f"{without} of {seeds.seeds} came to no quality"] if without else []
+    words = [f"{without} of {seeds.seeds} without a quality"] if without else []
     if against is not None:
         words.append(against.verdict)
     elif name == "fp32":
-        words.append("what the others are compared with")
+        words.append("the reference")
     else:
         words.append("no fp32 to compare with")
     return ", ".join(words)
@@ -47,11 +54,11 @@ def _number(value: float | None) -> str:
 
 def _difference(against: Comparison) -> str:
     low, high = ("?" if bound is None else f"{bound:+.4f}" for bound in (against.low, against.high))
-    return f"{against.difference:+.4f}\n({low} to {high})"
+    return f"{against.difference:+.4f}\n({low} {tied(f'to {high})')}"
 
 
 def seeds_note(result: SearchResult, seeds: SeedsResult) -> str:
-    """How the trainings compared over seeds were made alike."""
+    """Say what the trainings compared over seeds have in common, and what the verdicts mean."""
     job = seeds.job
     reference = result.workload_batch_size
     if job.steps is not None:

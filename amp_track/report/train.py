@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from amp_track.records.diagnosis import Diagnosis
+from amp_track.report import progress
+from amp_track.report.table import Column, Table
+from amp_track.report.text import UNKNOWN
+from amp_track.results.train import TrainResult
+
+
+def blocks(result: TrainResult, *, see_with: str) -> list[str | Table]:
+    """Return what a user reads of a training, in order: lines, and the table of a diagnosis where there is one."""
+    advice = [f"· {line}" for line in result.advice]
+    where = f"MLflow run {result.run_id}; see it with: {see_with}"
+    return [*lines(result), *advice, *tables(result), where]
+
+
+def lines(result: TrainResult) -> list[str]:
+    """Return the outcome in one line, and what the GradScaler did in another where there was one."""
+    outcome = result.outcome
+    shown = [progress.outcome_line(result.job, outcome, quality_name=result.inspection.quality_name)]
+    if (scale := outcome.scale) is not None:
+        skipped = f"{outcome.skipped_steps} of {outcome.steps} steps skipped"
+        shown.append(f"scale {scale.initial:g} -> {scale.final:g}, {skipped}")
+    return shown
+
+
+def tables(result: TrainResult) -> list[Table]:
+    """Return the table of the diagnosis, where there is one."""
+    diagnosis = result.outcome.diagnosis
+    return [diagnosis_table(diagnosis)] if diagnosis is not None else []
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
     """One row for each layer, over all diagnosed steps."""
-    table = Table(title=f"layers at {diagnosis.steps} steps, one in {diagnosis.every}", title_justify="left")
-    for heading in ("layer", "non-finite", "underflowing", "zero", "largest\noutput"):
-        table.add_column(heading, justify="left" if heading == "layer" else "right")
+    headings = ("non-finite", "underflowing", "zero", "largest\noutput")
+    rows = []
     for layer in diagnosis.layers:
         fractions = [f"{fraction:.2%}" for fraction in (layer.non_finite, layer.underflowing, layer.zero)]
-        table.add_row(
-            layer.layer,
-            *(fractions if layer.has_gradients else ["–"] * 3),
-            f"{layer.largest_output:.4g}" if layer.largest_output is not None else "–",
-        )
-    return table
+        largest = f"{layer.largest_output:.4g}" if layer.largest_output is not None else UNKNOWN
+        rows.append((layer.layer, *(fractions if layer.has_gradients else [UNKNOWN] * 3), largest))
+    return Table(
+        title=f"layers at {diagnosis.steps} steps, one in {diagnosis.every}",
+        columns=(Column("layer", key=True), *(Column(heading, right=True) for heading in headings)),
+        sections=(tuple(rows),),
+    )

@@ -12,10 +12,10 @@ from typing import Any
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
-from amp_track.report import advice
 from amp_track.results.equivalence import Interval, interval
 from amp_track.results.fit import NO_SLOWER
 from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.shown import Shown
 
 REFERENCE = "fp32"
 """What the other precisions are compared with."""
@@ -106,7 +106,7 @@ class Cell:
     @property
     def waits_for_data(self) -> bool:
         """Whether the input pipeline decided how fast one of the trainings was."""
-        return any(advice.waits_for_data(outcome) for outcome in self._whole)
+        return any(outcome.waits_for_data for outcome in self._whole)
 
     @property
     def train_memory_bytes(self) -> float | None:
@@ -147,7 +147,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareResult:
+class CompareResult(Shown):
     """The same training at every precision, at every value of the option."""
 
     study: str

@@ -9,6 +9,7 @@ from amp_track.planner.frontier import Edge
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import micro_batch
+from amp_track.results.shown import Shown
 
 NO_SLOWER = 0.97
 """Of the best throughput: what is within 3 % of it counts as the best."""
@@ -72,7 +73,7 @@ class PrecisionFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult:
+class FitResult(Shown):
     """The edge at every precision. `skipped` maps the others to the reason."""
 
     study: str

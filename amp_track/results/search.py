@@ -8,6 +8,7 @@ from typing import Any
 from amp_track.records.outcome import Outcome
 from amp_track.results.fit import FitResult
 from amp_track.results.seeds import SeedsResult
+from amp_track.results.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(Shown):
     """Edges, trainings inside them, and the numbers of the trials that no other beats in both quality and speed."""
 
     fit: FitResult

@@ -9,17 +9,19 @@ from typing import Any
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.report import advice
+from amp_track.results.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """One job, as it was run, and what came of it."""
+class TrainResult(Shown):
+    """One job, as it ran, its outcome, and advice on it."""
 
     run_id: str
     job: Job
     outcome: Outcome
     inspection: Inspection
+    advice: tuple[str, ...] = ()
+    """In words: what happened and what to do about it, the gravest first."""
 
     def as_json(self) -> dict[str, Any]:
         scale = self.outcome.scale
@@ -41,6 +43,6 @@ class TrainResult:
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "waited_fraction": self.outcome.waited_fraction,
             "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
-            "advice": advice.explain(self.outcome, self.job.precision, loader_workers=self.job.loader_workers),
+            "advice": list(self.advice),
             "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
         }

@@ -51,8 +51,11 @@ def test_json_is_one_object_on_stdout_whatever_the_workload_prints() -> None:
 def test_fit_prints_a_table_and_how_to_look(amp_track: Command) -> None:
     done = amp_track("fit", FAULTS, "--precision", "fp32,bf16", "--max-batch-size", "9", "--study", "small")
     assert done.returncode == 0, done.stderr
-    assert "as far as --max-batch-size lets it look" in done.stdout
-    assert "needs an NVIDIA GPU of compute capability 8.0" in done.stdout
+    rows = [line.strip("│").split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    why = "".join(row[2].replace(" ", "") for row in rows)
+    assert why.startswith(2 * "as far as --max-batch-size lets it look".replace(" ", ""))
+    assert max(map(len, done.stdout.split("· ")[0].splitlines())) <= 100
+    assert "tf32 left out: needs an NVIDIA GPU of compute capability 8.0" in done.stdout
     assert "mlflow ui --backend-store-uri sqlite:///" in done.stdout
     assert "optuna-dashboard sqlite:///optuna.db" in done.stdout
 

@@ -1,7 +1,11 @@
+import dataclasses
 import io
+import re
 from pathlib import Path
 
+import numpy
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from amp_track.planner.frontier import Edge
@@ -66,7 +70,9 @@ def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
 
 
 def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) -> None:
-    assert "needs an NVIDIA GPU" in text(result)
+    assert re.search(r"│ tf32 +│ left out │", text(result))
+    assert "tf32 left out: needs an NVIDIA GPU" in report.notes(result)
+    assert "tf32 left out: needs an NVIDIA GPU" in fit_report.fit_notes(result.fit)
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(fit_report.fit_table(result.fit))
     shown = console.export_text()
@@ -81,11 +87,20 @@ def test_the_batch_beyond_which_memory_buys_no_speed(result: SearchResult) -> No
 
 
 def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> None:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(fit_report.fit_table(result.fit))
-    shown = console.export_text()
-    for text in ("504", "504 × 2", "40 steps", "61 MiB", "50,000/s"):
-        assert text in shown
+    table = fit_report.fit_table(result.fit)
+    headings = [column.heading.replace("\n", " ") for column in table.columns]
+    rows = [dict(zip(headings, row, strict=True)) for row in table.rows]
+    assert [row["precision"] for row in rows] == ["amp", "fp32", "tf32"]
+    amp, fp32, _ = rows
+    assert amp["largest batch"] == "512"
+    assert amp["largest multiple of 24"] == "504"
+    assert amp["peak memory there"] == "61\u00a0MiB", "the confirmation took more than the probe"
+    assert amp["samples/s there"] == "50,000"
+    assert amp["as fast from batch"] == "256\n50,000/s"
+    assert amp["confirmed by"] == "40 steps"
+    assert amp["for 1008 a step"] == "504\u00a0×\u00a02"
+    assert fp32["largest multiple of 24"] == "–"
+    assert fp32["for 1008 a step"] == "nothing divides it"
     assert "3 MiB of the budget are left free" in " ".join(fit_report.fit_notes(result.fit))
 
 
@@ -120,5 +135,25 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
 
 
 def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
-    report.draw(result, tmp_path / "search.png")
-    assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
+    """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
+    file = tmp_path / "search.png"
+
+    def pixels(colour: tuple[int, int, int]) -> list[int]:
+        """How many are of about this colour, on the left and on the right."""
+        with Image.open(file) as picture:
+            distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
+        middle = distance.shape[1] // 2
+        return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
+
+    blue, orange = (31, 119, 180), (255, 127, 14)
+    report.draw(result, file)
+    drawn, legend_only = pixels(blue), pixels(orange)
+    untrained = dataclasses.replace(result, trials=())
+    report.draw(untrained, file)
+    without_trials = pixels(blue)
+    assert drawn[0] > without_trials[0] + 500, "a line and three markers"
+    assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"
+    assert all(edge > 100 for edge in without_trials), "the edge of amp, and the legend"
+    assert all(0 < few < edge for few, edge in zip(legend_only, without_trials, strict=True)), (
+        "fp32 has no edge to draw"
+    )

@@ -124,7 +124,7 @@ def test_numbers_are_put_in_order_and_text_is_left() -> None:
         ([98, 101, 102], "amp: no difference to fp32 (within 3 %), up to width=256"),
         ([150, 60, 70], "amp is faster than fp32 at width=16 (1.5 ×) only, up to width=256 (0.7 ×)"),
         ([50, 180, None], "amp is faster than fp32 from width=64 on (1.8 ×), up to width=64, where both still run"),
-        ([None, None, None], "amp cannot be compared with fp32: the two ran whole nowhere together"),
+        ([None, None, None], "amp cannot be compared with fp32: there is no training that both completed"),
     ],
 )
 def test_the_sentence_says_from_where_on(amp: list[float | None], sentence: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from amp_track.report import compare, compare_pictures, search
+from amp_track.report.terminal import render_text
 from amp_track.results.compare import CompareResult
 from amp_track.results.search import SearchResult
 from amp_track.workers import processes
@@ -23,7 +20,7 @@ _REPORT = "report.txt"
 
 def keep_search(result: SearchResult, parent: Run) -> str:
     """Keep tables, notes and picture of a search. Return the path of the report."""
-    parent.text(_REPORT, _as_text(search.search_tables(result), search.notes(result)))
+    parent.text(_REPORT, render_text(search.search_tables(result), search.notes(result)))
     rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in result.trials]
     parent.table("trials.json", _columns(rows))
     with processes.scratch_folder() as folder:
@@ -36,7 +33,7 @@ def keep_search(result: SearchResult, parent: Run) -> str:
 def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
     """Keep tables, answers and pictures of a comparison. Return the path of the report."""
     lines = (*result.answers, *compare.notes(result))
-    parent.text(_REPORT, _as_text(compare.tables(result), lines))
+    parent.text(_REPORT, render_text(compare.tables(result), lines))
     parent.table("compare.json", _columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
         picture = folder / "compare.png"
@@ -46,15 +43,6 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
         if compare_pictures.draw_side_by_side(result, _pictures_of(result, tracker, folder), side_by_side):
             parent.artifact(side_by_side)
     return parent.artifact_path(_REPORT)
-
-
-def _as_text(tables: Sequence[Table], lines: Sequence[str]) -> str:
-    console = Console(record=True, width=160, file=io.StringIO())
-    for table in tables:
-        console.print(table)
-    for line in lines:
-        console.print("·", line)
-    return console.export_text()
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

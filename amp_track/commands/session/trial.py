@@ -102,9 +102,14 @@ def run_tracked(
 
         outcome = session.sandbox.run(job, on_event, folder=_job_folder(folder, resume_from, keep_weights))
     run.outcome(outcome)
-    if words := advice.explain(outcome, job.precision, loader_workers=job.loader_workers):
+    if words := advice_for(job, outcome):
         run.tags({"amp_track.advice": "\n".join(words)})
     return outcome
+
+
+def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
+    """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
+    return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
 
 
 def _job_folder(folder: Path | None, resume_from: Path | None, keep_weights: bool) -> JobFolder | None:

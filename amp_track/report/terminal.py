@@ -1,0 +1,166 @@
+"""Tables as text: fitted to a width, with cells wrapped and no number broken."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+
+import rich.table
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from amp_track.report.table import Row, Table
+
+WIDTH = 100
+"""Of output that is not a terminal, and of report.txt."""
+_LONGEST_PIECE = 20
+"""A longer part of a name is broken anywhere before its column claims more room."""
+_BREAKS = re.compile(r"(?<=\w[._/-])(?=[^\W\d]{2})")
+"""Where a long name may be broken: `block.0.|conv`, `cast_|weight`; never inside a number, nor before a unit's `s`."""
+
+
+def print_table(table: Table) -> None:
+    """Print on stdout: in the terminal's width, elsewhere in 100 columns."""
+    console = Console(force_jupyter=False)
+    if not console.is_terminal:
+        console = Console(width=WIDTH, force_jupyter=False)
+    console.print(table)
+
+
+def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDTH) -> str:
+    """Return tables, and notes below them, as plain text of at most `width` columns."""
+    file = io.StringIO()
+    # A console prints into the cell of a notebook, whatever its file, unless told not to.
+    console = Console(file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False)
+    for table in tables:
+        console.print(table)
+    for note in notes:
+        file.write("· " + "\n  ".join(wrap(note, width - 2)) + "\n")
+    return file.getvalue()
+
+
+def renderables(table: Table, width: int) -> Iterator[RenderableType]:
+    """Yield the title and the table; in parts, one below the other, where its columns do not fit side by side."""
+    yield Text("\n".join(wrap(table.title, width)), style="table.title")
+    everything = range(len(table.columns))
+    for padding in (1, 0):
+        if _least_total(table, everything, padding) <= width:
+            yield _draw(table, everything, width, padding=padding)
+            return
+    for part in _parts(table, width):
+        yield _draw(table, part, width, padding=1)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return the lines of a text. Words longer than the width are broken where names have dots, bars or hyphens."""
+    lines = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            pieces = [word] if cell_len(word) <= width else _pieces(word, width)
+            for index, piece in enumerate(pieces):
+                space = " " if line and index == 0 else ""
+                if line and cell_len(line + space + piece) > width:
+                    lines.append(line)
+                    line = piece
+                else:
+                    line += space + piece
+        lines.append(line)
+    return [line.replace("\u00a0", " ") for line in lines]  # no-break spaces have done their work
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    return [chopped for piece in _BREAKS.split(word) for chopped in chop_cells(piece, width)]
+
+
+def _parts(table: Table, width: int) -> list[list[int]]:
+    """Return columns that fit side by side, by index: the keys and as many others as there is room for."""
+    keys = [index for index, column in enumerate(table.columns) if column.key]
+    parts = [keys]
+    for index in range(len(table.columns)):
+        if index in keys:
+            continue
+        if len(parts[-1]) > len(keys) and _least_total(table, [*parts[-1], index], 1) > width:
+            parts.append(keys)
+        parts[-1] = [*parts[-1], index]
+    return parts
+
+
+def _draw(table: Table, columns: Sequence[int], width: int, *, padding: int) -> rich.table.Table:
+    cells = [_cells(table, index) for index in columns]
+    room = width - _frame(len(columns), padding)
+    unwrapped = [table.columns[index].unwrapped for index in columns]
+    widths = _shrink([_natural(of) for of in cells], [_least(of) for of in cells], room, unwrapped=unwrapped)
+    drawn = rich.table.Table(padding=(0, padding))
+    for index, column_width in zip(columns, widths, strict=True):
+        column = table.columns[index]
+        heading = "\n".join(wrap(column.heading, column_width))
+        drawn.add_column(heading, justify="right" if column.right else "left", width=column_width, overflow="fold")
+    for section in table.sections:
+        lines = [
+            _lines_of_section(section, index, column_width, spans=table.columns[index].spans)
+            for index, column_width in zip(columns, widths, strict=True)
+        ]
+        spanning = [table.columns[index].spans for index in columns]
+        for row in _flow(lines, spanning):
+            drawn.add_row(*(Text("\n".join(cell)) for cell in row))
+        drawn.add_section()
+    return drawn
+
+
+def _lines_of_section(section: Sequence[Row], index: int, width: int, *, spans: bool) -> list[list[str]]:
+    """Return the lines of each cell of one column; of a spanning one, all in the first cell."""
+    return [wrap(row[index], width) if not spans or place == 0 else [] for place, row in enumerate(section)]
+
+
+def _flow(columns: list[list[list[str]]], spanning: list[bool]) -> Iterator[list[list[str]]]:
+    """Yield the rows of a section. The lines of a spanning cell run down beside all of them."""
+    left = {index: column[0] for index, column in enumerate(columns) if spanning[index]}
+    rows = list(zip(*columns, strict=True))
+    for place, row in enumerate(rows):
+        height = max((len(cell) for index, cell in enumerate(row) if index not in left), default=1)
+        shown = list(row)
+        for index, lines in left.items():
+            until = height if place < len(rows) - 1 else len(lines)
+            shown[index], left[index] = lines[:until], lines[until:]
+        yield shown
+
+
+def _cells(table: Table, index: int) -> list[str]:
+    return [table.columns[index].heading, *(row[index] for row in table.rows)]
+
+
+def _natural(cells: Sequence[str]) -> int:
+    """Return the width in which no cell is wrapped."""
+    return max(cell_len(line) for cell in cells for line in cell.split("\n"))
+
+
+def _least(cells: Sequence[str]) -> int:
+    """Return the width in which no number is broken."""
+    words = (word for cell in cells for word in re.split("[ \n]", cell))  # str.split() also splits at no-break spaces
+    pieces = (piece for word in words for piece in _BREAKS.split(word))
+    return max((min(cell_len(piece), _LONGEST_PIECE) for piece in pieces), default=1)
+
+
+def _frame(columns: int, padding: int) -> int:
+    """Return the width of the lines between columns, and of the space beside them."""
+    return columns * (1 + 2 * padding) + 1
+
+
+def _least_total(table: Table, columns: Sequence[int], padding: int) -> int:
+    return sum(_least(_cells(table, index)) for index in columns) + _frame(len(columns), padding)
+
+
+def _shrink(natural: list[int], least: list[int], room: int, *, unwrapped: list[bool]) -> list[int]:
+    """Return widths of at most `room` together: the widest gives first, and none below its least if avoidable."""
+    widths = list(natural)
+    kept = [natural[index] if keep else least[index] for index, keep in enumerate(unwrapped)]
+    for bounds in (kept, least, [1] * len(widths)):
+        while sum(widths) > room:
+            wide = [index for index, width in enumerate(widths) if width > bounds[index]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths

@@ -1,0 +1,119 @@
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
+
+from amp_track.report import compare, fit, html, search
+from amp_track.report.table import Column, Table
+from amp_track.results.shown import Shown
+
+VOID = {"br", "hr", "img", "input", "link", "meta"}
+
+
+class Reader(HTMLParser):
+    """Reads the tables of a fragment back, and insists that every tag is closed in its place."""
+
+    def __init__(self, fragment: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.styles: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.spans: list[int] = []
+        self.text = ""
+        self.feed(fragment)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in VOID
+        self.open.append(tag)
+        values = dict(attrs)
+        self.styles.append(values.get("style") or "")
+        assert not {"class", "id", "onclick"} & set(values), "needs nothing outside of it"
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.spans.append(int(values.get("rowspan") or 1))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_a_real_one_with_every_cell(name: str) -> None:
+    table = TABLES[name]
+    reader = Reader(table._repr_html_())
+    (rows,) = reader.tables
+    assert rows[0] == [column.heading for column in table.columns]
+    for row, cells in zip(rows[1:], table.rows, strict=True):
+        hidden = len(cells) - len(row)
+        assert row == list(cells[hidden:])
+        assert not any(cells[:hidden]), "a cell above spans this row"
+    assert table.title in reader.text
+
+
+def test_a_cell_spans_the_rows_of_its_section() -> None:
+    columns = (Column("layer", key=True, spans=True), Column("operation"))
+    table = Table(title="t", columns=columns, sections=((("a", "mm"), ("", "add")), (("b", "mm"),)))
+    reader = Reader(table._repr_html_())
+    assert reader.tables == [[["layer", "operation"], ["a", "mm"], ["add"], ["b", "mm"]]]
+    assert reader.spans == [1, 1, 2, 1, 1, 1, 1]
+
+
+def test_text_is_never_taken_for_html() -> None:
+    table = Table(title="<b>&amp;", columns=(Column("<i>"),), sections=((("<script>alert(1)</script>",),),))
+    shown = table._repr_html_()
+    assert not re.search("<(b|i|script)[ >]", shown)
+    assert Reader(shown).tables == [[["<i>"], ["<script>alert(1)</script>"]]]
+    assert "<b>&amp;" in Reader(shown).text
+
+
+@pytest.mark.parametrize(
+    ("fragment", "tables", "said"),
+    [
+        (html.fit_html(FIT), [fit.fit_table(FIT)], fit.fit_notes(FIT)),
+        (html.search_html(SEARCH), search.search_tables(SEARCH), search.notes(SEARCH)),
+        (html.compare_html(COMPARE), compare.tables(COMPARE), [*COMPARE.answers, *compare.notes(COMPARE)]),
+        (html.compare_html(comparison(None)), compare.tables(comparison(None)), compare.notes(comparison(None))),
+        (html.train_html(TRAIN), [TABLES["diagnosis"]], ["scale 65536 -> 16384, 17 of 12345", *TRAIN.advice]),
+    ],
+)
+def test_a_result_has_its_tables_and_all_that_is_said(fragment: str, tables: list[Table], said: list[str]) -> None:
+    reader = Reader(fragment)
+    assert said
+    assert [rows[0] for rows in reader.tables] == [[column.heading for column in table.columns] for table in tables]
+    assert all(table.title in reader.text for table in tables)
+    assert all(line in reader.text for line in said)
+
+
+def test_it_is_legible_in_a_light_theme_and_in_a_dark_one() -> None:
+    """No text and no background has a colour of its own."""
+    declarations = [
+        declaration.partition(":")
+        for style in Reader(html.compare_html(COMPARE)).styles
+        for declaration in style.split(";")
+        if declaration.strip()
+    ]
+    assert {value.strip() for name, _, value in declarations if name.strip() == "color"} == {"inherit"}
+    assert {value.strip() for name, _, value in declarations if "background" in name} == {"transparent"}
+
+
+def test_a_result_shows_the_html_that_was_put_in() -> None:
+    for result in (FIT, SEARCH, COMPARE, TRAIN):
+        assert isinstance(result, Shown)
+        assert result._repr_html_() is None, "a notebook then shows repr()"
+        shown = dataclasses.replace(result, html="<p>")
+        assert shown._repr_html_() == "<p>"
+        assert shown == result
+        assert "<p>" not in repr(shown)
+        assert shown.as_json() == result.as_json()

@@ -1,0 +1,93 @@
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.report import progress
+
+JOB = Job(precision="bf16", batch_size=949, epochs=2)
+EVENTS: list[Event] = [
+    Started(settings=()),
+    StepsDone(step=1, total_steps=4),
+    Noted(text="[bold] is text"),
+    EpochEnded(epoch=1, step=2, train_loss=0.5, eval_loss=0.25, quality=0.75),
+    EpochEnded(epoch=2, step=4, train_loss=0.125),
+]
+
+
+@pytest.mark.parametrize("epoch_lines", [True, False])
+def test_elsewhere_than_on_a_terminal_events_are_lines(capsys: pytest.CaptureFixture[str], epoch_lines: bool) -> None:
+    with progress.following(JOB, "a title", "accuracy", epoch_lines=epoch_lines) as show:
+        for event in EVENTS:
+            show(event)
+    with progress.working("something"):
+        progress.say("said")
+    lines = ["epoch 1/2  loss 0.5000  eval loss 0.2500  accuracy 0.7500", "epoch 2/2  loss 0.1250"]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == ["[bold] is text", *(lines if epoch_lines else []), "said"]
+
+
+def read_to_the_end(terminal: int) -> bytes:
+    written = b""
+    while True:
+        try:
+            part = os.read(terminal, 10_000)
+        except OSError:  # Linux says so when the other end is closed
+            part = b""
+        if not part:
+            return written
+        written += part
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
+    program = """
+from amp_track.records.events import EpochEnded, Noted, StepsDone
+from amp_track.records.job import Job
+from amp_track.report import progress
+with progress.following(Job(epochs=2), "a title", "accuracy", epoch_lines=True) as show:
+    show(StepsDone(step=3, total_steps=4))
+    show(Noted(text="[bold] is text"))
+    show(EpochEnded(epoch=1, step=3, train_loss=0.5))
+"""
+    here, there = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", program], stdin=there, stderr=there, env=environment) as process:
+        os.close(there)
+        written = read_to_the_end(here)
+    os.close(here)
+    text = written.decode()
+    assert process.returncode == 0
+    assert "[bold] is text\r\n" in text and "epoch 1/2  loss 0.5000\r\n" in text
+    assert "a title" in text and "75%" in text
+    after_last_bar = text[text.rindex("a title") :]
+    assert "\x1b[2K" in after_last_bar, "its line is cleared"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (
+            Outcome(verdict=Verdict.FITS, max_memory_bytes=64_172_851, samples_per_second=12_345.4),
+            "bf16 batch 949    fits  61.2 MiB  12,345 samples/s  (why)",
+        ),
+        (
+            Outcome(verdict=Verdict.OOM, phase="backward", max_memory_bytes=64_172_851),
+            "bf16 batch 949    oom  in backward  (why)",
+        ),
+        (
+            Outcome(
+                verdict=Verdict.FITS, quality=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
+            ),
+            "bf16 batch 949    fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 updates  (why)",
+        ),
+    ],
+)
+def test_a_job_in_one_line(outcome: Outcome, expected: str) -> None:
+    assert progress.outcome_line(JOB, outcome, quality_name="accuracy", why="why") == expected
+    assert progress.outcome_line(JOB, outcome).startswith(expected.split("  accuracy")[0].removesuffix("  (why)"))

@@ -1,0 +1,74 @@
+"""Commands called from a cell of a notebook, in a real kernel."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from support import ROOT
+
+FIT = """
+from amp_track.commands.fit import fit, train
+from amp_track.records.job import Job
+from support import DIGITS, request
+
+result = fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=64))
+"""
+SHOW = """
+import dataclasses
+from amp_track.report import html
+
+dataclasses.replace(result, html=html.fit_html(result))
+"""
+TRAIN = """
+trained = train(request(Job(workload=DIGITS, precision="fp32", epochs=2)))
+"""
+
+
+class RecordingClient(NotebookClient):
+    """Runs a notebook, and notes when a message changed what a cell shows."""
+
+    def __init__(self, notebook: Any, **settings: Any) -> None:
+        super().__init__(notebook, **settings)
+        self.changed_at: dict[int, list[float]] = {}
+
+    def process_message(self, message: Any, cell: Any, cell_index: int) -> Any:
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            self.changed_at.setdefault(cell_index, []).append(time.monotonic())
+        return super().process_message(message, cell, cell_index)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # of the client, not ours
+def test_a_cell_shows_progress_in_one_output(clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (FIT, SHOW, TRAIN)])
+    client = RecordingClient(notebook, timeout=600, resources={"metadata": {"path": str(clean_folder)}})
+    client.execute()
+    fit, show, train = (shown_in(cell) for cell in notebook.cells)
+
+    (lines,) = fit
+    first, *_, probe, confirmation = lines["text/plain"].splitlines()
+    assert first == "finding the largest batch that fits the memory that is free at fp32"
+    assert probe.startswith("fp32 batch 64     fits") and confirmation.startswith("fp32 batch 64     fits")
+    assert lines["text/html"].startswith("<pre") and probe in lines["text/html"]
+
+    (table,) = show
+    assert table["text/html"].count("<table") == 1
+    assert "as far as --max-batch-size lets it look" in table["text/html"]
+
+    (line,) = train
+    assert line["text/plain"].startswith("epoch 2/2  loss ")
+    for changed_at in client.changed_at.values():
+        assert len(changed_at) > 4, "it moves"
+        assert len(changed_at) < 4 * (changed_at[-1] - changed_at[0]) + 10, "a few times a second, and for each line"
+
+
+def shown_in(cell: Any) -> list[dict[str, str]]:
+    """The outputs of a cell by type. One warning is not ours: Optuna imports tqdm, which looks for ipywidgets."""
+    streams = [output for output in cell.outputs if output.output_type == "stream"]
+    assert all("IProgress not found" in stream.text and stream.text.count("\n") <= 2 for stream in streams)
+    return [output.data for output in cell.outputs if output not in streams]
