@@ -1,4 +1,4 @@
-"""What `train` finds: one job and its outcome."""
+"""The result of `train`: one job and its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_track.report import advice
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """One job, as it was run, and what came of it."""
+    """One job as it was run, with its outcome."""
 
     run_id: str
     job: Job

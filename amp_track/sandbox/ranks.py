@@ -1,4 +1,4 @@
-"""One outcome of the processes that trained a job together. Pure."""
+"""The outcomes of the processes that trained a job together are merged into one. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _LOST_A_PEER = (
     "DistNetworkError",
     "/gloo/",
 )
-"""In the messages of a process that fails because another one has left."""
+"""Parts of the messages of a process that fails because another one has left."""
 
 
 def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
-    """What came of a job, from what came of each of its processes; None of one that was ended before it said anything.
+    """Return the outcome of a job from the outcomes of its processes.
 
-    If all went well: the first one's, with the largest peaks of memory. Else the cause: running out of memory first,
-    and a process that fails because it has lost another one last.
+    If all fit, it is the first one's with the largest peaks of memory. Else it is the cause: running out of memory
+    comes first, and a process that fails because it has lost another one comes last.
+
+    Args:
+        outcomes: by rank; None for a process that was ended before it had an outcome.
     """
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
     if failed:
@@ -30,7 +33,7 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
             return cause
         return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
     whole = [outcome for outcome in outcomes if outcome is not None]
-    assert len(whole) == len(outcomes), "who was ended was ended because another one had failed"
+    assert len(whole) == len(outcomes), "a process is ended early only because another one has failed"
 
     return dataclasses.replace(
         whole[0],
@@ -43,12 +46,12 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
 
 
 def is_conclusive(outcome: Outcome) -> bool:
-    """Whether nothing that another process could still say would matter."""
+    """Return whether no outcome of another process could change the verdict."""
     return not outcome.fits and _blame_rank(outcome) == 0
 
 
 def _blame_rank(outcome: Outcome) -> int:
-    """0 for the surest cause."""
+    """Return how sure it is that this outcome is the cause of the others; 0 is the surest."""
     if outcome.verdict is not Verdict.CRASHED:
         return 0
     lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)

@@ -1,8 +1,8 @@
-"""Checkpoints as artifacts of a run: the last and the best, each whole or not there.
+"""Checkpoints are artifacts of a run: the last and the best, each complete or absent.
 
-MLflow's artifact stores write a file in place, so one that is being written cannot be told from one that is there. A
-tag of the run is what counts: it names a file that has been stored completely, with its digest, and is set in one
-transaction; what no tag names is removed.
+MLflow's artifact stores write a file in place, so a file that is half written looks like one that is complete. What
+counts is a tag of the run: it names a file that has been stored completely, with its digest, and is set in one
+transaction. Files that no tag names are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Stored:
 
 
 def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
-    """Store a checkpoint and remove those it takes the place of. Its local file is removed too."""
+    """Store a checkpoint and remove those that it replaces. Its local file is removed too."""
     file = Path(written.file)
     stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
     client.log_artifact(run_id, str(file), _FOLDER)
@@ -44,23 +44,23 @@ def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -
 
 
 def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
-    """Bring the newest checkpoint of a run into `folder`.
+    """Download the newest checkpoint of a run into `folder`.
 
     Raises:
-        BadInput: the run has none, or it is not what was stored.
+        BadInput: the run has none, or its content has changed since it was stored.
     """
     known = _known(client.get_run(run_id))
     if not known:
         raise BadInput(
             f"--resume: got run {run_id}, which has no checkpoint, expected one trained with --checkpoint-every; "
-            "train anew with that"
+            "train again with that flag"
         )
     newest = max(known, key=lambda stored: stored.step)
     file = Path(client.download_artifacts(run_id, newest.file, str(folder)))
     if _digest(file) != newest.sha256:
         raise BadInput(
             f"--resume: got {newest.file} of run {run_id}, whose content has changed since it was stored, expected it "
-            "as it was; restore it or train anew"
+            "as it was; restore it or train again"
         )
     return file
 
@@ -71,8 +71,7 @@ def _known(run: Run) -> list[_Stored]:
 
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
-    """MlflowClient cannot delete an artifact; the repository behind it can. The one place that uses it: should it
-    move, this import fails."""
+    """Remove the checkpoints that no tag names."""
     run = client.get_run(run_id)
     keep = {stored.file for stored in _known(run)}
     repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri)
@@ -80,7 +79,7 @@ def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
         if file.path not in keep:
             try:
                 repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
-            except Exception as error:  # some kinds of store cannot: no reason to end a training
+            except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
                 _say_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
                 return
 
