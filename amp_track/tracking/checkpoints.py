@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
-from amp_track.report import progress
 
+_log = logging.getLogger("amp_track.tracking")
 _FOLDER = "checkpoints"
 _LAST, _BEST = "amp_track.checkpoint.last", "amp_track.checkpoint.best"
 
@@ -80,13 +81,13 @@ def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
             try:
                 repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
             except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
-                _say_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
+                _warn_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
                 return
 
 
 @functools.cache
-def _say_once(text: str) -> None:
-    progress.say(text)
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _digest(file: Path) -> str:

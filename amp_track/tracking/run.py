@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,12 @@ from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
-from amp_track.report import progress
 from amp_track.report.curves import FILE as CURVES
 from amp_track.report.curves import Curves
 from amp_track.tracking import checkpoints
 from amp_track.workers import processes
 
+_log = logging.getLogger("amp_track.tracking")
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
@@ -203,7 +204,7 @@ class Run:
                 if self._curves.draw(picture):
                     self.artifact(picture)
         except Exception as error:  # no picture is a reason for a training to have failed
-            progress.say(f"{CURVES} of run {self.run_id} is missing: {type(error).__name__}: {error}")
+            _log.warning("%s of run %s is missing: %s: %s", CURVES, self.run_id, type(error).__name__, error)
 
     def flush(self) -> None:
         """Send everything that is buffered."""
