@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,8 @@ from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
-from amp_track.report.curves import FILE as CURVES
-from amp_track.report.curves import Curves
 from amp_track.tracking import checkpoints
-from amp_track.workers import processes
 
-_log = logging.getLogger("amp_track.tracking")
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
@@ -50,7 +45,7 @@ class Run:
         self._known_params: dict[str, str] | None = None
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
-        self._curves: Curves | None = None
+
         self.has_checkpoint = False
         """Whether a checkpoint has been stored, so that this training can be resumed."""
 
@@ -71,15 +66,8 @@ class Run:
         """Log the peak of memory that the memory model predicted before the job ran."""
         self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
-    def keep_curves(self, title: str, quality_name: str, *, steps_per_epoch: int) -> None:
-        """Draw the curves of this training when it ends, with what a resumed one has on record."""
-        self._curves = Curves(title, quality_name)
-        self._curves.restore(self._on_record, steps_per_epoch=steps_per_epoch)
-
     def event(self, event: Event, quality_name: str) -> None:
         """Log one event of the job."""
-        if self._curves is not None:
-            self._curves.add(event)
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
@@ -193,19 +181,6 @@ class Run:
         uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
         return uri.removeprefix("file://")
 
-    def end(self) -> None:
-        """Log what is left, and the picture of what has been."""
-        self.flush()
-        if self._curves is None:
-            return
-        try:
-            with processes.scratch_folder() as folder:
-                picture = folder / CURVES
-                if self._curves.draw(picture):
-                    self.artifact(picture)
-        except Exception as error:  # no picture is a reason for a training to have failed
-            _log.warning("%s of run %s is missing: %s: %s", CURVES, self.run_id, type(error).__name__, error)
-
     def flush(self) -> None:
         """Send everything that is buffered."""
         metrics, self._metrics = self._metrics, []
@@ -240,8 +215,13 @@ class Run:
         """Respect the params of a run that `mlflow run` or an earlier command has made."""
         self._known_params = dict(self._client.get_run(self.run_id).data.params)
 
-    def go_on(self, quality_name: str) -> None:
-        """This run goes on from a checkpoint: what was logged after that will come again, and is on record."""
+    @property
+    def on_record(self) -> Mapping[str, Mapping[int, float]]:
+        """What a resumed run had logged before: by metric, its values by step or epoch. Empty for a new run."""
+        return self._on_record
+
+    def resume(self, quality_name: str) -> None:
+        """Read what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
         self.has_checkpoint = True
         by_step = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", f"eval/{quality_name}")
         diagnosed = ("amp/non_finite_fraction", "amp/underflow_fraction", "amp/zero_fraction")

@@ -89,7 +89,7 @@ class Tracker:
             raise
         finally:
             try:
-                run.end()
+                run.flush()
             finally:
                 self._client.set_terminated(run.run_id, status)
 

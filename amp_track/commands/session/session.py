@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks, store_checks
+from amp_track.commands.session.keep_curves import kept_curves
 from amp_track.planner.frontier import Limit
 from amp_track.records import addresses
 from amp_track.records.events import Event
@@ -348,15 +349,19 @@ class Session:
         run.predicted(predicted_bytes)
         run.flush()
         quality_name = self.inspection.quality_name
-        if kind == "train":
-            per_epoch = steps_per_epoch(job, self._training_samples(job))
-            run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)
+        per_epoch = steps_per_epoch(job, self._training_samples(job))
+        is_training = kind == "train"
         with (
+            kept_curves(run, title, quality_name, steps_per_epoch=per_epoch)
+            if is_training
+            else nullcontext() as curves,
             progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-            processes.scratch_folder() if kind == "train" else nullcontext() as folder,
+            processes.scratch_folder() if is_training else nullcontext() as folder,
         ):
 
             def on_event(event: Event) -> None:
+                if curves is not None:
+                    curves.add(event)
                 run.event(event, quality_name)
                 show(event)
 
