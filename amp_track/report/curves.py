@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from amp_track.records import metrics as names
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class Curves:
 
     def restore(self, metrics: Mapping[str, Mapping[int, float]], *, steps_per_epoch: int) -> None:
         """Add what a resumed run has on record: by metric, its values by step or epoch."""
-        self._step_losses |= metrics.get("train/step_loss", {})
-        self._scales |= metrics.get("amp/scale", {})
+        self._step_losses |= metrics.get(names.STEP_LOSS, {})
+        self._scales |= metrics.get(names.SCALE, {})
         train, evaluation, quality = (
-            metrics.get(name, {}) for name in ("train/loss", "eval/loss", f"eval/{self._quality_name}")
+            metrics.get(name, {})
+            for name in (names.TRAIN_LOSS, names.EVAL_LOSS, names.quality_metric(self._quality_name))
         )
         last_step = max(self._step_losses, default=0)
         for epoch, loss in train.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from amp_track.records.metrics import merged_fields
 from amp_track.records.outcome import Outcome, Verdict
 
 _LOST_A_PEER = (
@@ -20,8 +21,9 @@ _LOST_A_PEER = (
 def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
     """Return the outcome of a job from the outcomes of its processes.
 
-    If all fit, it is the first one's with the largest peaks of memory. Else it is the cause: running out of memory
-    comes first, and a process that fails because it has lost another one comes last.
+    If all fit, it is the first one's with the fields that the table of metrics merges, such as the peaks of memory.
+    Else it is the cause: running out of memory comes first, and a process that fails because it has lost another one
+    comes last.
 
     Args:
         outcomes: by rank; None for a process that was ended before it had an outcome.
@@ -35,14 +37,7 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
     whole = [outcome for outcome in outcomes if outcome is not None]
     assert len(whole) == len(outcomes), "a process is ended early only because another one has failed"
 
-    return dataclasses.replace(
-        whole[0],
-        waited_seconds=max(outcome.waited_seconds or 0.0 for outcome in whole),
-        max_allocated_bytes=max(outcome.max_allocated_bytes or 0 for outcome in whole) or None,
-        max_memory_bytes=max(outcome.max_memory_bytes or 0 for outcome in whole) or None,
-        eval_max_allocated_bytes=max(outcome.eval_max_allocated_bytes or 0 for outcome in whole) or None,
-        max_resident_bytes=max(outcome.max_resident_bytes or 0 for outcome in whole) or None,
-    )
+    return dataclasses.replace(whole[0], **merged_fields(whole))
 
 
 def is_conclusive(outcome: Outcome) -> bool:

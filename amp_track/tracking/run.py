@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+from mlflow.entities import Metric as LoggedMetric
 
+from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.inspection import Inspection
+from amp_track.records.metrics import METRICS
 from amp_track.records.outcome import Outcome
 from amp_track.tracking import checkpoints
 
@@ -38,7 +41,7 @@ class Run:
         self.run_id = run_id
         self.experiment_id = experiment_id
         self._client = client
-        self._metrics: list[Metric] = []
+        self._metrics: list[LoggedMetric] = []
         self._params: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         self._flushed = time.monotonic()
@@ -52,7 +55,7 @@ class Run:
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
         """Buffer a metric. None is left out, and so is a value that a resumed run has on record already."""
         if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
-            self._metrics.append(Metric(name, float(value), int(time.time() * 1000), step))
+            self._metrics.append(LoggedMetric(name, float(value), int(time.time() * 1000), step))
 
     def params(self, params: dict[str, str]) -> None:
         """Buffer params, cut to the length that MLflow takes."""
@@ -64,23 +67,23 @@ class Run:
 
     def predicted(self, peak_bytes: int | None) -> None:
         """Log the peak of memory that the memory model predicted before the job ran."""
-        self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
+        self.metric(names.PREDICTED_MEMORY, peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
     def event(self, event: Event, quality_name: str) -> None:
         """Log one event of the job."""
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
-                self.metric("amp/scale", scale, 0)
+                self.metric(names.SCALE, scale, 0)
             case EpochEnded():
-                self.metric("train/loss", event.train_loss, event.epoch)
-                self.metric("eval/loss", event.eval_loss, event.epoch)
-                self.metric(f"eval/{quality_name}", event.quality, event.epoch)
+                self.metric(names.TRAIN_LOSS, event.train_loss, event.epoch)
+                self.metric(names.EVAL_LOSS, event.eval_loss, event.epoch)
+                self.metric(names.quality_metric(quality_name), event.quality, event.epoch)
             case StepsRecorded():
                 for step, loss in enumerate(event.losses, start=event.first_step):
-                    self.metric("train/step_loss", loss, step)
+                    self.metric(names.STEP_LOSS, loss, step)
                 for step, scale in event.scale_changes:
-                    self.metric("amp/scale", scale, step)
+                    self.metric(names.SCALE, scale, step)
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
                 self.flush()  # a resumed training does not compute again what precedes the checkpoint
@@ -101,35 +104,14 @@ class Run:
             self.tags({"amp_track.message": outcome.message})
         if outcome.traceback:
             self.text("traceback.txt", outcome.traceback)
-        self.metric("time/wall_s", outcome.wall_seconds)
-        self.metric("time/train_s", outcome.train_seconds)
-        self.metric("input/waited_fraction", outcome.waited_fraction)
-        self.metric("throughput/samples_per_s", outcome.samples_per_second)
-        self.metric("throughput/eval_samples_per_s", outcome.eval_samples_per_second)
-        for name, size in (
-            ("max_allocated", outcome.max_allocated_bytes),
-            ("max_reserved", outcome.max_memory_bytes),
-            ("eval_max_allocated", outcome.eval_max_allocated_bytes),
-            ("max_resident", outcome.max_resident_bytes),
-            ("requested", outcome.requested_bytes),
-        ):
-            self.metric(f"memory/{name}_mib", size / _MEBIBYTE if size is not None else None)
-        if outcome.fits:
-            self.metric("train/steps", outcome.steps)
-            self.metric("train/updates", outcome.updates)
-            losses = outcome.non_finite_losses
-            self.metric("train/non_finite_losses", losses.batches if losses is not None else 0)
+        for metric in METRICS:
+            self.metric(metric.name, metric.of(outcome))
         if outcome.scale is not None:
-            self.metric("amp/skipped_steps", outcome.skipped_steps)
-            self.metric("amp/final_scale", outcome.scale.final)
             last_step, last_scale = outcome.scale.history[-1]
             if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
-                self.metric("amp/scale", last_scale, last_step)
-
-        if outcome.diagnosis is not None:
-            self.metric("amp/diagnosis_seconds", outcome.diagnosis.seconds)
-            if self._diagnosed:
-                self.table("diagnosis.json", _columns(self._diagnosed))
+                self.metric(names.SCALE, last_scale, last_step)
+        if outcome.diagnosis is not None and self._diagnosed:
+            self.table("diagnosis.json", _columns(self._diagnosed))
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
         """Log the whole model's fractions by step as metrics; the layers' go into a table at the end."""
@@ -137,9 +119,9 @@ class Run:
         for step in dict.fromkeys(look.step for look in looks):
             of_step = [look for look in looks if look.step == step]
             values = max(sum(look.values for look in of_step), 1)
-            self.metric("amp/non_finite_fraction", sum(look.non_finite for look in of_step) / values, step)
-            self.metric("amp/underflow_fraction", sum(look.underflowing for look in of_step) / values, step)
-            self.metric("amp/zero_fraction", sum(look.zero for look in of_step) / values, step)
+            self.metric(names.NON_FINITE_FRACTION, sum(look.non_finite for look in of_step) / values, step)
+            self.metric(names.UNDERFLOW_FRACTION, sum(look.underflowing for look in of_step) / values, step)
+            self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
     def dataset(self, inspection: Inspection) -> None:
         """Log the data sets that the run is trained and evaluated on."""
@@ -223,9 +205,7 @@ class Run:
     def resume(self, quality_name: str) -> None:
         """Read what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
         self.has_checkpoint = True
-        by_step = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", f"eval/{quality_name}")
-        diagnosed = ("amp/non_finite_fraction", "amp/underflow_fraction", "amp/zero_fraction")
-        for name in (*by_step, *diagnosed):
+        for name in names.streamed_metrics(quality_name):
             history = self._client.get_metric_history(self.run_id, name)
             self._on_record[name] = {metric.step: metric.value for metric in history}
 
