@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.workers import processes
 
 _CLAIM = "amp_track:claim"
@@ -174,18 +174,16 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         """Return the job that `sample_relative` has claimed for this trial; prune the trial when nothing is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return Task(**trial.storage.get_trial(trial._trial_id).system_attrs[_CLAIM])
+        return Task(**private.claimed(trial, _CLAIM))
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        # `_storage` and `_trial_id` are private: a trial's attributes have no other interface here. Without the name, a
-        # search worker that waits long is taken for dead; without the claim, two may probe the same batch.
-        study._storage.set_trial_user_attr(trial._trial_id, storage.WORKER, processes.this_process())
+        private.set_user_attr(study, trial, storage.WORKER, processes.this_process())
         task = self._wait_for_turn(study, trial.number)
         if task is None:
             return {}
-        study._storage.set_trial_system_attr(trial._trial_id, _CLAIM, dataclasses.asdict(task))
+        private.claim(study, trial, _CLAIM, dataclasses.asdict(task))
         return {"precision": task.precision, "batch_size": task.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Task | None:

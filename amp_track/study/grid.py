@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.outcome import Outcome
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
 
 Point = dict[str, Any]
@@ -114,7 +114,7 @@ def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseD
 
 def _point_of(trial: FrozenTrial) -> Point:
     """Return the point as it was queued."""
-    return storage.asked_params(trial)
+    return private.asked_params(trial)
 
 
 def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.study.fit import memory_violation
 
 
@@ -51,7 +51,7 @@ class Space:
         A resumed study keeps those it has; one whose process died is queued again.
         """
         queued = [
-            storage.asked_params(trial) or trial.params
+            private.asked_params(trial) or trial.params
             for trial in study.get_trials(deepcopy=False)
             if trial.state is not TrialState.FAIL
         ]

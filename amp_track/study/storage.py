@@ -7,12 +7,13 @@ process that is gone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -21,12 +22,15 @@ from pydantic import TypeAdapter
 
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
+from amp_track.study import private
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _OUTCOMES = TypeAdapter(Outcome)
+_MOST_OUTCOMES = 10_000
+"""Parsed outcomes are kept in memory up to this number."""
 _SECONDS_TO_NAME_ITSELF = 30
 """A search worker names itself within milliseconds of making a trial; one that has not done so by then is dead."""
 
@@ -136,17 +140,13 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
+    return _parsed_outcome(text)
+
+
+@functools.lru_cache(maxsize=_MOST_OUTCOMES)
+def _parsed_outcome(text: str) -> Outcome:
+    """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
     return _OUTCOMES.validate_python(json.loads(text))
-
-
-def asked_params(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the params that a trial was queued with; empty where it was not queued.
-
-    Optuna keeps it under a name of its own. Should that change, grids and landmarks of a study are queued anew, and
-    `tests/study/test_grid.py` fails.
-    """
-    params: dict[str, Any] = trial.system_attrs.get("fixed_params", {})
-    return params
 
 
 def run_id_of(trial: FrozenTrial) -> str:
@@ -157,17 +157,17 @@ def run_id_of(trial: FrozenTrial) -> str:
 def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     """Set a constraint of a trial: a violation of at most 0 is feasible.
 
-    It is written twice, because optuna-dashboard 0.21 reads only the older list. This uses the private `_trial_id`;
-    without it the dashboard shows an out-of-memory trial as feasible.
+    It is written twice, because optuna-dashboard 0.21 reads only the older list.
     """
     trial.set_constraint(name, violation)
-    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
+    private.set_dashboard_constraint(trial, violation)
 
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, set[int]]:
     """Return the numbers of the finished trials of this study and of those `others` that exist, by study name."""
-    known = [name for name in optuna.get_all_study_names(study._storage) if name in others]
-    studies = [study, *(optuna.load_study(study_name=name, storage=study._storage) for name in known)]
+    storage = private.storage_of(study)
+    known = [name for name in optuna.get_all_study_names(storage) if name in others]
+    studies = [study, *(optuna.load_study(study_name=name, storage=storage) for name in known)]
     for other in studies:
         fail_dead_trials(other)
     return {
