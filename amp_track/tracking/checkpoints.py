@@ -16,10 +16,10 @@ from pathlib import Path
 
 import mlflow
 from mlflow.entities import Run, RunTag
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
+from amp_track.tracking import private
 
 _log = logging.getLogger("amp_track.tracking")
 _FOLDER = "checkpoints"
@@ -73,13 +73,12 @@ def _known(run: Run) -> list[_Stored]:
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
     """Remove the checkpoints that no tag names."""
-    run = client.get_run(run_id)
-    keep = {stored.file for stored in _known(run)}
-    repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri)
+    keep = {stored.file for stored in _known(client.get_run(run_id))}
+
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
-                repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
+                private.delete_artifact(client, run_id, file.path)
             except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
                 _warn_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
                 return

@@ -19,7 +19,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import checkpoints
+from amp_track.tracking import checkpoints, private
 from amp_track.tracking.run import Run
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
@@ -110,7 +110,7 @@ class Tracker:
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
-        made = self._client.create_run(experiment_id, tags=_common_tags() | tags, run_name=name)
+        made = self._client.create_run(experiment_id, tags=private.context_tags() | tags, run_name=name)
         return Run(self._client, made.info.run_id, experiment_id)
 
     def resumable(self, run_id: str) -> Resumable:
@@ -188,14 +188,3 @@ class Tracker:
 def run_id_of_environment() -> str | None:
     """Return the id of the run that `mlflow run` has made for this process."""
     return os.environ.get("MLFLOW_RUN_ID") or None
-
-
-@functools.cache
-def _common_tags() -> dict[str, str]:
-    """Return the tags of user and source as MLflow's own `start_run` records them.
-
-    The one place that touches this registry; should it move, the columns User and Source of the UI become empty.
-    """
-    from mlflow.tracking.context import registry
-
-    return dict(registry.resolve_tags())
