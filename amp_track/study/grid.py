@@ -52,7 +52,11 @@ def train_grid(
 
     Returns:
         One result for each point, in the same order.
+
+    Raises:
+        BadInput: the study was made with other choices of a categorical.
     """
+    storage.check_choices(study.study_name, study.get_trials(deepcopy=False), distributions)
 
     def objective(trial: optuna.Trial) -> float:
         storage.name_worker(trial)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.job import Job
@@ -82,7 +83,12 @@ def train_inside(
         trials: how many trainings in all, those of an earlier command included.
         higher_is_better: the direction of the quality.
         run_training: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+
+    Raises:
+        BadInput: the study was made with edges of other precisions.
     """
+    precisions = CategoricalDistribution(tuple(space.edges))
+    storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
     worst = -math.inf if higher_is_better else math.inf
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:

@@ -12,16 +12,17 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
+from amp_track.records.values import PRECISIONS
 from amp_track.study import private
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
@@ -29,6 +30,8 @@ from amp_track.workers.locks import store_lock
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _OUTCOMES = TypeAdapter(Outcome)
+_OVER_ALL_PRECISIONS = ("fit", "compare")
+"""The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
 """Parsed outcomes are kept in memory up to this number."""
 _SECONDS_TO_NAME_ITSELF = 30
@@ -59,7 +62,8 @@ def open_study(
     """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
 
     Raises:
-        BadInput: it exists and was made with other settings, so that its results would not hold for this command.
+        BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
+            when other precisions were known, which Optuna cannot change.
     """
     check_settings(name, storage, settings)
     with store_lock(url):
@@ -89,7 +93,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
 
 
 def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dict[str, str]) -> None:
-    """Raise BadInput when a study of this name was made with other settings. Write nothing."""
+    """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing."""
     try:
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
@@ -102,6 +106,33 @@ def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dic
                 f"--study: got {setting} {settings.get(setting)}, expected the {known.get(setting)} that study {name} "
                 "was made with; use that setting or name another --study"
             )
+    # The trainings of a search choose among their own edges: those are compared when they are known.
+    if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
+        trials = storage.get_all_trials(study_id, deepcopy=False)
+        check_choices(name, trials, {"precision": CategoricalDistribution(PRECISIONS)})
+
+
+def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
+    """Raise BadInput when the trials of a study know other choices of a categorical than `expected`.
+
+    Optuna takes no other choices into a stored study: it would raise a bare ValueError at the next trial.
+
+    Args:
+        name: the name of the study.
+        trials: all of its trials.
+        expected: the distributions of this command, by param; only categoricals are compared.
+    """
+    for trial in trials:
+        for param, stored in trial.distributions.items():
+            asked = expected.get(param)
+            if not isinstance(stored, CategoricalDistribution) or not isinstance(asked, CategoricalDistribution):
+                continue
+            if stored.choices != asked.choices:
+                known, wanted = (", ".join(map(str, each.choices)) for each in (stored, asked))
+                raise BadInput(
+                    f"--study: got {name}, which was made with the choices {known} of {param}, expected {wanted}, as "
+                    "this command has them; name another --study, because the choices of a study cannot change"
+                )
 
 
 def name_worker(trial: optuna.Trial) -> None:
