@@ -45,7 +45,7 @@ def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient
         assert stored(client, run) == ["step-50.pt"]
 
 
-def test_a_best_one_that_is_newer_is_gone_on_from(client: mlflow.MlflowClient) -> None:
+def test_a_best_one_that_is_newer_is_resumed_from(client: mlflow.MlflowClient) -> None:
     with Tracker(URI).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         checkpoints.keep(client, run.run_id, write(16, is_last=False, is_best=True))
