@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores_fixture import fresh_stores, store_templates
 from support import DIGITS, FAULTS, ROOT
 
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
+
+__all__ = ["fresh_stores", "store_templates"]
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
