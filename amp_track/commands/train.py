@@ -69,7 +69,7 @@ def _resume(request: Request, run_id: str) -> TrainResult:
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(title, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
-            run.go_on(session.inspection.quality_name)
+            run.resume(session.inspection.quality_name)
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 
 

@@ -1,28 +1,28 @@
-"""What a look at the gradients of every layer finds. Plain data."""
+"""The diagnosis of a training: the gradients and outputs of every layer at some steps. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MODEL = "(model)"
-"""As a layer: the model itself, whose name is empty."""
+"""The name of the model itself among the layers; its own name is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerGradients:
-    """One layer at one diagnosed step: its gradients, scaled as they came from the backward pass, and its outputs.
+    """One layer at one diagnosed step: its gradients, scaled as the backward pass leaves them, and its outputs.
 
     `largest_output` is the largest magnitude, inf or NaN if there is such a value, None if it was not looked at.
-    The orders count from 0 and say who came first, None for a layer without gradients or outputs.
+    The orders count the layers from 0 as they ran; None for a layer without gradients or outputs.
     """
 
     step: int
     layer: str
     values: int
-    """Gradient values there are; the next three are counts of them."""
+    """The number of gradient values; the next three count some of them."""
     non_finite: int
     underflowing: int
-    """Not zero, but below float16's smallest normal number, 6.1e-5."""
+    """Values that are not zero, but below float16's smallest normal number, 6.1e-5."""
     zero: int
     largest_output: float | None = None
     forward_order: int | None = None
@@ -31,7 +31,7 @@ class LayerGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSummary:
-    """One layer over all diagnosed steps. Fractions are of its gradient values, the finite ones for underflow."""
+    """One layer over all diagnosed steps: fractions of its gradient values; for underflow, of the finite ones."""
 
     layer: str
     has_gradients: bool
@@ -43,7 +43,7 @@ class LayerSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFinite:
-    """Where a value was first inf or NaN: an output in the forward pass, or a gradient in the backward pass."""
+    """The first value that was inf or NaN: an output in the forward pass, or a gradient in the backward pass."""
 
     step: int
     layer: str
@@ -53,11 +53,11 @@ class NonFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `--diagnose` found, and what it took."""
+    """The result of `--diagnose` and the time it took."""
 
     every: int
     steps: int
-    """Diagnosed."""
+    """How many steps were diagnosed."""
     seconds: float
     layers: tuple[LayerSummary, ...]
     first_non_finite: NonFinite | None = None

@@ -1,4 +1,4 @@
-"""What `amp-track dtypes` found: which operation of a model ran in which dtype. Plain data."""
+"""The result of `amp-track dtypes`: which operation of a model runs in which dtype. Plain data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 CAST = "cast"
 """The operation that turns one floating dtype into another."""
 LOSS = "(loss)"
-"""The layer of what the loss does outside of the model."""
+"""The layer of the loss's operations, which belong to no layer of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,13 @@ class OperationDtypes:
     """An operation of one layer, with the dtypes it ran in."""
 
     layer: str
-    """As `named_modules()` calls it; `outcome.MODEL` for the model's own code outside of any layer, or `LOSS`."""
+    """As `named_modules()` calls it; `diagnosis.MODEL` for the model's own code outside of any layer, or `LOSS`."""
     in_pass: str
     """`forward`, `loss` or `backward`."""
     operation: str
     """`convolution`, `addmm`, `relu_`, …, or `CAST`."""
     parameter: str = ""
-    """Of a cast: the parameter that is cast, by its name in its own layer; empty for other tensors."""
+    """The parameter that is cast, by its name in its own layer; empty for other tensors and other operations."""
     inputs: tuple[str, ...]
     """Dtypes of the floating inputs, in the order of its arguments."""
     output: str
@@ -69,7 +69,7 @@ class DtypesReport:
 
     @property
     def casts(self) -> int:
-        """In the forward pass and the loss."""
+        """The number of casts in the forward pass and the loss."""
         return sum(one.count for one in self.operations if one.in_pass != "backward" and one.operation == CAST)
 
     def as_json(self) -> dict[str, Any]:

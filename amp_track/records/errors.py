@@ -1,4 +1,4 @@
-"""What can go wrong, as a user meets it. Each error carries the exit code of the command that raised it.
+"""The errors that a user meets. Each carries the exit code of the command that raised it.
 
     AmpTrackError            exit code 1
     ├── BadInput             2   what was given cannot be run; nothing was written
@@ -24,7 +24,7 @@ class AmpTrackError(Exception):
 
 
 class BadInput(AmpTrackError, ValueError):
-    """Input that cannot be run: says in one line what was got, what is expected, what to do.
+    """Input that cannot be run. The message says in one line what was got, what is expected, what to do.
 
     Args:
         message: the one line.
@@ -82,11 +82,11 @@ class WorkloadFailed(AmpTrackError):
 
 
 class NothingFits(AmpTrackError):
-    """Out of memory: the batch asked for, or every batch, is larger than the budget.
+    """Out of memory: the batch, or every batch, needs more than the budget.
 
     Args:
         message: says what does not fit, and how many bytes it would take.
-        result: what `--json` prints all the same.
+        result: what `--json` prints nevertheless.
     """
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""What a running job streams to the process that tracks it. Plain data."""
+"""The events that a running job streams to the process that tracks it. Plain data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EpochEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsRecorded:
-    """What the steps since the last such event came to, read from the device at once."""
+    """The results of the steps since the last such event, read from the device at once."""
 
     first_step: int
     """The number of the first one; `losses` holds the others in order."""
@@ -35,34 +35,34 @@ class StepsRecorded:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWritten:
-    """A checkpoint lies in a file, whole; whoever gets this may move it."""
+    """A checkpoint lies complete in a file; the receiver may move it."""
 
     file: str
     step: int
     is_last: bool
-    """To go on from; else it is only the best so far."""
+    """Whether a training resumes from it; else it is only the best so far."""
     is_best: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileWritten:
-    """A file for the run's artifacts lies ready, whole; whoever gets this may move it."""
+    """A file for the run's artifacts lies complete on disk; the receiver may move it."""
 
     file: str
     folder: str = ""
-    """Among the artifacts."""
+    """The folder among the artifacts where it belongs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """Something that went wrong beside the training, for people to read."""
+    """A message for people: something beside the training went wrong."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone:
-    """Progress within a job: sent a few times a second at most, never once per step."""
+    """Progress within a job, sent a few times a second at most, never once per step."""
 
     step: int
     total_steps: int
@@ -74,7 +74,7 @@ class Started:
 
     settings: tuple[tuple[str, str], ...]
     scale: float | None = None
-    """The first one of a GradScaler."""
+    """The GradScaler's first scale; None without one."""
 
 
 Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started

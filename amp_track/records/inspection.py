@@ -1,4 +1,4 @@
-"""What a fresh process finds out about device and workload before anything is run or written."""
+"""The inspection of device and workload, in a fresh process, before anything is run or written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a fresh process found out about a job's device and workload before anything is run or written."""
+    """A job's device and workload, as a fresh process finds them before anything is run or written."""
 
     device: str
     """As torch names it: `cpu`, `cuda:0`."""
@@ -29,9 +29,9 @@ class Inspection:
     precisions: tuple[tuple[str, Support], ...]
     workload_name: str
     workload_digest: str
-    """Of the workload's source: an edge proven for other code is not an edge."""
+    """The digest of the workload's source: an edge proven for other code is not an edge of this one."""
     batch_size: int
-    """The workload's own: what its learning rate was chosen for."""
+    """The workload's own batch size, for which its learning rate was chosen."""
     epochs: int
     learning_rate: float
     loader_workers: int
@@ -46,22 +46,25 @@ class Inspection:
     versions: tuple[tuple[str, str], ...]
 
     def support(self, precision: str) -> Support:
+        """Return whether the device supports a precision, and the reason."""
         return dict(self.precisions)[precision]
 
 
-def resolve(job: Job, found: Inspection) -> Job:
-    """The job with the workload's own values in place of those the user left open, and the real device's name."""
-    learning_rate = job.learning_rate if job.learning_rate is not None else found.learning_rate
-    epochs = job.epochs if job.epochs is not None or job.steps is not None else found.epochs
-    workers = job.loader_workers if job.loader_workers is not None else found.loader_workers // job.processes
-    if loads_in_its_own_process(found.device_kind, job.memory_budget_bytes):
-        workers = 0
+def resolve(job: Job, inspection: Inspection) -> Job:
+    """Return the job with the workload's values where the user gave none, and the real device's name."""
+    learning_rate = job.learning_rate if job.learning_rate is not None else inspection.learning_rate
+    epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
+    loader_workers = job.loader_workers
+    if loader_workers is None:
+        loader_workers = inspection.loader_workers // job.processes
+    if loads_in_its_own_process(inspection.device_kind, job.memory_budget_bytes):
+        loader_workers = 0
     return dataclasses.replace(
         job,
-        device=found.device,
-        batch_size=job.batch_size if job.batch_size is not None else found.batch_size,
+        device=inspection.device,
+        batch_size=job.batch_size if job.batch_size is not None else inspection.batch_size,
         epochs=epochs,
         learning_rate=learning_rate,
-        loader_workers=workers,
-        options=found.options,
+        loader_workers=loader_workers,
+        options=inspection.options,
     )

@@ -1,4 +1,4 @@
-"""What came of a job: its verdict, its measurements, what the GradScaler did. Plain data."""
+"""The outcome of a job: its verdict, its measurements, what the GradScaler did. Plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WAITED_SECONDS = 1.0
 
 
 class Verdict(StrEnum):
-    """What a job came to. Out of memory is a result; a bug is never mistaken for it."""
+    """How a job ended. Out of memory is a normal result, and a bug is never taken for it."""
 
     FITS = "fits"
     OOM = "oom"
@@ -51,14 +51,14 @@ class NonFiniteLosses:
     batches: int
     first_step: int
     first_batch: int
-    """Of its optimizer step, counted from 1."""
+    """The number of that batch within its optimizer step, counted from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A verdict and its measurements. What was not reached is None. Times in seconds, memory in bytes.
+    """A verdict and its measurements. What a job did not reach is None. Times are in seconds, memory in bytes.
 
-    Of a job that failed, the peaks are those until then.
+    For a job that failed, the peaks are those up to the failure.
 
     `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
     accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
@@ -71,11 +71,11 @@ class Outcome:
     message: str = ""
     traceback: str = ""
     requested_bytes: int | None = None
-    """What the allocation that failed asked for."""
+    """The size of the allocation that failed."""
     wall_seconds: float = 0.0
     train_seconds: float | None = None
     waited_seconds: float | None = None
-    """Of `train_seconds`: the device had nothing to compute because the next batch was not there."""
+    """The part of `train_seconds` in which the device had nothing to compute, because the next batch was not there."""
     samples_per_second: float | None = None
     eval_samples_per_second: float | None = None
     max_allocated_bytes: int | None = None
@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def waited_fraction(self) -> float | None:
-        """Part of the training that went by waiting for data."""
+        """The fraction of the training's time that was spent waiting for data."""
         if self.waited_seconds is None or not self.train_seconds:
             return None
         return min(self.waited_seconds / self.train_seconds, 1.0)
@@ -118,12 +118,12 @@ class Outcome:
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """The larger one of training and evaluation."""
+        """The larger peak of training and evaluation."""
         return max(self.max_allocated_bytes or 0, self.eval_max_allocated_bytes or 0) or None
 
     @property
     def wanted_bytes(self) -> int | None:
-        """What a job that ran out of memory had taken and then asked for: about the least it needs."""
+        """The memory that a job had taken, and then asked for, when it ran out: about the least it needs."""
         if self.verdict is not Verdict.OOM or self.peak_allocated_bytes is None:
             return None
         return self.peak_allocated_bytes + (self.requested_bytes or 0)

@@ -1,4 +1,4 @@
-"""How a job's samples become optimizer steps: pure arithmetic."""
+"""The arithmetic of a job's samples, batches and optimizer steps."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from amp_track.records.job import Job
 
 
 def steps_per_epoch(job: Job, training_samples: int) -> int:
-    """Optimizer steps that go through the training data once; the last one may have fewer samples."""
+    """Return how many optimizer steps go through the training data once; the last one may have fewer samples."""
     assert job.batch_size is not None
     return math.ceil(math.ceil(training_samples / (job.batch_size * job.processes)) / job.accumulate)
 
 
 def total_steps(job: Job, training_samples: int) -> int:
-    """Optimizer steps of the whole job."""
+    """Return the number of optimizer steps of the whole job."""
     return job.steps if job.steps is not None else (job.epochs or 1) * steps_per_epoch(job, training_samples)
 
 
 def synthetic_samples(job: Job) -> int:
-    """Of one epoch of made-up data: 16 batches for each process."""
+    """Return the number of samples in an epoch of made-up data: 16 batches for each process."""
     assert job.batch_size is not None
     return 16 * job.batch_size * job.processes
 
 
 def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
-    """The largest batch that fits and divides the effective one, and how many of it make one optimizer step; None
-    where no multiple of `multiple_of` does."""
+    """Return the largest batch that fits and divides the effective one, and how many of it make one optimizer step.
+
+    None where no multiple of `multiple_of` divides the effective batch.
+    """
     for accumulate in range(max(math.ceil(effective_batch_size / max(largest_batch, 1)), 1), effective_batch_size + 1):
         batch_size, rest = divmod(effective_batch_size, accumulate)
         if not rest and batch_size <= largest_batch and not batch_size % multiple_of:
@@ -35,8 +37,10 @@ def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: i
 
 
 def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
-    """The learning rate after `lr_scaling`: linear for SGD (Goyal et al., 1706.02677), square root for Adam
-    (Malladi et al., 2205.10287), from the batch size that the workload's learning rate was chosen for."""
+    """Return the learning rate, scaled from the batch size for which the workload's learning rate was chosen.
+
+    `lr_scaling` is linear for SGD (Goyal et al., 1706.02677), a square root for Adam (Malladi et al., 2205.10287).
+    """
     assert job.learning_rate is not None and job.batch_size is not None
     ratio = job.batch_size * job.processes * job.accumulate / reference_batch_size
     exponent = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[job.lr_scaling]

@@ -1,5 +1,8 @@
-"""From the text of a flag to its value. Each function raises ValueError on text it cannot read; the caller knows the
-flag's name and what is expected, and says both. No torch: arguments are judged before it is imported."""
+"""The parsers of flags: from the text that was given to its value.
+
+Each raises ValueError on text it cannot read; the caller knows the flag's name and what is expected, and says both. No
+torch here: arguments are checked before it is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ PRECISIONS = ("fp32", "tf32", "amp", "bf16")
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that takes one of these texts."""
+
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(text)
@@ -24,17 +29,19 @@ precision = one_of(*PRECISIONS)
 
 
 def precisions(text: str) -> tuple[str, ...]:
-    """`fp32,bf16`: each one once, in the order given."""
+    """Parse `fp32,bf16`: each precision once, in the order given."""
     return tuple(dict.fromkeys(precision(name.strip()) for name in text.split(",")))
 
 
 def natural_number(text: str) -> int:
+    """Parse a whole number of 0 or more."""
     if not re.fullmatch(r"\d+", text.strip()):
         raise ValueError(text)
     return int(text)
 
 
 def positive_integer(text: str) -> int:
+    """Parse a whole number of 1 or more."""
     number = natural_number(text)
     if number < 1:
         raise ValueError(text)
@@ -42,6 +49,7 @@ def positive_integer(text: str) -> int:
 
 
 def positive_number(text: str) -> float:
+    """Parse a finite number above 0."""
     number = float(text)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(text)
@@ -49,7 +57,7 @@ def positive_number(text: str) -> float:
 
 
 def interval(text: str) -> tuple[float, float]:
-    """`1e-4,1e-2`: two positive numbers, the lower first."""
+    """Parse `1e-4,1e-2`: two positive numbers, the lower first."""
     low, high = (positive_number(part) for part in text.split(","))
     if not low < high:
         raise ValueError(text)
@@ -57,7 +65,7 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def byte_size(text: str) -> int:
-    """`6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes."""
+    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes."""
     from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
 
     if not re.fullmatch(r"\s*[\d.]+\s*\w*\s*", text):  # pydantic reads "5%" as 5
@@ -70,7 +78,7 @@ def byte_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Headroom:
-    """A part of a budget that is left free: a fraction of it, or so many bytes."""
+    """The part of a budget that is left free: a fraction of it, or a number of bytes."""
 
     fraction: float = 0.0
     size_bytes: int = 0
@@ -83,7 +91,7 @@ class Headroom:
 
 
 def headroom(text: str) -> Headroom:
-    """`5%` of the budget, or `512MiB` of it."""
+    """Parse a headroom: `5%` of the budget, or `512MiB` of it."""
     if not text.strip().endswith("%"):
         return Headroom(size_bytes=byte_size(text))
     percent = positive_number(text.strip()[:-1])
@@ -94,7 +102,7 @@ def headroom(text: str) -> Headroom:
 
 @dataclass(frozen=True)
 class Margin:
-    """A difference of quality that does not matter: a part of the reference's, or so much."""
+    """A difference of quality that does not matter: a fraction of the reference's quality, or an absolute one."""
 
     fraction: float = 0.0
     absolute: float = 0.0
@@ -107,33 +115,35 @@ class Margin:
 
 
 def margin(text: str) -> Margin:
-    """`1%` of the reference's quality, or `0.005`."""
+    """Parse a margin: `1%` of the reference's quality, or `0.005`."""
     if text.strip().endswith("%"):
         return Margin(fraction=positive_number(text.strip()[:-1]) / 100)
     return Margin(absolute=positive_number(text))
 
 
 def device(text: str) -> str:
+    """Parse the name of a device: `cpu`, `cuda:1`."""
     if not re.fullmatch(r"[a-z]+(:\d+)?", text):
         raise ValueError(text)
     return text
 
 
 def study_name(text: str) -> str:
-    """The studies are called NAME/fit and NAME/train."""
+    """Parse the name of a study, of which NAME/fit and NAME/train are made."""
     if not text or "/" in text:
         raise ValueError(text)
     return text
 
 
 def run_id(text: str) -> str:
+    """Parse the id of an MLflow run."""
     if not re.fullmatch(r"[\w-]+", text):
         raise ValueError(text)
     return text
 
 
 def option(text: str) -> tuple[str, str]:
-    """`width=32` -> ("width", "32")."""
+    """Parse an option of the workload: `width=32` -> ("width", "32")."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(text)
@@ -141,7 +151,7 @@ def option(text: str) -> tuple[str, str]:
 
 
 def options(text: str) -> tuple[str, tuple[str, ...]]:
-    """`width=16,64` -> ("width", ("16", "64")): each one once, in the order given."""
+    """Parse an option with several values: `width=16,64` -> ("width", ("16", "64")), each once, in the order given."""
     name, values = option(text)
     texts = tuple(dict.fromkeys(value.strip() for value in values.split(",")))
     if not all(texts):
@@ -150,7 +160,7 @@ def options(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def format_bytes(size: float) -> str:
-    """5.9 MiB, 1.53 GiB: three significant digits, binary units."""
+    """Return a size for people: 5.9 MiB, 1.53 GiB, with three significant digits and binary units."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1000:
             return f"{size:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""The curves of one training as one picture: losses, quality and the GradScaler's scale over the steps.
+"""One picture of a training's curves: losses, quality and the GradScaler's scale over the steps.
 
-They are metrics too; the picture is what a colleague gets to see without a server.
+The curves are metrics of the run too; the picture can be seen without a server.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from amp_track.records import metrics as names
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 FILE = "curves.png"
 _MOST_POINTS = 1500
-"""Of a curve: about two for each pixel of the picture's width."""
+"""A curve is drawn with no more points: about two for each pixel of the picture's width."""
 _MOST_KEPT = 100_000
-"""Losses of steps; when there are more, half of them stay at most."""
+"""When there are more losses of steps than this, at most half of them are kept."""
 _LOG_FROM_RATIO = 10
 """Losses that differ by more are drawn on a logarithmic axis."""
 _INFINITY_IN_STORE = sys.float_info.max
@@ -37,14 +38,14 @@ Points = list[tuple[int, float]]
 @dataclass(frozen=True)
 class _Epoch:
     step: int
-    """At which it ended."""
+    """The optimizer step at which it ended."""
     train_loss: float | None = None
     eval_loss: float | None = None
     quality: float | None = None
 
 
 class Curves:
-    """What one training logs, as it comes."""
+    """The points of one training's curves, collected while it runs."""
 
     def __init__(self, title: str, quality_name: str) -> None:
         self._title = title
@@ -54,11 +55,12 @@ class Curves:
         self._epochs: dict[int, _Epoch] = {}
 
     def restore(self, metrics: Mapping[str, Mapping[int, float]], *, steps_per_epoch: int) -> None:
-        """What a run that is gone on with has on record: by metric, its values by step or epoch."""
-        self._step_losses |= metrics.get("train/step_loss", {})
-        self._scales |= metrics.get("amp/scale", {})
+        """Add what a resumed run has on record: by metric, its values by step or epoch."""
+        self._step_losses |= metrics.get(names.STEP_LOSS, {})
+        self._scales |= metrics.get(names.SCALE, {})
         train, evaluation, quality = (
-            metrics.get(name, {}) for name in ("train/loss", "eval/loss", f"eval/{self._quality_name}")
+            metrics.get(name, {})
+            for name in (names.TRAIN_LOSS, names.EVAL_LOSS, names.quality_metric(self._quality_name))
         )
         last_step = max(self._step_losses, default=0)
         for epoch, loss in train.items():
@@ -66,6 +68,7 @@ class Curves:
             self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), quality.get(epoch))
 
     def add(self, event: Event) -> None:
+        """Add what one event of the job says."""
         match event:
             case Started(scale=scale) if scale is not None:
                 self._scales[0] = scale
@@ -77,14 +80,14 @@ class Curves:
                 self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.quality)
 
     def _thin_out(self) -> None:
-        """A training may have a hundred million steps, and a picture has a thousand columns."""
+        """Drop losses that the picture could not show: a training may have a hundred million steps."""
         if len(self._step_losses) > _MOST_KEPT:
             every_step = sorted(self._step_losses.items())
             wrong = [(step, loss) for step, loss in every_step if not _is_finite(loss)]
             self._step_losses = dict(thinned(_finite(every_step), _MOST_KEPT // 4) + wrong[: _MOST_KEPT // 4])
 
     def draw(self, file: Path) -> bool:
-        """Write the picture, a PNG. Returns whether there was anything to draw."""
+        """Write the picture as a PNG. Return whether there was anything to draw."""
         if not self._step_losses and not self._epochs:
             return False
         from matplotlib.figure import Figure  # not pyplot: no global state, no display; and late: it takes 0.3 s
@@ -146,16 +149,16 @@ class Curves:
         return max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())), default=0)
 
     def _of_epochs(self, name: str) -> Points:
-        """What an epoch came to, at the step where it ended."""
-        there = [(epoch.step, getattr(epoch, name)) for _, epoch in sorted(self._epochs.items())]
-        return [(step, value) for step, value in there if value is not None]
+        """Return one result of every epoch at the step where the epoch ended."""
+        points = [(epoch.step, getattr(epoch, name)) for _, epoch in sorted(self._epochs.items())]
+        return [(step, value) for step, value in points if value is not None]
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int) -> Points:
-    """At most `most` of the points, in order, that look like all of them: of each stretch, the lowest and the highest.
+    """Return at most `most` of the points, in order, that look like all of them: the extremes of each stretch.
 
     Args:
-        points: finite ones.
+        points: points with finite values.
         most: an even number of 2 or more.
     """
     if len(points) <= most:
@@ -178,7 +181,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _spreads(values: Sequence[float]) -> bool:
-    """Whether a linear axis would hide the lower ones; a logarithmic one cannot show what is not above 0."""
+    """Return whether a linear axis would hide the lower values and a logarithmic one can show all of them."""
     return bool(values) and min(values) > 0 and max(values) > _LOG_FROM_RATIO * min(values)
 
 
@@ -187,5 +190,5 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 
 def _marker(points: Sequence[tuple[int, float]]) -> str:
-    """Dots where there are few: one point alone makes no line."""
+    """Return a dot as the marker where there are few points: one point alone makes no line."""
     return "o" if len(points) <= 50 else ""

@@ -1,1 +1,1 @@
-"""What the commands find, as plain data."""
+"""The results of the commands, as plain data."""

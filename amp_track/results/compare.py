@@ -1,4 +1,4 @@
-"""What `compare` has found out: the same training at several precisions, at each value of an option. Plain data."""
+"""The result of `compare`: the same training at several precisions, at each value of an option. Plain data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.results.shown import Shown
 
 REFERENCE = "fp32"
-"""What the other precisions are compared with."""
+"""The precision with which the others are compared."""
 
 
 class Speed(StrEnum):
-    """Of one precision against another."""
+    """The speed of one precision against another's."""
 
     FASTER = "faster"
     SAME = "no difference"
@@ -30,14 +30,16 @@ class Speed(StrEnum):
 
 
 def judge(speedup: float) -> Speed:
-    """What is within 3 % counts as no difference, whichever of the two is the slower one."""
+    """Return whether a precision is faster. Within 3 % there is no difference, whichever of the two is slower."""
     if speedup * NO_SLOWER > 1:
         return Speed.FASTER
     return Speed.SLOWER if speedup < NO_SLOWER else Speed.SAME
 
 
 def pays_from(speedups: Sequence[float | None]) -> int | None:
-    """The first place from which on a precision is faster wherever both ran; None where at the last one it is not.
+    """Return the first place from which on a precision is faster wherever both ran.
+
+    None where it is not faster at the last one.
 
     Args:
         speedups: samples/s over the reference's, in ascending order of what is varied; None where one did not run.
@@ -54,7 +56,7 @@ def pays_from(speedups: Sequence[float | None]) -> int | None:
 
 
 def as_numbers(values: Sequence[str]) -> list[float] | None:
-    """The values as numbers; None where they are not all finite ones."""
+    """Return the values as numbers; None where one is not a finite number."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:
@@ -63,13 +65,13 @@ def as_numbers(values: Sequence[str]) -> list[float] | None:
 
 
 def in_order(values: Sequence[str]) -> list[str]:
-    """Numbers in ascending order; anything else as it was given."""
+    """Return numbers in ascending order; other values in the order given."""
     return sorted(values, key=float) if as_numbers(values) is not None else list(values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One precision at one value of the option: a training for each seed. What did not fit counts in no mean."""
+    """One precision at one value of the option: a training for each seed. Means leave out those that did not fit."""
 
     value: str
     """Empty where no option is varied."""
@@ -79,71 +81,76 @@ class Cell:
 
     @property
     def failure(self) -> Outcome | None:
-        """The first that did not fit."""
-        return next((found.outcome for found in self.trainings if not found.outcome.fits), None)
+        """The first outcome that does not fit; None where all fit."""
+        return next((training.outcome for training in self.trainings if not training.outcome.fits), None)
 
     @property
     def verdict(self) -> str:
+        """`fits`, or the verdict of the first training that does not."""
         return str(self.failure.verdict if self.failure is not None else Verdict.FITS)
 
     @property
     def samples_per_second(self) -> float | None:
+        """The mean throughput in training."""
         return self._mean(lambda outcome: outcome.samples_per_second)
 
     @property
     def train_seconds(self) -> float | None:
+        """The mean time of training."""
         return self._mean(lambda outcome: outcome.train_seconds)
 
     @property
     def eval_samples_per_second(self) -> float | None:
+        """The mean throughput in evaluation."""
         return self._mean(lambda outcome: outcome.eval_samples_per_second)
 
     @property
     def waited_fraction(self) -> float | None:
-        """Part of the training that went by waiting for data."""
+        """The mean fraction of the training's time that was spent waiting for data."""
         return self._mean(lambda outcome: outcome.waited_fraction)
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether the input pipeline decided how fast one of the trainings was."""
-        return any(outcome.waits_for_data for outcome in self._whole)
+        """Whether loading data limited the speed of one of the trainings."""
+        return any(outcome.waits_for_data for outcome in self._fitting)
 
     @property
     def train_memory_bytes(self) -> float | None:
         """The largest peak in training."""
-        return max(self._of(lambda outcome: outcome.max_allocated_bytes), default=None)
+        return max(self._measured(lambda outcome: outcome.max_allocated_bytes), default=None)
 
     @property
     def eval_memory_bytes(self) -> float | None:
         """The largest peak in evaluation."""
-        return max(self._of(lambda outcome: outcome.eval_max_allocated_bytes), default=None)
+        return max(self._measured(lambda outcome: outcome.eval_max_allocated_bytes), default=None)
 
     @property
     def quality(self) -> Interval | None:
-        """Over the trainings that came to one."""
-        qualities = [found for found in self._of(lambda outcome: outcome.quality) if math.isfinite(found)]
+        """The mean quality, with its interval, of the trainings whose quality is finite; None where there are none."""
+        qualities = [quality for quality in self._measured(lambda outcome: outcome.quality) if math.isfinite(quality)]
         return interval(qualities) if qualities else None
 
     @property
     def steps(self) -> int:
-        return sum(outcome.steps for outcome in self._whole)
+        """The optimizer steps of all seeds."""
+        return sum(outcome.steps for outcome in self._fitting)
 
     @property
     def skipped_steps(self) -> int:
-        """Of `steps`, over all seeds."""
-        return sum(outcome.skipped_steps for outcome in self._whole)
+        """How many of `steps` were skipped."""
+        return sum(outcome.skipped_steps for outcome in self._fitting)
 
     @property
-    def _whole(self) -> list[Outcome]:
+    def _fitting(self) -> list[Outcome]:
         return [training.outcome for training in self.trainings if training.outcome.fits]
 
-    def _of(self, measure: Callable[[Outcome], float | None]) -> list[float]:
-        found = [measure(outcome) for outcome in self._whole]
-        return [number for number in found if number is not None]
+    def _measured(self, measure: Callable[[Outcome], float | None]) -> list[float]:
+        numbers = [measure(outcome) for outcome in self._fitting]
+        return [number for number in numbers if number is not None]
 
     def _mean(self, measure: Callable[[Outcome], float | None]) -> float | None:
-        found = self._of(measure)
-        return fmean(found) if found else None
+        numbers = self._measured(measure)
+        return fmean(numbers) if numbers else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,41 +164,43 @@ class CompareResult(Shown):
     device_kind: str
     quality_name: str
     option: str | None
-    """None where none is varied: there is then one value, which is empty."""
+    """The option that is varied; None without one, and then there is one value, which is empty."""
     values: tuple[str, ...]
     precisions: tuple[str, ...]
     skipped: dict[str, str]
-    """The precisions that the device lacks, with the reason."""
+    """The precisions that the device lacks, each with the reason."""
     seeds: int
     margin: Margin
     cells: tuple[Cell, ...] = field(repr=False)
-    """By value, then precision."""
+    """Ordered by value, then by precision."""
     answers: tuple[str, ...] = ()
     report: str = ""
 
     def cell(self, value: str, precision: str) -> Cell:
+        """Return the cell of one precision at one value."""
         return next(cell for cell in self.cells if (cell.value, cell.precision) == (value, precision))
 
     def at(self, value: str) -> str:
-        """`width=16`; empty where nothing is varied."""
+        """Return `width=16` for a value; empty where no option is varied."""
         return f"{self.option}={value}" if self.option is not None else ""
 
     def ratio(self, cell: Cell, measure: str) -> float | None:
-        """To the reference's at the same value; None where one of the two is not known."""
+        """Return a measure's ratio to the reference's at the same value; None where one of the two is not known."""
         own, reference = getattr(cell, measure), getattr(self.cell(cell.value, REFERENCE), measure)
         return own / reference if own is not None and reference else None
 
     def speedups(self, precision: str) -> list[float | None]:
-        """By value."""
+        """Return a precision's speedup over the reference at each value."""
         return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
 
     def seeds_at(self, value: str) -> SeedsResult:
-        """The trainings at one value, for the test of equivalence."""
+        """Return the trainings at one value, for the test of equivalence."""
         trainings = [training for cell in self.cells if cell.value == value for training in cell.trainings]
         return SeedsResult(job=self.job, seeds=self.seeds, margin=self.margin, trainings=tuple(trainings))
 
     @property
     def has_quality(self) -> bool:
+        """Whether any training has a quality."""
         return any(cell.quality is not None for cell in self.cells)
 
     def as_json(self) -> dict[str, Any]:
@@ -216,7 +225,7 @@ class CompareResult(Shown):
         }
 
     def row(self, cell: Cell) -> dict[str, Any]:
-        """One cell with its ratios to the reference, as `--json` and MLflow's table have it."""
+        """Return one cell with its ratios to the reference, as `--json` and MLflow's table show it."""
         quality = cell.quality
         return {
             "value": cell.value if self.option is not None else None,

@@ -1,7 +1,7 @@
-"""Is the quality the same? Mean and interval over seeds, and a test of equivalence with a stated margin.
+"""Means and intervals over seeds, and a test of equivalence: is the quality the same, within a stated margin?
 
-A difference that is not significant is no proof that there is none: with few seeds nothing is significant. So the
-question is put the other way round, as two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): is the
+A difference that is not significant does not prove that there is none: with few seeds nothing is significant. The
+question is therefore reversed, as two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): is the
 difference proven to lie within the margin?
 """
 
@@ -18,7 +18,7 @@ EQUIVALENT, DIFFERENT, UNKNOWN = "equivalent", "different", "not enough seeds to
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean and the interval that holds it, at 95 %, by Student's t; without two values there is none."""
+    """A mean and its 95 % confidence interval by Student's t, which takes two values or more."""
 
     mean: float
     low: float | None
@@ -26,25 +26,26 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
+        """Half the width of the interval; None without one."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How the mean of one precision lies to the reference's."""
+    """The difference between the mean of one precision and the reference's."""
 
     verdict: str
     """`equivalent`, `different` or `not enough seeds to tell`."""
     difference: float
     low: float | None
-    """Of the 90 % interval of the difference: it lies within the margin if, and only if, both one-sided tests at 5 %
-    say so."""
+    """The lower end of the difference's 90 % interval, which lies within the margin if, and only if, both one-sided
+    tests at 5 % reject."""
     high: float | None
     margin: float
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of at least one value."""
+    """Return the mean of at least one value, with its interval."""
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean=mean, low=None, high=None)
@@ -53,14 +54,16 @@ def interval(values: Sequence[float]) -> Interval:
     from scipy import stats
 
     with _nearly_identical_values():
-        found = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return Interval(mean=mean, low=float(found.low), high=float(found.high))
+        bounds = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return Interval(mean=mean, low=float(bounds.low), high=float(bounds.high))
 
 
 def compare(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
-    """Whether the means are equivalent within ±margin, different, or neither is proven: t-tests at 5 % of the
-    differences, pair by pair. Each pair has the same seed, so the same initial weights and order of samples: what seeds
-    do to both alike is no noise of the difference."""
+    """Return whether the means are equivalent within ±margin, different, or neither is proven.
+
+    The t-tests at 5 % are of the differences, pair by pair. Each pair has the same seed, so the same initial weights
+    and order of samples: the effect that a seed has on both is no noise of the difference.
+    """
     differences = [value - other for value, other in zip(values, reference, strict=True)]
     difference = fmean(differences)
     if len(differences) < 2:
@@ -73,8 +76,8 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 
         with _nearly_identical_values():
             test = stats.ttest_1samp(differences, 0.0)
-            found = test.confidence_interval(0.90)
-        low, high = float(found.low), float(found.high)
+            bounds = test.confidence_interval(0.90)
+        low, high = float(bounds.low), float(bounds.high)
         is_different = float(test.pvalue) < 0.05
     if -margin < low and high < margin:
         verdict = EQUIVALENT
@@ -85,7 +88,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
 
 @contextmanager
 def _nearly_identical_values() -> Iterator[None]:
-    """scipy warns that their variance is inexact. It is next to nothing, and that is the answer."""
+    """Ignore scipy's warning that the variance of nearly identical values is inexact: it is almost zero, as it says."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         yield

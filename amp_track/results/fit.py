@@ -1,4 +1,4 @@
-"""What `fit` finds: the edge of each precision."""
+"""The result of `fit`: the edge of each precision."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from amp_track.records.steps import micro_batch
 from amp_track.results.shown import Shown
 
 NO_SLOWER = 0.97
-"""Of the best throughput: what is within 3 % of it counts as the best."""
+"""The fraction of the best throughput that counts as the best: within 3 % there is no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionFit:
-    """The edge of one precision, and what it costs there."""
+    """The edge of one precision, with the cost of training there."""
 
     edge: Edge
     probes: int
-    """How many it took to prove the edge; the multiple and the confirmation come on top."""
+    """How many probes proved the edge; those of the multiple and the confirmation are not counted."""
     at_edge: Outcome | None
     """The probe at the largest batch; None where nothing fits."""
     run_id: str | None
     confirmation: Outcome | None = None
     """The longer training at the largest batch; None where it was left out."""
     failure: Outcome | None = None
-    """What became of one more; None where a limit ends the search."""
+    """The outcome at one sample more; None where a limit ends the search."""
     largest_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None where there is none."""
     throughput: tuple[tuple[int, float], ...] = ()
     """(batch size, samples per second) of every batch that ran, in ascending order."""
     bytes_needed: int | None = None
-    """What one sample takes, where not even that fits."""
+    """The memory that one sample takes, where not even that fits."""
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
-        """The smallest batch that ran within 3 % of the best samples/s, and its samples/s: more memory buys nothing."""
+        """The smallest batch within 3 % of the best samples/s, with its samples/s: larger ones are no faster."""
         best = max((speed for _, speed in self.throughput), default=0.0)
         return next(((batch, speed) for batch, speed in self.throughput if speed >= best * NO_SLOWER), None)
 
     @property
     def samples_per_second(self) -> float | None:
-        """At the largest batch; from the longer training where there was one."""
+        """The throughput at the largest batch; from the longer training where there was one."""
         measured = self.confirmation or self.at_edge
         return measured.samples_per_second if measured else None
 
     @property
     def max_memory_bytes(self) -> int | None:
-        """At the largest batch, or what one sample takes where nothing fits."""
+        """The peak of memory at the largest batch, or the memory that one sample takes where nothing fits."""
         peaks = [outcome.max_memory_bytes or 0 for outcome in (self.at_edge, self.confirmation) if outcome is not None]
         return max(peaks, default=self.bytes_needed)
 
@@ -74,7 +74,7 @@ class PrecisionFit:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult(Shown):
-    """The edge at every precision. `skipped` maps the others to the reason."""
+    """The edge of every precision. `skipped` maps the other precisions to the reason."""
 
     study: str
     run_id: str
@@ -84,20 +84,22 @@ class FitResult(Shown):
     precisions: dict[str, PrecisionFit]
     skipped: dict[str, str]
     headroom_bytes: int = 0
-    """Of the budget, left free at the edges."""
+    """The part of the budget that is left free at the edges."""
     multiple_of: int = 1
     effective_batch_size: int | None = None
 
     @property
     def edges(self) -> dict[str, int]:
-        """The largest batch of each precision at which anything fits."""
+        """The largest batch by precision, for those at which at least one sample fits."""
         return {
             name: fitted.edge.largest_batch for name, fitted in self.precisions.items() if fitted.edge.largest_batch
         }
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
-        """The batch (of each process) and how many of it make the effective batch; None where none was asked for or
-        nothing gives it."""
+        """Return the batch of each process and how many of it make the effective batch.
+
+        None where no effective batch was asked for or no batch divides it.
+        """
         if self.effective_batch_size is None:
             return None
         largest = self.precisions[precision].edge.largest_batch

@@ -1,4 +1,4 @@
-"""What `search` finds: the edges, and trainings inside them."""
+"""The result of `search`: the edges, and trainings inside them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(Shown):
-    """Edges, trainings inside them, and the numbers of the trials that no other beats in both quality and speed."""
+    """The edges, the trainings inside them, and the numbers of the trials on the Pareto front of quality and speed."""
 
     fit: FitResult
     quality_name: str
     higher_is_better: bool
     workload_batch_size: int
-    """What the workload's learning rate was chosen for."""
+    """The batch size for which the workload's learning rate was chosen."""
     trials: tuple[TrialResult, ...]
     pareto: tuple[int, ...]
     seeds: SeedsResult | None = None

@@ -1,4 +1,4 @@
-"""The same training at every precision with several seeds."""
+"""The result of training at every precision with several seeds."""
 
 from __future__ import annotations
 
@@ -34,38 +34,40 @@ class SeedsResult:
     trainings: tuple[SeedResult, ...]
 
     def qualities(self, precision: str) -> list[float]:
-        """Of the trainings that came to one, by seed."""
+        """Return the finite qualities of one precision, in the order of the seeds."""
         return list(self._by_seed(precision).values())
 
     def _by_seed(self, precision: str) -> dict[int, float]:
-        found = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
+        own = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
         return {
             training.seed: training.outcome.quality
-            for training in found
+            for training in own
             if training.outcome.quality is not None and math.isfinite(training.outcome.quality)
         }
 
     def without_quality(self, precision: str) -> int:
-        """How many came to none: they diverged, or did not end."""
+        """Return how many trainings have no finite quality: they diverged, or did not end."""
         return sum(t.precision == precision for t in self.trainings) - len(self.qualities(precision))
 
     @property
     def precisions(self) -> list[str]:
-        there = {training.precision for training in self.trainings}
-        return [precision for precision in PRECISIONS if precision in there]
+        """The precisions that were trained, in the order of `PRECISIONS`."""
+        trained = {training.precision for training in self.trainings}
+        return [precision for precision in PRECISIONS if precision in trained]
 
     def interval(self, precision: str) -> Interval | None:
+        """Return the mean quality of one precision, with its interval; None without a finite quality."""
         qualities = self.qualities(precision)
         return interval(qualities) if qualities else None
 
     def comparison(self, precision: str) -> Comparison | None:
-        """With fp32; None for itself, or where one of the two has no quality."""
-        reference, found = self._by_seed("fp32"), self._by_seed(precision)
-        both = [seed for seed in found if seed in reference]
+        """Return the comparison with fp32; None for fp32 itself, or where one of the two has no quality."""
+        reference, own = self._by_seed("fp32"), self._by_seed(precision)
+        both = [seed for seed in own if seed in reference]
         if precision == "fp32" or not both:
             return None
         margin = self.margin.of(fmean(reference.values()))
-        return compare([found[seed] for seed in both], [reference[seed] for seed in both], margin)
+        return compare([own[seed] for seed in both], [reference[seed] for seed in both], margin)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -76,7 +78,7 @@ class SeedsResult:
                 name: {
                     "values": self.qualities(name),
                     "without_quality": self.without_quality(name),
-                    "interval": (found := self.interval(name)) and dataclasses.asdict(found),
+                    "interval": (interval := self.interval(name)) and dataclasses.asdict(interval),
                     "against_fp32": (against := self.comparison(name)) and dataclasses.asdict(against),
                     "run_ids": [t.run_id for t in self.trainings if t.precision == name],
                 }

@@ -1,4 +1,4 @@
-"""What `train` finds: one job and its outcome."""
+"""The result of `train`: one job and its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_track.results.shown import Shown
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(Shown):
-    """One job, as it ran, its outcome, and advice on it."""
+    """One job as it was run, with its outcome and advice on it."""
 
     run_id: str
     job: Job

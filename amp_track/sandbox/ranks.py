@@ -1,10 +1,11 @@
-"""One outcome of the processes that trained a job together. Pure."""
+"""The outcomes of the processes that trained a job together are merged into one. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
+from amp_track.records.metrics import merged_fields
 from amp_track.records.outcome import Outcome, Verdict
 
 _LOST_A_PEER = (
@@ -14,14 +15,18 @@ _LOST_A_PEER = (
     "DistNetworkError",
     "/gloo/",
 )
-"""In the messages of a process that fails because another one has left."""
+"""Parts of the messages of a process that fails because another one has left."""
 
 
 def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
-    """What came of a job, from what came of each of its processes; None of one that was ended before it said anything.
+    """Return the outcome of a job from the outcomes of its processes.
 
-    If all went well: the first one's, with the largest peaks of memory. Else the cause: running out of memory first,
-    and a process that fails because it has lost another one last.
+    If all fit, it is the first one's with the fields that the table of metrics merges, such as the peaks of memory.
+    Else it is the cause: running out of memory comes first, and a process that fails because it has lost another one
+    comes last.
+
+    Args:
+        outcomes: by rank; None for a process that was ended before it had an outcome.
     """
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
     if failed:
@@ -30,25 +35,18 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
             return cause
         return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
     whole = [outcome for outcome in outcomes if outcome is not None]
-    assert len(whole) == len(outcomes), "who was ended was ended because another one had failed"
+    assert len(whole) == len(outcomes), "a process is ended early only because another one has failed"
 
-    return dataclasses.replace(
-        whole[0],
-        waited_seconds=max(outcome.waited_seconds or 0.0 for outcome in whole),
-        max_allocated_bytes=max(outcome.max_allocated_bytes or 0 for outcome in whole) or None,
-        max_memory_bytes=max(outcome.max_memory_bytes or 0 for outcome in whole) or None,
-        eval_max_allocated_bytes=max(outcome.eval_max_allocated_bytes or 0 for outcome in whole) or None,
-        max_resident_bytes=max(outcome.max_resident_bytes or 0 for outcome in whole) or None,
-    )
+    return dataclasses.replace(whole[0], **merged_fields(whole))
 
 
 def is_conclusive(outcome: Outcome) -> bool:
-    """Whether nothing that another process could still say would matter."""
+    """Return whether no outcome of another process could change the verdict."""
     return not outcome.fits and _blame_rank(outcome) == 0
 
 
 def _blame_rank(outcome: Outcome) -> int:
-    """0 for the surest cause."""
+    """Return how sure it is that this outcome is the cause of the others; 0 is the surest."""
     if outcome.verdict is not Verdict.CRASHED:
         return 0
     lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)

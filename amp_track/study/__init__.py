@@ -1,1 +1,1 @@
-"""Optuna: storage, samplers, the fit study and the train study. The only package that imports optuna."""
+"""The studies: their storage, samplers, and what each kind of study runs. The only package that imports optuna."""

@@ -1,4 +1,7 @@
-"""Optuna's side of the search for the edge: which job comes next, at which precision, for which of several workers."""
+"""The sampler of the fit study: it decides which job comes next, at which precision, for which search worker.
+
+A search worker is one of several processes that run the same command on the same study at the same time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.workers import processes
 
 _CLAIM = "amp_track:claim"
@@ -24,8 +27,11 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Task:
-    """One job of the search. `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; or
-    `confirm`, a longer training at the edge."""
+    """One job of the fit study.
+
+    `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; or `confirm`, a longer training at
+    the edge.
+    """
 
     precision: str
     batch_size: int
@@ -36,23 +42,23 @@ class Task:
 
 
 Done = Sequence[tuple[Task, Outcome, FrozenTrial]]
-"""What has been run, what came of it, and its trial."""
+"""Every finished job with its outcome and its trial."""
 
 
 class Busy(Exception):
-    """What is left to do waits for what other workers are doing."""
+    """Every job that is left depends on one that another search worker is running."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is looked for.
+    """What a fit study looks for.
 
     Args:
-        precisions: in the order to search.
+        precisions: the precisions, in the order in which they are searched.
         limit: the largest batch worth trying.
-        budget_bytes: what the memory model aims at; what a job may really take is enforced elsewhere.
-        first_batch: the workload's own.
-        multiple_of: beside the edge, its largest multiple is probed.
+        budget_bytes: what the memory model aims at; the sandbox enforces what a job may really take.
+        first_batch: the workload's own batch size.
+        multiple_of: beside the edge, the largest multiple of this is probed.
         confirm: whether a longer training confirms each edge.
     """
 
@@ -64,31 +70,31 @@ class Goal:
     confirm: bool
 
     def multiple_up_to(self, largest_batch: int) -> int:
-        """The largest multiple; 0 where there is none."""
+        """Return the largest multiple of `multiple_of` up to `largest_batch`; 0 where there is none."""
         return largest_batch // self.multiple_of * self.multiple_of
 
 
 class EdgeSampler(optuna.samplers.BaseSampler):
-    """Picks the next job from what the storage says is known: stateless, so it resumes.
+    """Picks the next job from the trials in the storage. It has no state of its own, so a study can be resumed.
 
-    Workers take turns: the one whose trial has the lowest number picks first and claims its pick in a system attribute,
-    so that no two run the same. While one precision's probe is running, another worker takes another precision, or
-    goes on as if that probe had come out as predicted.
+    Search workers take turns: the one whose trial has the lowest number picks first and claims its pick in a system
+    attribute, so that no two run the same job. While one precision's probe is running, another search worker takes
+    another precision, or plans as if that probe had ended as predicted.
     """
 
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
 
     def edge(self, done: Done, precision: str) -> Edge | None:
-        """The edge of one precision, once it is proven and, if that is asked for, confirmed."""
-        found = self._explore(done, precision, [])
-        return found if isinstance(found, Edge) else None
+        """Return the edge of one precision, or None until it is proven and, where asked for, confirmed."""
+        step = self._explore(done, precision, [])
+        return step if isinstance(step, Edge) else None
 
     def next(self, trials: Sequence[FrozenTrial]) -> Task | None:
-        """The next job that nobody runs yet; None when everything is proven.
+        """Return the next job that no search worker runs yet; None when every edge is proven.
 
         Raises:
-            Busy: there is none now, and there may be one when a running one has ended.
+            Busy: there is none now, and there may be one when a running job has ended.
         """
         running = [claim for trial in trials if trial.state is TrialState.RUNNING and (claim := _claim_of(trial))]
         done = done_tasks(trials)
@@ -107,11 +113,11 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         raise Busy
 
     def _next_of(self, done: Done, precision: str, running: Sequence[Task]) -> Task | None:
-        """The next job of one precision, if those running came out as predicted."""
-        found = self._explore(done, precision, running)
-        if isinstance(found, Task):
-            return found
-        multiple = self.goal.multiple_up_to(found.largest_batch)
+        """Return the next job of one precision, assuming that the running ones end as predicted."""
+        step = self._explore(done, precision, running)
+        if isinstance(step, Task):
+            return step
+        multiple = self.goal.multiple_up_to(step.largest_batch)
         tasks = (*(task for task, _, _ in done), *running)
         tried = {task.batch_size for task in tasks if task.precision == precision}
         if multiple and multiple not in tried:
@@ -119,31 +125,35 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         return None
 
     def _explore(self, done: Done, precision: str, running: Sequence[Task]) -> Task | Edge:
-        """What proves the edge: first few and short probes; then a longer training at their edge; and where that runs
-        out of memory, longer trainings below it until one fits and one more does not."""
+        """Return the edge of one precision, or the next job that helps to prove it.
+
+        A few short probes come first, then a longer training at their edge. Where that runs out of memory, longer
+        trainings below it follow until one fits and one more sample does not.
+        """
         short, long = (
             _probes(done, precision, kinds) + _as_predicted(running, kinds)
             for kinds in (("probe", "multiple"), ("confirm",))
         )
         goal = self.goal
-        found = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
-        if isinstance(found, Next):
-            return Task(precision, found.batch_size, "probe", found.reason, found.predicted_bytes, found.should_fit)
-        if not goal.confirm or not found.largest_batch:
-            return found
+        step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
+        if isinstance(step, Next):
+            return Task(precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit)
+        edge = step
+        if not goal.confirm or not edge.largest_batch:
+            return edge
         if all(probe.fits for probe in long):
-            if any(probe.batch_size == found.largest_batch for probe in long):
-                return found
-            at_edge = next(probe for probe in short if probe.batch_size == found.largest_batch)
+            if any(probe.batch_size == edge.largest_batch for probe in long):
+                return edge
+            at_edge = next(probe for probe in short if probe.batch_size == edge.largest_batch)
             reason = "a longer training, to confirm the edge"
-            return Task(precision, found.largest_batch, "confirm", reason, at_edge.peak_bytes)
+            return Task(precision, edge.largest_batch, "confirm", reason, at_edge.peak_bytes)
         step = _step_down(short, long, goal)
         if isinstance(step, Edge):
             return step
         return Task(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
-        """The smallest edge proven at another precision, with its line; else the workload's own batch size."""
+        """Return where to begin: the smallest edge proven at another precision, else the workload's own batch size."""
         first = Hint(self.goal.first_batch, "the workload's own batch size")
         hints = []
         for other in self.goal.precisions:
@@ -161,21 +171,19 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         return IntDistribution(1, self.goal.limit.batch_size, log=True)
 
     def suggest(self, trial: optuna.Trial) -> Task:
-        """The objective's side of `infer_relative_search_space`. Prunes the trial when nothing is left to do."""
+        """Return the job that `sample_relative` has claimed for this trial; prune the trial when nothing is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return Task(**trial.storage.get_trial(trial._trial_id).system_attrs[_CLAIM])
+        return Task(**private.claimed(trial, _CLAIM))
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        # `_storage` and `_trial_id` are private: a trial's attributes have no other interface here. Without the name, a
-        # worker that waits long is taken for dead; without the claim, two workers may probe the same batch.
-        study._storage.set_trial_user_attr(trial._trial_id, storage.WORKER, processes.this_process())
+        private.set_user_attr(study, trial, storage.WORKER, processes.this_process())
         task = self._wait_for_turn(study, trial.number)
         if task is None:
             return {}
-        study._storage.set_trial_system_attr(trial._trial_id, _CLAIM, dataclasses.asdict(task))
+        private.claim(study, trial, _CLAIM, dataclasses.asdict(task))
         return {"precision": task.precision, "batch_size": task.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Task | None:
@@ -193,18 +201,18 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        # Nothing was picked: another worker has proven the last edge since this trial was asked for.
+        # Nothing was picked: another search worker has proven the last edge since this trial was asked for.
         raise optuna.TrialPruned("nothing is left to probe")
 
 
 def _claim_of(trial: FrozenTrial) -> Task | None:
-    """What a trial is for; None before it has picked."""
+    """Return the job that a trial runs; None before it has picked one."""
     claim = trial.system_attrs.get(_CLAIM)
     return Task(**claim) if claim else None
 
 
 def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
-    """Everything that has been run, in the order it was asked for."""
+    """Return every finished job, in the order of the trials."""
     return [
         (task, outcome, trial)
         for trial in trials
@@ -215,7 +223,7 @@ def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
 
 
 def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
-    """What is known of one precision from jobs of these kinds."""
+    """Return the probes of one precision that jobs of these kinds have made."""
     return [
         Probe(
             task.batch_size,
@@ -229,7 +237,7 @@ def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
 
 
 def _as_predicted(running: Sequence[Task], kinds: Sequence[str]) -> list[Probe]:
-    """What other workers run now, as if it had come out as the memory model says."""
+    """Return what the other search workers run now as probes that end as the memory model predicts."""
     probes = []
     for task in running:
         if task.kind in kinds and task.predicted_bytes is not None:
@@ -239,8 +247,10 @@ def _as_predicted(running: Sequence[Task], kinds: Sequence[str]) -> list[Probe]:
 
 
 def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | Edge:
-    """Where a longer training runs out of memory that a probe did not. Until one fits: as much less as it lacked, by
-    the line through the probes, and each time twice as much."""
+    """Return the next longer training where one ran out of memory though its probe fitted, or the edge they prove.
+
+    Until one fits, the memory that was lacking is taken off by the line through the probes, twice as much each time.
+    """
     lowest = min((probe for probe in long if not probe.fits), key=lambda probe: probe.batch_size)
     line = line_of(short)
     if any(probe.fits for probe in long) or lowest.batch_size == 1 or line is None:

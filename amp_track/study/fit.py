@@ -1,4 +1,4 @@
-"""The study `NAME/fit`: the largest batch that fits, at each precision. Its best value is the answer."""
+"""The study `NAME/fit` finds the largest batch that fits at each precision. Its best value is the answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def find_edges(
     """Probe until every edge is proven and confirmed.
 
     Args:
-        study: of `sampler`, maximizing.
-        sampler: says what to run, and in which order to report.
+        study: the study that samples with `sampler` and maximizes.
+        sampler: decides what to run next; its goal names the precisions in the order of the result.
         run_task: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
     """
 
@@ -39,7 +39,7 @@ def find_edges(
         storage.constrain(trial, "memory", memory_violation(outcome, sampler.goal.budget_bytes))
         return float(task.batch_size if outcome.fits else 0)
 
-    # One trial at a time, so that nothing is asked for once the last edge is proven; `optimize` keeps the heartbeat.
+    # One trial at a time, so that none is made once the last edge is proven; `optimize` keeps the heartbeat.
     while _is_anything_left(study, sampler):
         study.optimize(objective, n_trials=1)
     done = done_tasks(study.get_trials(deepcopy=False))
@@ -47,7 +47,7 @@ def find_edges(
 
 
 def _is_anything_left(study: optuna.Study, sampler: EdgeSampler) -> bool:
-    """Waits while only other workers have something to do."""
+    """Return whether a job is left for this search worker; wait while every job depends on what others run."""
     while True:
         try:
             return sampler.next(study.get_trials(deepcopy=False)) is not None
@@ -57,8 +57,10 @@ def _is_anything_left(study: optuna.Study, sampler: EdgeSampler) -> bool:
 
 
 def memory_violation(outcome: Outcome, budget_bytes: int | None) -> float:
-    """By what part of the budget a job went over it; at most 0 when it fits. Graded, so that TPE learns which way to
-    go; out of memory as FAIL or PRUNED would keep it from the optimum."""
+    """Return by what fraction of the budget a job exceeds it; at most 0 when it fits.
+
+    The violation is graded so that TPE learns the direction: out of memory as FAIL or PRUNED kept it from the optimum.
+    """
     if outcome.fits:
         return min((outcome.max_memory_bytes or 0) / budget_bytes - 1, 0.0) if budget_bytes else 0.0
     return max((outcome.wanted_bytes or 0) / budget_bytes - 1, 0.001) if budget_bytes else 1.0
@@ -67,7 +69,7 @@ def memory_violation(outcome: Outcome, budget_bytes: int | None) -> float:
 def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> PrecisionFit:
     edge = sampler.edge(done_everywhere, precision)
     assert edge is not None
-    done = [found for found in done_everywhere if found[0].precision == precision]
+    done = [job for job in done_everywhere if job[0].precision == precision]
     at_edge = [(task, outcome, trial) for task, outcome, trial in done if task.batch_size == edge.largest_batch]
     speeds = {
         task.batch_size: outcome.samples_per_second or 0.0
@@ -76,7 +78,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         if outcome.fits and task.batch_size <= edge.largest_batch and task.kind != "confirm"
     }
     multiple = sampler.goal.multiple_up_to(edge.largest_batch)
-    probed = min(at_edge, key=lambda found: found[0].kind == "confirm", default=None)
+    probed = min(at_edge, key=lambda job: job[0].kind == "confirm", default=None)
     return PrecisionFit(
         edge=edge,
         probes=sum(task.kind == "probe" for task, _, _ in done),
@@ -90,7 +92,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
 
 
 def table_of(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
-    """Every job of the search in the order it was asked for, column by column."""
+    """Return every finished job of the fit study as columns, in the order of the trials."""
     rows: list[dict[str, Any]] = [
         {
             "trial": trial.number,

@@ -1,4 +1,4 @@
-"""A study that trains a grid: a list of settings, each exactly once, whoever of several workers gets to it."""
+"""A study that trains a grid: a list of settings, each exactly once, however many search workers share it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.outcome import Outcome
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
 
 Point = dict[str, Any]
-"""What one training of the grid is told from the others by: names with numbers or text."""
+"""The settings that identify one training of the grid: names with numbers or text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One point of the grid, and what came of it."""
+    """One point of the grid with the outcome of its training."""
 
     point: Point
     outcome: Outcome
@@ -37,21 +37,26 @@ def train_grid(
     value: Callable[[Outcome], float],
     is_known: Callable[[Outcome], bool] = lambda outcome: True,
 ) -> list[Trained]:
-    """Train every point, in the order given. What the study knows is not trained again, and what another worker trains
-    is waited for.
+    """Train every point, in the order given.
+
+    What the study holds is not trained again; what another search worker trains is waited for.
 
     Args:
-        study: one objective.
-        points: all with the same names.
-        distributions: of the names that become params of the trials; the others, text that no distribution could take
-            more of later, become user attributes.
+        study: a study with one objective.
+        points: the grid; all points have the same names.
+        distributions: the distribution of each name that becomes a param of the trials. The other names become user
+            attributes: their values are text, and a categorical could take no more of them later.
         run_training: runs one training as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
-        value: the objective; NaN for none, which Optuna shows as FAIL.
-        is_known: whether an outcome is one, or the training is to be repeated.
+        value: returns the objective of an outcome; NaN for none, which Optuna shows as FAIL.
+        is_known: returns whether an outcome counts; where it does not, the training is repeated.
 
     Returns:
-        One for each point, in the same order.
+        One result for each point, in the same order.
+
+    Raises:
+        BadInput: the study was made with other choices of a categorical.
     """
+    storage.check_choices(study.study_name, study.get_trials(deepcopy=False), distributions)
 
     def objective(trial: optuna.Trial) -> float:
         storage.name_worker(trial)
@@ -71,19 +76,20 @@ def train_grid(
             study.optimize(objective, n_trials=1)
         else:
             time.sleep(POLL_SECONDS)
-    found = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
-    # A study may hold one twice, of a version that let two workers train the same: the first counts.
-    return [_trained(next(trial for known, trial in found if known == point)) for point in points]
+    finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
+    # A study made by an older version may hold a point twice, from two search workers: the first counts.
+    return [_trained(next(trial for known, trial in finished if known == point)) for point in points]
 
 
 def _claimed(
     study: optuna.Study, trial: optuna.Trial, points: Sequence[Point], is_known: Callable[[Outcome], bool]
 ) -> Point:
-    """What a trial that has been taken from the queue is for.
+    """Return the point that a trial, taken from the queue, is to train.
 
     Raises:
-        optuna.TrialPruned: nothing for this command. Another worker was faster with it or with the last of the queue,
-            or it was left by a command that wanted other points; should that still want it, it asks again.
+        optuna.TrialPruned: there is nothing to train. Another search worker was faster with this point or with the last
+            of the queue, or a command that wanted other points has queued it; should that command still run, it queues
+            the point again.
     """
     trials = study.get_trials(deepcopy=False)
     point = _point_of(trials[trial.number])
@@ -92,12 +98,12 @@ def _claimed(
         if (is_first or _is_over(other, is_known)) and _point_of(other) == point:
             raise optuna.TrialPruned(f"trial {other.number} is the same")
     if point not in points:
-        raise optuna.TrialPruned("nobody asks for it now")
+        raise optuna.TrialPruned("it is no point of this grid")
     return point
 
 
 def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseDistribution]) -> None:
-    """Where Optuna and its dashboard look for them."""
+    """Record the settings of a point where Optuna and its dashboard look for them."""
     for name, value in point.items():
         match distributions.get(name):
             case CategoricalDistribution(choices=choices):
@@ -111,8 +117,8 @@ def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseD
 
 
 def _point_of(trial: FrozenTrial) -> Point:
-    """As it was asked for."""
-    return storage.asked_params(trial)
+    """Return the point as it was queued."""
+    return private.asked_params(trial)
 
 
 def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
@@ -120,7 +126,7 @@ def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
 
 
 def _is_over(trial: FrozenTrial, is_known: Callable[[Outcome], bool]) -> bool:
-    """With an outcome that counts: one that came to no value is over all the same."""
+    """Return whether a trial has ended with an outcome that counts; one without a value counts too."""
     if trial.state not in (TrialState.COMPLETE, TrialState.FAIL):
         return False
     outcome = storage.outcome_of(trial)

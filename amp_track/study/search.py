@@ -1,4 +1,4 @@
-"""The study `NAME/train`: TPE over precision and batch size inside the proven edges, for quality and for speed."""
+"""The study `NAME/train` searches precision and batch size inside the proven edges, for quality and for speed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import math
 from collections.abc import Callable, Mapping
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
-from amp_track.study import storage
+from amp_track.study import private, storage
 from amp_track.study.fit import memory_violation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a search may choose from.
+    """The settings that a search may choose from.
 
     Args:
         edges: the largest batch at each precision.
-        reference_batch_size: the workload's own, which every precision is tried at.
-        learning_rates: the interval to search, or None for the job's own.
+        reference_batch_size: the workload's own batch size; every precision is tried at it.
+        learning_rates: the interval of learning rates to search, or None for the job's own.
     """
 
     edges: Mapping[str, int]
@@ -31,11 +32,11 @@ class Space:
     learning_rates: tuple[float, float] | None = None
 
     def smallest_batch(self, precision: str) -> int:
-        """A quarter of the workload's own batch: below it a step costs as much and teaches less."""
+        """Return a quarter of the workload's own batch: a step at fewer samples costs as much and teaches less."""
         return min(max(self.reference_batch_size // 4, 1), self.edges[precision])
 
     def suggest(self, trial: optuna.Trial, job: Job) -> Job:
-        """The job of one trial. The range of the batch size depends on the precision, which TPE allows."""
+        """Return the job of one trial. The range of the batch size depends on the precision, which TPE allows."""
         precision = trial.suggest_categorical("precision", tuple(self.edges))
         batch_size = trial.suggest_int(
             "batch_size", self.smallest_batch(precision), self.edges[precision], log=True
@@ -46,10 +47,12 @@ class Space:
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
     def enqueue_landmarks(self, study: optuna.Study) -> None:
-        """What everyone wants to compare comes first: the workload's own batch and the largest one, at each precision.
-        A study that is gone on with keeps those it has; one whose process died is queued again."""
+        """Queue the landmarks first: the workload's own batch and the largest one, at each precision.
+
+        A resumed study keeps those it has; one whose process died is queued again.
+        """
         queued = [
-            storage.asked_params(trial) or trial.params
+            private.asked_params(trial) or trial.params
             for trial in study.get_trials(deepcopy=False)
             if trial.state is not TrialState.FAIL
         ]
@@ -71,16 +74,21 @@ def train_inside(
     higher_is_better: bool,
     run_training: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
 ) -> tuple[list[TrialResult], list[int]]:
-    """Train until the study holds `trials` finished trainings. Returns them and the numbers of the Pareto front.
+    """Train until the study holds `trials` finished trainings. Return them and the numbers of the Pareto front.
 
     Args:
-        study: two objectives, the quality and samples per second.
-        space: what to choose from.
-        job: what is trained, but for what the space chooses.
+        study: a study with two objectives, the quality and samples per second.
+        space: the settings to choose from.
+        job: the job to train; the space replaces the settings that it chooses.
         trials: how many trainings in all, those of an earlier command included.
         higher_is_better: the direction of the quality.
         run_training: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+
+    Raises:
+        BadInput: the study was made with edges of other precisions.
     """
+    precisions = CategoricalDistribution(tuple(space.edges))
+    storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
     worst = -math.inf if higher_is_better else math.inf
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -89,20 +97,20 @@ def train_inside(
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         known = next((other for other in _finished(study) if other.params == trial.params), None)
         if known is not None and (kept := storage.outcome_of(known)) is not None:
-            outcome, run_id = kept, storage.run_id_of(known)  # the same job would come to the same
+            outcome, run_id = kept, storage.run_id_of(known)  # the same job would have the same outcome
         else:
             outcome, run_id = run_training(trial, chosen)
         storage.remember(trial, outcome, run_id)
         violation = memory_violation(outcome, job.memory_budget_bytes)
         quality = outcome.quality
         if outcome.fits and (quality is None or not math.isfinite(quality)):
-            violation, quality = 1.0, None  # it diverged: no quality to prefer it for
+            violation, quality = 1.0, None  # it diverged, so it has no quality that another could be compared with
         storage.constrain(trial, "trains", violation)
         # optuna-dashboard's Pareto front ignores constraints: a value that cannot win, in either direction.
         return (quality, outcome.samples_per_second or 0.0) if quality is not None else (worst, 0.0)
 
     space.enqueue_landmarks(study)
-    # Seeded anew each time a study is gone on with, or it would draw what it drew before.
+    # A resumed study needs another seed, or it would draw again what it drew before.
     study.sampler = optuna.samplers.TPESampler(seed=job.seed + 1000 * len(study.get_trials(deepcopy=False)))
     while len(_finished(study)) < trials:
         study.optimize(objective, n_trials=1)

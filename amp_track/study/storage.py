@@ -1,40 +1,50 @@
-"""Opening a study: made by one process at a time, with the settings it was made with, and nothing left RUNNING by a
-process that is gone."""
+"""Studies are opened and their trials written here.
+
+A study is made by one process at a time, keeps the settings it was made with, and has no trial left RUNNING by a
+process that is gone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
+from amp_track.records.values import PRECISIONS
+from amp_track.study import private
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 _SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _OUTCOMES = TypeAdapter(Outcome)
-_SECONDS_TO_SAY_WHO = 30
-"""A worker names itself within milliseconds of making a trial; one that has not by then died in between."""
+_OVER_ALL_PRECISIONS = ("fit", "compare")
+"""The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
+_MOST_OUTCOMES = 10_000
+"""Parsed outcomes are kept in memory up to this number."""
+_SECONDS_TO_NAME_ITSELF = 30
+"""A search worker names itself within milliseconds of making a trial; one that has not done so by then is dead."""
 
-# Both are needed and stable enough: constraints and heartbeats have no other interface in Optuna 5.
+# Constraints and heartbeats are experimental, stable enough, and have no other interface in Optuna 5.
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to report
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def open_storage(url: str) -> optuna.storages.RDBStorage:
-    """The storage at `url`, already checked by `stores.check`, with its tables made."""
+    """Return the storage at `url`, which the command has checked, with its tables made."""
     arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     with store_lock(url):
         return optuna.storages.RDBStorage(url, engine_kwargs=arguments, heartbeat_interval=10, grace_period=40)
@@ -49,10 +59,11 @@ def open_study(
     settings: dict[str, str],
     sampler: optuna.samplers.BaseSampler | None = None,
 ) -> optuna.Study:
-    """The study, new or gone on with. Trials of dead processes are ended as FAIL.
+    """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
 
     Raises:
-        BadInput: it exists and was made with other settings: what it knows would not hold for this command.
+        BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
+            when other precisions were known, which Optuna cannot change.
     """
     check_settings(name, storage, settings)
     with store_lock(url):
@@ -66,10 +77,11 @@ def open_study(
 
 
 def ask_in_turn(study: optuna.Study, url: str) -> None:
-    """Let one worker of this machine at a time take a trial from the queue: SQLite locks no rows, so that two workers
-    could take the same one, and the slower ended with "Cannot tell a COMPLETE trial".
+    """Let one search worker of this machine at a time take a trial from the queue.
 
-    Relies on `Study.optimize` calling `ask` of the study it belongs to. Should that change, the race is back.
+    SQLite locks no rows, so two search workers could take the same trial, and the slower one would end with "Cannot
+    tell a COMPLETE trial". This relies on `Study.optimize` calling `ask` of its study; should that change, the race is
+    back.
     """
     ask = study.ask
 
@@ -81,7 +93,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
 
 
 def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dict[str, str]) -> None:
-    """Raises BadInput when a study of this name was made with other settings. Writes nothing."""
+    """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing."""
     try:
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
@@ -92,18 +104,47 @@ def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dic
         if known.get(setting) != settings.get(setting):
             raise BadInput(
                 f"--study: got {setting} {settings.get(setting)}, expected the {known.get(setting)} that study {name} "
-                "was made with; go on with that or name another --study"
+                "was made with; use that setting or name another --study"
             )
+    # The trainings of a search choose among their own edges: those are compared when they are known.
+    if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
+        trials = storage.get_all_trials(study_id, deepcopy=False)
+        check_choices(name, trials, {"precision": CategoricalDistribution(PRECISIONS)})
+
+
+def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
+    """Raise BadInput when the trials of a study know other choices of a categorical than `expected`.
+
+    Optuna takes no other choices into a stored study: it would raise a bare ValueError at the next trial.
+
+    Args:
+        name: the name of the study.
+        trials: all of its trials.
+        expected: the distributions of this command, by param; only categoricals are compared.
+    """
+    for trial in trials:
+        for param, stored in trial.distributions.items():
+            asked = expected.get(param)
+            if not isinstance(stored, CategoricalDistribution) or not isinstance(asked, CategoricalDistribution):
+                continue
+            if stored.choices != asked.choices:
+                known, wanted = (", ".join(map(str, each.choices)) for each in (stored, asked))
+                raise BadInput(
+                    f"--study: got {name}, which was made with the choices {known} of {param}, expected {wanted}, as "
+                    "this command has them; name another --study, because the choices of a study cannot change"
+                )
 
 
 def name_worker(trial: optuna.Trial) -> None:
-    """Record which process runs a trial, so that the next one can tell whether it is still alive."""
+    """Record which process runs a trial, so that a later search worker can tell whether it is still alive."""
     trial.set_user_attr(WORKER, processes.this_process())
 
 
 def fail_dead_trials(study: optuna.Study) -> None:
-    """End as FAIL every RUNNING trial whose process is gone: at once on this host, after the grace period of Optuna's
-    heartbeat on others."""
+    """End as FAIL every RUNNING trial whose process is gone.
+
+    On this host that is known at once; on another, after the grace period of Optuna's heartbeat.
+    """
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if _is_dead(trial):
@@ -115,51 +156,49 @@ def _is_dead(trial: FrozenTrial) -> bool:
     worker = trial.user_attrs.get(WORKER)
     if worker is None:
         assert trial.datetime_start is not None
-        return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_SAY_WHO
+        return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_NAME_ITSELF
     return processes.is_gone(worker)
 
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
-    """Keep with the trial what came of it: the study alone is enough to go on and to report."""
+    """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
     trial.set_user_attr(OUTCOME, json.dumps(dataclasses.asdict(outcome)))
     trial.set_user_attr(RUN_ID, run_id)
 
 
 def outcome_of(trial: FrozenTrial) -> Outcome | None:
-    """What `remember` kept; None for a trial that died first."""
+    """Return the outcome that `remember` has stored; None for a trial that died first."""
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
+    return _parsed_outcome(text)
+
+
+@functools.lru_cache(maxsize=_MOST_OUTCOMES)
+def _parsed_outcome(text: str) -> Outcome:
+    """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
     return _OUTCOMES.validate_python(json.loads(text))
 
 
-def asked_params(trial: FrozenTrial) -> dict[str, Any]:
-    """What a queued trial was to be run with; empty where it was not queued.
-
-    Optuna keeps it under a name of its own. Should that change, grids and landmarks of a study are queued anew, and
-    `tests/study/test_grid.py` fails.
-    """
-    params: dict[str, Any] = trial.system_attrs.get("fixed_params", {})
-    return params
-
-
 def run_id_of(trial: FrozenTrial) -> str:
+    """Return the id of the trial's MLflow run; empty where it has none."""
     return str(trial.user_attrs.get(RUN_ID, ""))
 
 
 def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
-    """A constraint: at most 0 is feasible. Written twice, because optuna-dashboard 0.21 reads only the older list.
+    """Set a constraint of a trial: a violation of at most 0 is feasible.
 
-    Touches the private `_trial_id`; without it the dashboard shows an out-of-memory trial as feasible.
+    It is written twice, because optuna-dashboard 0.21 reads only the older list.
     """
     trial.set_constraint(name, violation)
-    trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
+    private.set_dashboard_constraint(trial, violation)
 
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, set[int]]:
-    """By study name, the numbers of the trials that are over: of this study, and of those named that exist."""
-    known = [name for name in optuna.get_all_study_names(study._storage) if name in others]
-    studies = [study, *(optuna.load_study(study_name=name, storage=study._storage) for name in known)]
+    """Return the numbers of the finished trials of this study and of those `others` that exist, by study name."""
+    storage = private.storage_of(study)
+    known = [name for name in optuna.get_all_study_names(storage) if name in others]
+    studies = [study, *(optuna.load_study(study_name=name, storage=storage) for name in known)]
     for other in studies:
         fail_dead_trials(other)
     return {

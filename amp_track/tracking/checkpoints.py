@@ -1,8 +1,8 @@
-"""Checkpoints as artifacts of a run: the last and the best, each whole or not there.
+"""Checkpoints are artifacts of a run: the last and the best, each complete or absent.
 
-MLflow's artifact stores write a file in place, so one that is being written cannot be told from one that is there. A
-tag of the run is what counts: it names a file that has been stored completely, with its digest, and is set in one
-transaction; what no tag names is removed.
+MLflow's artifact stores write a file in place, so a file that is half written looks like one that is complete. What
+counts is a tag of the run: it names a file that has been stored completely, with its digest, and is set in one
+transaction. Files that no tag names are removed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlflow
 from mlflow.entities import Run, RunTag
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
-from amp_track.report import progress
+from amp_track.tracking import private
 
+_log = logging.getLogger("amp_track.tracking")
 _FOLDER = "checkpoints"
 _LAST, _BEST = "amp_track.checkpoint.last", "amp_track.checkpoint.best"
 
@@ -33,7 +34,7 @@ class _Stored:
 
 
 def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
-    """Store a checkpoint and remove those it takes the place of. Its local file is removed too."""
+    """Store a checkpoint and remove those that it replaces. Its local file is removed too."""
     file = Path(written.file)
     stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
     client.log_artifact(run_id, str(file), _FOLDER)
@@ -44,23 +45,23 @@ def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -
 
 
 def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
-    """Bring the newest checkpoint of a run into `folder`.
+    """Download the newest checkpoint of a run into `folder`.
 
     Raises:
-        BadInput: the run has none, or it is not what was stored.
+        BadInput: the run has none, or its content has changed since it was stored.
     """
     known = _known(client.get_run(run_id))
     if not known:
         raise BadInput(
             f"--resume: got run {run_id}, which has no checkpoint, expected one trained with --checkpoint-every; "
-            "train anew with that"
+            "train again with that flag"
         )
     newest = max(known, key=lambda stored: stored.step)
     file = Path(client.download_artifacts(run_id, newest.file, str(folder)))
     if _digest(file) != newest.sha256:
         raise BadInput(
             f"--resume: got {newest.file} of run {run_id}, whose content has changed since it was stored, expected it "
-            "as it was; restore it or train anew"
+            "as it was; restore it or train again"
         )
     return file
 
@@ -71,23 +72,21 @@ def _known(run: Run) -> list[_Stored]:
 
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
-    """MlflowClient cannot delete an artifact; the repository behind it can. The one place that uses it: should it
-    move, this import fails."""
-    run = client.get_run(run_id)
-    keep = {stored.file for stored in _known(run)}
-    repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri)
+    """Remove the checkpoints that no tag names."""
+    keep = {stored.file for stored in _known(client.get_run(run_id))}
+
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
-                repository.delete_artifacts(file.path)  # type: ignore[no-untyped-call]
-            except Exception as error:  # some kinds of store cannot: no reason to end a training
-                _say_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
+                private.delete_artifact(client, run_id, file.path)
+            except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
+                _warn_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
                 return
 
 
 @functools.cache
-def _say_once(text: str) -> None:
-    progress.say(text)
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _digest(file: Path) -> str:

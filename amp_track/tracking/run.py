@@ -1,4 +1,4 @@
-"""One MLflow run while it is written: what a job streams and comes to, as metrics, tags and artifacts."""
+"""One MLflow run while it is written: a job's events and its outcome as metrics, tags and artifacts."""
 
 from __future__ import annotations
 
@@ -10,87 +10,83 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+from mlflow.entities import Metric as LoggedMetric
 
+from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.inspection import Inspection
+from amp_track.records.metrics import METRICS
 from amp_track.records.outcome import Outcome
-from amp_track.report import progress
-from amp_track.report.curves import FILE as CURVES
-from amp_track.report.curves import Curves
 from amp_track.tracking import checkpoints
-from amp_track.workers import processes
 
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
-"""The most that MLflow takes in one log_batch."""
+"""MLflow takes no more in one log_batch."""
 _TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow's UI knows which files to show as tables; without it they show as JSON."""
 _MOST_ROWS = 100_000
-"""Of diagnosis.json: the first ones, of a long training that is diagnosed often."""
+"""The rows of diagnosis.json end here: a long training that is diagnosed often has millions."""
 
 
 class Run:
-    """One MLflow run while it is written. Metrics are buffered and go out every two seconds: one commit of SQLite takes
-    as long as a thousand metrics."""
+    """One MLflow run while it is written.
+
+    Metrics are buffered and sent every two seconds: one commit of SQLite takes as long as a thousand metrics.
+    """
 
     def __init__(self, client: mlflow.MlflowClient, run_id: str, experiment_id: str) -> None:
         self.run_id = run_id
         self.experiment_id = experiment_id
         self._client = client
-        self._metrics: list[Metric] = []
+        self._metrics: list[LoggedMetric] = []
         self._params: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         self._flushed = time.monotonic()
         self._known_params: dict[str, str] | None = None
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
-        self._curves: Curves | None = None
+
         self.has_checkpoint = False
-        """Whether one has been stored, from which this training can be gone on with."""
+        """Whether a checkpoint has been stored, so that this training can be resumed."""
 
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
-        """Buffer a metric; None is left out, and so is what a resumed run has on record already."""
+        """Buffer a metric. None is left out, and so is a value that a resumed run has on record already."""
         if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
-            self._metrics.append(Metric(name, float(value), int(time.time() * 1000), step))
+            self._metrics.append(LoggedMetric(name, float(value), int(time.time() * 1000), step))
 
     def params(self, params: dict[str, str]) -> None:
+        """Buffer params, cut to the length that MLflow takes."""
         self._params |= {name: value[:6000] for name, value in params.items()}
 
     def tags(self, tags: dict[str, str]) -> None:
+        """Buffer tags, cut to the length that MLflow takes."""
         self._tags |= {name: value[:8000] for name, value in tags.items()}
 
     def predicted(self, peak_bytes: int | None) -> None:
-        """What the memory model expected before the job ran."""
-        self.metric("memory/predicted_mib", peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
-
-    def keep_curves(self, title: str, quality_name: str, *, steps_per_epoch: int) -> None:
-        """Draw the curves of this training when it ends, with what a resumed one has on record."""
-        self._curves = Curves(title, quality_name)
-        self._curves.restore(self._on_record, steps_per_epoch=steps_per_epoch)
+        """Log the peak of memory that the memory model predicted before the job ran."""
+        self.metric(names.PREDICTED_MEMORY, peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
     def event(self, event: Event, quality_name: str) -> None:
-        """Log what a job streamed."""
-        if self._curves is not None:
-            self._curves.add(event)
+        """Log one event of the job."""
         match event:
             case Started(settings=settings, scale=scale):
                 self.tags({f"amp_track.{name}": value for name, value in settings})
-                self.metric("amp/scale", scale, 0)
+                self.metric(names.SCALE, scale, 0)
             case EpochEnded():
-                self.metric("train/loss", event.train_loss, event.epoch)
-                self.metric("eval/loss", event.eval_loss, event.epoch)
-                self.metric(f"eval/{quality_name}", event.quality, event.epoch)
+                self.metric(names.TRAIN_LOSS, event.train_loss, event.epoch)
+                self.metric(names.EVAL_LOSS, event.eval_loss, event.epoch)
+                self.metric(names.quality_metric(quality_name), event.quality, event.epoch)
             case StepsRecorded():
                 for step, loss in enumerate(event.losses, start=event.first_step):
-                    self.metric("train/step_loss", loss, step)
+                    self.metric(names.STEP_LOSS, loss, step)
                 for step, scale in event.scale_changes:
-                    self.metric("amp/scale", scale, step)
+                    self.metric(names.SCALE, scale, step)
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
-                self.flush()  # what came before a checkpoint is not computed again when it is resumed
+                self.flush()  # a resumed training does not compute again what precedes the checkpoint
                 checkpoints.keep(self._client, self.run_id, event)
                 self.has_checkpoint = True
             case Noted(text=text):
@@ -102,76 +98,56 @@ class Run:
             self.flush()
 
     def outcome(self, outcome: Outcome) -> None:
-        """Log what a job came to."""
+        """Log how the job ended."""
         self.tags({"amp_track.verdict": str(outcome.verdict)})
         if outcome.message:
             self.tags({"amp_track.message": outcome.message})
         if outcome.traceback:
             self.text("traceback.txt", outcome.traceback)
-        self.metric("time/wall_s", outcome.wall_seconds)
-        self.metric("time/train_s", outcome.train_seconds)
-        self.metric("input/waited_fraction", outcome.waited_fraction)
-        self.metric("throughput/samples_per_s", outcome.samples_per_second)
-        self.metric("throughput/eval_samples_per_s", outcome.eval_samples_per_second)
-        for name, size in (
-            ("max_allocated", outcome.max_allocated_bytes),
-            ("max_reserved", outcome.max_memory_bytes),
-            ("eval_max_allocated", outcome.eval_max_allocated_bytes),
-            ("max_resident", outcome.max_resident_bytes),
-            ("requested", outcome.requested_bytes),
-        ):
-            self.metric(f"memory/{name}_mib", size / _MEBIBYTE if size is not None else None)
-        if outcome.fits:
-            self.metric("train/steps", outcome.steps)
-            self.metric("train/updates", outcome.updates)
-            losses = outcome.non_finite_losses
-            self.metric("train/non_finite_losses", losses.batches if losses is not None else 0)
+        for metric in METRICS:
+            self.metric(metric.name, metric.of(outcome))
         if outcome.scale is not None:
-            self.metric("amp/skipped_steps", outcome.skipped_steps)
-            self.metric("amp/final_scale", outcome.scale.final)
             last_step, last_scale = outcome.scale.history[-1]
             if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
-                self.metric("amp/scale", last_scale, last_step)
-
-        if outcome.diagnosis is not None:
-            self.metric("amp/diagnosis_seconds", outcome.diagnosis.seconds)
-            if self._diagnosed:
-                self.table("diagnosis.json", _columns(self._diagnosed))
+                self.metric(names.SCALE, last_scale, last_step)
+        if outcome.diagnosis is not None and self._diagnosed:
+            self.table("diagnosis.json", _columns(self._diagnosed))
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
-        """The whole model's fractions by step as metrics; the layers' go into a table at the end."""
+        """Log the whole model's fractions by step as metrics; the layers' go into a table at the end."""
         self._diagnosed += looks[: max(_MOST_ROWS - len(self._diagnosed), 0)]
         for step in dict.fromkeys(look.step for look in looks):
             of_step = [look for look in looks if look.step == step]
             values = max(sum(look.values for look in of_step), 1)
-            self.metric("amp/non_finite_fraction", sum(look.non_finite for look in of_step) / values, step)
-            self.metric("amp/underflow_fraction", sum(look.underflowing for look in of_step) / values, step)
-            self.metric("amp/zero_fraction", sum(look.zero for look in of_step) / values, step)
+            self.metric(names.NON_FINITE_FRACTION, sum(look.non_finite for look in of_step) / values, step)
+            self.metric(names.UNDERFLOW_FRACTION, sum(look.underflowing for look in of_step) / values, step)
+            self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
-    def dataset(self, found: Inspection) -> None:
-        """What the run was trained and evaluated on."""
+    def dataset(self, inspection: Inspection) -> None:
+        """Log the data sets that the run is trained and evaluated on."""
         inputs = []
-        for context, samples in (("train", found.training_samples), ("eval", found.evaluation_samples)):
+        for context, samples in (("train", inspection.training_samples), ("eval", inspection.evaluation_samples)):
             dataset = Dataset(
-                name=f"{found.workload_name}-{context}",
-                digest=found.dataset_digest,
+                name=f"{inspection.workload_name}-{context}",
+                digest=inspection.dataset_digest,
                 source_type="code",
-                source=json.dumps({"workload": found.workload_name, "digest": found.workload_digest}),
+                source=json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest}),
                 profile=json.dumps({"num_rows": samples}),
             )
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
         try:
             self._client.log_inputs(self.run_id, datasets=inputs)
         except mlflow.exceptions.MlflowException:
-            # Of two workers that are the first to log a data set at the same moment, one fails (its row is there
-            # already); the next time it finds the row.
+            # Where two search workers are the first to log a data set at the same moment, one fails, because the row is
+            # there already; the second time it finds the row.
             self._client.log_inputs(self.run_id, datasets=inputs)
 
     def text(self, file: str, text: str) -> None:
+        """Store a text as an artifact."""
         self._client.log_text(self.run_id, text, file)
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """A table as MLflow's log_table writes it, in place of an earlier one: that would append to it."""
+        """Store a table as MLflow's log_table does, but replace an earlier one, to which log_table would append."""
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
         self._client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
         known = json.loads(self._client.get_run(self.run_id).data.tags.get(_TABLES, "[]"))
@@ -179,27 +155,16 @@ class Run:
             self._client.set_tag(self.run_id, _TABLES, json.dumps([*known, entry]))
 
     def artifact(self, file: Path) -> None:
+        """Store a file as an artifact."""
         self._client.log_artifact(self.run_id, str(file))
 
     def artifact_path(self, file: str) -> str:
-        """Where an artifact is: a path where the store keeps files on this machine, else an address."""
+        """Return where an artifact is: its path where the store keeps files on this machine, else its address."""
         uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
         return uri.removeprefix("file://")
 
-    def end(self) -> None:
-        """Log what is left, and the picture of what has been."""
-        self.flush()
-        if self._curves is None:
-            return
-        try:
-            with processes.scratch_folder() as folder:
-                picture = folder / CURVES
-                if self._curves.draw(picture):
-                    self.artifact(picture)
-        except Exception as error:  # no picture is a reason for a training to have failed
-            progress.say(f"{CURVES} of run {self.run_id} is missing: {type(error).__name__}: {error}")
-
     def flush(self) -> None:
+        """Send everything that is buffered."""
         metrics, self._metrics = self._metrics, []
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}
@@ -214,8 +179,11 @@ class Run:
         self._flushed = time.monotonic()
 
     def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
-        """`mlflow run` has already logged what was given with -P, as it was typed; a param's value cannot be changed,
-        so where ours says more ("auto" became 525) it is kept beside it."""
+        """Return the params that can be logged, under a name of their own where the run has another value.
+
+        `mlflow run` has already logged what was given with -P, as it was typed, and a param's value cannot be changed:
+        where ours says more ("auto" became 525), it is kept beside it.
+        """
         if not params or self._known_params is None:
             return params
         known = self._known_params
@@ -226,15 +194,18 @@ class Run:
         }
 
     def adopt(self) -> None:
-        """This run was made by someone else: respect what is in it."""
+        """Respect the params of a run that `mlflow run` or an earlier command has made."""
         self._known_params = dict(self._client.get_run(self.run_id).data.params)
 
-    def go_on(self, quality_name: str) -> None:
-        """This run goes on from a checkpoint: what was logged after that will come again, and is on record."""
+    @property
+    def on_record(self) -> Mapping[str, Mapping[int, float]]:
+        """What a resumed run had logged before: by metric, its values by step or epoch. Empty for a new run."""
+        return self._on_record
+
+    def resume(self, quality_name: str) -> None:
+        """Read what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
         self.has_checkpoint = True
-        by_step = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", f"eval/{quality_name}")
-        diagnosed = ("amp/non_finite_fraction", "amp/underflow_fraction", "amp/zero_fraction")
-        for name in (*by_step, *diagnosed):
+        for name in names.streamed_metrics(quality_name):
             history = self._client.get_metric_history(self.run_id, name)
             self._on_record[name] = {metric.step: metric.value for metric in history}
 
@@ -244,7 +215,7 @@ def _is_same(known: float | None, value: float) -> bool:
 
 
 def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
-    """For people and plots: fractions instead of counts; JSON has no inf, so it is text."""
+    """Return the table of the diagnosis: fractions instead of counts, and inf as text, which JSON lacks."""
     return {
         "step": [look.step for look in looks],
         "layer": [look.layer for look in looks],

@@ -1,4 +1,4 @@
-"""What every run says of itself: the job, the device, the versions, the data, and the commit it came from."""
+"""The tags and params that describe a run: the job, the device, the versions, the data, and the workload's commit."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from amp_track.tracking.run import Run
 from amp_track.workers import processes
 
 
-def describe(run: Run, job: Job, found: Inspection, *, kind: str, with_params: bool = True) -> None:
-    """What every run says of itself: the job, the device, the versions, the data, and the commit it came from. A
-    study's run has no one precision or batch size: `with_params=False`."""
+def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_params: bool = True) -> None:
+    """Log what describes a run: the job, the device, the versions, the data, and the workload's commit.
+
+    A study's run has no single precision or batch size: `with_params=False`.
+    """
     if with_params:
         run.params(job.params())
-        run.tags({"amp_track.precision_reason": found.support(job.precision).reason})
+        run.tags({"amp_track.precision_reason": inspection.support(job.precision).reason})
     run.tags(
         {
             "amp_track.kind": kind,
             **_resumable_tags(job),
-            "amp_track.device": found.device_name,
-            "amp_track.device_kind": found.device_kind,
-            "amp_track.workload_digest": found.workload_digest,
-            **{f"amp_track.version.{name}": value for name, value in (*found.versions, *_versions())},
+            "amp_track.device": inspection.device_name,
+            "amp_track.device_kind": inspection.device_kind,
+            "amp_track.workload_digest": inspection.workload_digest,
+            **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
             **_commit_of(job.workload),
         }
     )
-    run.dataset(found)
+    run.dataset(inspection)
 
 
 def resumed_tags(job: Job) -> dict[str, str]:
-    """What is new of a run that is gone on with. Its params stay: MLflow's cannot be changed."""
+    """Return the tags that change when a run is resumed. Its params stay: MLflow's cannot be changed."""
     return _resumable_tags(job) | {"amp_track.resumed": f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"}
 
 
@@ -51,7 +53,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _commit_of(workload: str) -> dict[str, str]:
-    """The git commit of the workload's folder, and whether it has changes that are not in it."""
+    """Return as tags the git commit of the workload's folder, and whether the folder has uncommitted changes."""
     folder = Path(workload.partition(":")[0])
     folder = folder.resolve().parent if folder.exists() else Path.cwd()
     commit = _git(folder, "rev-parse", "HEAD")

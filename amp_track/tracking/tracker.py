@@ -1,4 +1,4 @@
-"""An MLflow tracking store: its experiment, and runs that end however their block does."""
+"""An MLflow tracking store: its experiment, and runs that end with their block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import checkpoints
+from amp_track.tracking import checkpoints, private
 from amp_track.tracking.run import Run
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
@@ -29,7 +29,7 @@ EXPERIMENT = "amp_track"
 
 @dataclass(frozen=True)
 class Resumable:
-    """A training that stopped."""
+    """What it takes to resume a training that has stopped."""
 
     job: Job
     workload_digest: str
@@ -37,11 +37,13 @@ class Resumable:
 
 
 class Tracker:
-    """An MLflow tracking store, made ready.
+    """An MLflow tracking store with its tables made.
+
+    New top-level runs go to the experiment that the environment names (MLFLOW_EXPERIMENT_ID or _NAME), else to
+    `amp_track`.
 
     Args:
-        uri: its address, already checked by `stores.check`. New top-level runs go to the experiment that the
-            environment names (MLFLOW_EXPERIMENT_ID or _NAME), else to `amp_track`.
+        uri: the store's address, which the command has checked.
     """
 
     def __init__(self, uri: str) -> None:
@@ -53,7 +55,7 @@ class Tracker:
 
     @functools.cached_property
     def _experiment_id(self) -> str:
-        """Of new runs; made when first wanted."""
+        """The experiment of new runs, made when it is first used."""
         with store_lock(self.uri):
             return self._find_experiment()
 
@@ -61,20 +63,20 @@ class Tracker:
         if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return experiment_id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found is not None else str(self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment is not None else str(self._client.create_experiment(name))
 
     @contextmanager
     def run(
         self, name: str, *, tags: dict[str, str], run_id: str | None = None, parent: Run | None = None
     ) -> Iterator[Run]:
-        """A run that ends, however its block does: FINISHED; FAILED after an exception; KILLED after Ctrl-C or SIGTERM.
+        """Open a run that ends with its block: FINISHED; FAILED after an exception; KILLED after Ctrl-C or SIGTERM.
 
         Args:
-            name: shown in the UI.
-            tags: set at once.
-            run_id: an existing run to go on with.
-            parent: the run to show this one under.
+            name: the name that the UI shows.
+            tags: tags that are set at once.
+            run_id: an existing run to resume.
+            parent: the run under which the UI shows this one.
         """
         run = self._open(name, tags, run_id, parent)
         status = "FAILED"
@@ -87,7 +89,7 @@ class Tracker:
             raise
         finally:
             try:
-                run.end()
+                run.flush()
             finally:
                 self._client.set_terminated(run.run_id, status)
 
@@ -108,14 +110,14 @@ class Tracker:
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
-        made = self._client.create_run(experiment_id, tags=_common_tags() | tags, run_name=name)
+        made = self._client.create_run(experiment_id, tags=private.context_tags() | tags, run_name=name)
         return Run(self._client, made.info.run_id, experiment_id)
 
     def resumable(self, run_id: str) -> Resumable:
-        """What a run says of itself that going on with it needs.
+        """Return what it takes to resume a run.
 
         Raises:
-            BadInput: there is no such run, or it is not one that can be gone on with now.
+            BadInput: there is no such run, or it cannot be resumed now.
         """
         if not self.exists(run_id):
             raise BadInput(
@@ -140,18 +142,18 @@ class Tracker:
         )
 
     def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
-        """The newest one, in `folder`. Raises BadInput if there is none."""
+        """Download the newest checkpoint of a run into `folder`. Raise BadInput if there is none."""
         return checkpoints.fetch(self._client, run_id, folder)
 
     def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
-        """What the workload drew of a run's model, in `folder`, by name; empty where this store has none."""
+        """Download the pictures that the workload drew into `folder` and return them by name; empty without any."""
         if not self.exists(run_id):
             return {}
         files = [item.path for item in self._client.list_artifacts(run_id, PICTURES)]
         return {Path(file).stem: Path(self._client.download_artifacts(run_id, file, str(folder))) for file in files}
 
     def exists(self, run_id: str) -> bool:
-        """Whether the store has this run, not deleted. An error of the store is not an answer: it is raised."""
+        """Return whether the store has this run, not deleted. An error of the store itself is raised."""
         try:
             return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
@@ -160,14 +162,14 @@ class Tracker:
             return False
 
     def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, set[int]]) -> int:
-        """End as KILLED the children still RUNNING whose Optuna trial is over: their process died without a word.
+        """End as KILLED the child runs still RUNNING whose Optuna trial is over: their process was killed.
 
         Args:
             parent_run_id: the study's run.
-            finished_trials: by Optuna study name, the numbers of its finished trials.
+            finished_trials: the numbers of the finished trials, by the name of their Optuna study.
 
         Returns:
-            How many there were.
+            How many runs there were.
         """
         experiment_id = self._client.get_run(parent_run_id).info.experiment_id
         running = self._client.search_runs(
@@ -184,16 +186,5 @@ class Tracker:
 
 
 def run_id_of_environment() -> str | None:
-    """The run that `mlflow run` has made for this process."""
+    """Return the id of the run that `mlflow run` has made for this process."""
     return os.environ.get("MLFLOW_RUN_ID") or None
-
-
-@functools.cache
-def _common_tags() -> dict[str, str]:
-    """User and source as MLflow's own `start_run` records them.
-
-    The one place that touches this registry; should it move, the columns User and Source of the UI become empty.
-    """
-    from mlflow.tracking.context import registry
-
-    return dict(registry.resolve_tags())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import DIGITS, request
 
+from amp_track.commands.session.keep_curves import kept_curves
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.records.job import Job
@@ -42,7 +43,7 @@ def pixels_of(picture: Image.Image, colour: tuple[int, int, int]) -> int:
 def test_thinned_points_are_few_of_them_in_order_and_keep_the_extremes(losses: list[float], most: int) -> None:
     points = list(enumerate(losses, start=1))
     kept = thinned(points, most)
-    assert len(kept) <= max(most, 0) or kept == points
+    assert len(kept) <= most
     assert kept == sorted(kept)
     assert set(kept) <= set(points)
     if losses:
@@ -81,11 +82,13 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
     client: mlflow.MlflowClient, ending: type[BaseException]
 ) -> None:
     def train_until(*events: StepsRecorded) -> Iterator[str]:
-        with Tracker(URI).run("short", tags={}) as run:
-            run.keep_curves("fp32", "accuracy", steps_per_epoch=5)
+        with (
+            Tracker(URI).run("short", tags={}) as run,
+            kept_curves(run, "fp32", "accuracy", steps_per_epoch=5) as curves,
+        ):
             yield run.run_id
             for event in events:
-                run.event(event, "accuracy")
+                curves.add(event)
             raise ending("now")
 
     training = train_until(StepsRecorded(first_step=1, losses=(2.0, 1.0, 0.5)))
@@ -100,6 +103,18 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
     assert client.list_artifacts(run_id) == []
 
 
+def test_a_picture_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
+    client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Tracker(URI).run("odd", tags={}) as run, kept_curves(run, "$\\frac$", "q", steps_per_epoch=5) as curves:
+        curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
+    assert client.get_run(run.run_id).info.status == "FINISHED"
+    assert client.list_artifacts(run.run_id) == []
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("amp_track.commands", "WARNING")
+    assert warning.getMessage().startswith(f"curves.png of run {run.run_id} is missing: ValueError: ")
+
+
 def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
     """The first half has its dots of the epochs where they were, though only the second half is streamed."""
     halves = [
@@ -107,18 +122,17 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
         (StepsRecorded(first_step=6, losses=(1.0,) * 5), EpochEnded(epoch=2, step=10, train_loss=1.0, quality=0.7)),
     ]
     tracker = Tracker(URI)
-    with tracker.run("whole", tags={}) as whole:
-        whole.keep_curves("fp32", "accuracy", steps_per_epoch=5)
+    with tracker.run("whole", tags={}) as whole, kept_curves(whole, "fp32", "accuracy", steps_per_epoch=5) as curves:
         for event in (*halves[0], *halves[1]):
-            whole.event(event, "accuracy")
+            curves.add(event)
     with tracker.run("first", tags={}) as first:
         for event in halves[0]:
             first.event(event, "accuracy")
     with tracker.run("resumed", tags={}, run_id=first.run_id) as resumed:
-        resumed.go_on("accuracy")
-        resumed.keep_curves("fp32", "accuracy", steps_per_epoch=5)
-        for event in halves[1]:
-            resumed.event(event, "accuracy")
+        resumed.resume("accuracy")
+        with kept_curves(resumed, "fp32", "accuracy", steps_per_epoch=5) as curves:
+            for event in halves[1]:
+                curves.add(event)
     expected = picture_of(client, whole.run_id).tobytes()
     assert picture_of(client, resumed.run_id).tobytes() == expected
     assert picture_of(client, first.run_id).tobytes() == expected, "it is the same run"

@@ -66,3 +66,10 @@ def test_an_outcome_survives_its_trial(
     storage.remember(trial, outcome, "run")
     assert storage.outcome_of(study.trials[0]) == outcome
     assert storage.run_id_of(study.trials[0]) == "run"
+
+
+def test_an_outcome_is_parsed_once() -> None:
+    study = optuna.create_study()
+    storage.remember(study.ask(), Outcome(verdict=Verdict.FITS), "run")
+    first, second = (storage.outcome_of(study.trials[0]) for _ in range(2))
+    assert first is second, "an edge sampler asks ten times a second for those of every trial"

@@ -2,6 +2,8 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from mlflow.store.artifact import artifact_repository_registry
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
@@ -43,7 +45,7 @@ def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient
         assert stored(client, run) == ["step-50.pt"]
 
 
-def test_a_best_one_that_is_newer_is_gone_on_from(client: mlflow.MlflowClient) -> None:
+def test_a_best_one_that_is_newer_is_resumed_from(client: mlflow.MlflowClient) -> None:
     with Tracker(URI).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         checkpoints.keep(client, run.run_id, write(16, is_last=False, is_best=True))
@@ -70,3 +72,27 @@ def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> N
 def test_a_run_without_one_is_refused(client: mlflow.MlflowClient) -> None:
     with Tracker(URI).run("run", tags={}) as run, pytest.raises(BadInput, match="expected one trained with"):
         fetched(client, run)
+
+
+class Undeletable(LocalArtifactRepository):
+    """A real artifact store that cannot delete, as MLflow's HTTP and FTP stores cannot."""
+
+    def delete_artifacts(self, artifact_path: str | None = None) -> None:
+        raise NotImplementedError("no delete here")
+
+
+def test_a_store_that_cannot_delete_is_warned_of_once_and_ends_no_training(
+    client: mlflow.MlflowClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = artifact_repository_registry._artifact_repository_registry
+    monkeypatch.setitem(registry._registry, "undeletable", lambda uri, *_, **__: Undeletable(uri.partition(":")[2]))
+    client.create_experiment("kept", artifact_location=f"undeletable:{Path.cwd()}/kept")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "kept")
+    with Tracker(URI).run("run", tags={}) as run:
+        for step in (10, 20, 30):
+            checkpoints.keep(client, run.run_id, write(step))
+        assert stored(client, run) == ["step-10.pt", "step-20.pt", "step-30.pt"]
+        assert fetched(client, run) == "state of step 30"
+    (warning,) = caplog.records
+    assert (warning.name, warning.levelname) == ("amp_track.tracking", "WARNING")
+    assert warning.getMessage() == "older checkpoints stay in checkpoints: NotImplementedError: no delete here"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track.commands.session.failures import raise_on_crash
+from amp_track.commands.session.keep_curves import kept_curves
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
 from amp_track.records.events import Event
@@ -88,15 +89,17 @@ def run_tracked(
     if resume_from is None:
         tracking.describe(run, job, session.inspection, kind=kind)
     run.flush()
-    if kind == "train":
-        per_epoch = steps_per_epoch(job, session.training_samples(job))
-        run.keep_curves(title, quality_name, steps_per_epoch=per_epoch)
+    is_training = kind == "train"
+    per_epoch = steps_per_epoch(job, session.training_samples(job))
     with (
+        kept_curves(run, title, quality_name, steps_per_epoch=per_epoch) if is_training else nullcontext() as curves,
         progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-        processes.scratch_folder() if kind == "train" else nullcontext() as folder,
+        processes.scratch_folder() if is_training else nullcontext() as folder,
     ):
 
         def on_event(event: Event) -> None:
+            if curves is not None:
+                curves.add(event)
             run.event(event, quality_name)
             show(event)
 

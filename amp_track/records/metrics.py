@@ -1,0 +1,137 @@
+"""The table of metrics: what every run logs, under which name and unit, where it comes from, and how ranks merge it.
+
+A new metric is a field of `Outcome` and an entry of `METRICS`: tracking logs it and the sandbox merges it over the
+processes of a job. Metrics by step or epoch, which events stream while a job runs, have their names here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from amp_track.records.outcome import Outcome
+
+Merge = Literal["first", "max", "peak"]
+"""How one value is made of those of a job's processes: the first one's; the largest; or the largest peak of memory,
+where 0 stands for a meter that has measured nothing."""
+_PER_UNIT = {"MiB": 2**20}
+"""How many of the field's own unit make one of the metric's; 1 for other units."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number of every run."""
+
+    name: str
+    """Its name in MLflow."""
+    unit: str
+    """The unit in which it is logged: `s`, `MiB`, `samples/s`, or what is counted. Sizes come from fields in bytes."""
+    field: str
+    """The field of `Outcome` that it is made of."""
+    value: Callable[[Outcome], float | None] | None = None
+    """Returns the number where it is not the field itself."""
+    merge: Merge = "first"
+    """How ranks merge the field."""
+    only_if_fits: bool = False
+    """Whether it says nothing of a job that ended early."""
+
+    def of(self, outcome: Outcome) -> float | None:
+        """Return the number to log; None where there is none."""
+        if self.only_if_fits and not outcome.fits:
+            return None
+        number: float | None = self.value(outcome) if self.value is not None else getattr(outcome, self.field)
+        return number / _PER_UNIT.get(self.unit, 1) if number is not None else None
+
+
+def _non_finite_batches(outcome: Outcome) -> int:
+    return outcome.non_finite_losses.batches if outcome.non_finite_losses is not None else 0
+
+
+def _if_scaled(number: Callable[[Outcome], float | None]) -> Callable[[Outcome], float | None]:
+    """Return `number` for a job with a GradScaler, and None for any other."""
+    return lambda outcome: number(outcome) if outcome.scale is not None else None
+
+
+METRICS = (
+    Metric(name="time/wall_s", unit="s", field="wall_seconds"),
+    Metric(name="time/train_s", unit="s", field="train_seconds"),
+    Metric(
+        name="input/waited_fraction",
+        unit="fraction",
+        field="waited_seconds",
+        value=lambda outcome: outcome.waited_fraction,
+        merge="max",
+    ),
+    Metric(name="throughput/samples_per_s", unit="samples/s", field="samples_per_second"),
+    Metric(name="throughput/eval_samples_per_s", unit="samples/s", field="eval_samples_per_second"),
+    Metric(name="memory/max_allocated_mib", unit="MiB", field="max_allocated_bytes", merge="peak"),
+    Metric(name="memory/max_reserved_mib", unit="MiB", field="max_memory_bytes", merge="peak"),
+    Metric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_max_allocated_bytes", merge="peak"),
+    Metric(name="memory/max_resident_mib", unit="MiB", field="max_resident_bytes", merge="peak"),
+    Metric(name="memory/requested_mib", unit="MiB", field="requested_bytes"),
+    Metric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
+    Metric(name="train/updates", unit="steps", field="steps", value=lambda outcome: outcome.updates, only_if_fits=True),
+    Metric(
+        name="train/non_finite_losses",
+        unit="batches",
+        field="non_finite_losses",
+        value=_non_finite_batches,
+        only_if_fits=True,
+    ),
+    Metric(
+        name="amp/skipped_steps",
+        unit="steps",
+        field="skipped_steps",
+        value=_if_scaled(lambda outcome: outcome.skipped_steps),
+    ),
+    Metric(
+        name="amp/final_scale",
+        unit="scale",
+        field="scale",
+        value=lambda outcome: outcome.scale.final if outcome.scale is not None else None,
+    ),
+    Metric(
+        name="amp/diagnosis_seconds",
+        unit="s",
+        field="diagnosis",
+        value=lambda outcome: outcome.diagnosis.seconds if outcome.diagnosis is not None else None,
+    ),
+)
+"""Every metric of an outcome."""
+
+PREDICTED_MEMORY = "memory/predicted_mib"
+"""The peak that the memory model predicts, known before the job runs."""
+
+STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
+TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
+NON_FINITE_FRACTION, UNDERFLOW_FRACTION = "amp/non_finite_fraction", "amp/underflow_fraction"
+ZERO_FRACTION = "amp/zero_fraction"
+
+
+def quality_metric(quality_name: str) -> str:
+    """Return the name of the metric that the workload's quality is logged under."""
+    return f"eval/{quality_name}"
+
+
+def streamed_metrics(quality_name: str) -> tuple[str, ...]:
+    """Return the names of the metrics by step or epoch, which a resumed run has on record."""
+    of_training = (STEP_LOSS, SCALE, TRAIN_LOSS, EVAL_LOSS, quality_metric(quality_name))
+    return (*of_training, NON_FINITE_FRACTION, UNDERFLOW_FRACTION, ZERO_FRACTION)
+
+
+def merged_fields(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the fields of a job's outcome that are not simply those of its first process.
+
+    Args:
+        outcomes: one of each process, by rank.
+    """
+    merged = {}
+    for metric in METRICS:
+        numbers = [number for outcome in outcomes if (number := getattr(outcome, metric.field)) is not None]
+        match metric.merge:
+            case "max":
+                merged[metric.field] = max(numbers, default=None)
+            case "peak":
+                merged[metric.field] = max(numbers, default=0) or None
+    return merged
