@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amp_track.commands.fit import fit as fit
 from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
-from amp_track.commands.search import search as search
-from amp_track.commands.train import train as train
 from amp_track.records.job import Job
 
 ROOT = Path(__file__).parent.parent

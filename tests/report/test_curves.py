@@ -5,26 +5,28 @@ from pathlib import Path
 import mlflow
 import numpy
 import pytest
-import support as commands
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support import DIGITS, request
+from support import DIGITS, request, stores
 
+from amp_track.commands.fit import fit
 from amp_track.commands.session.keep_curves import kept_curves
+from amp_track.commands.train import train
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.records.job import Job
 from amp_track.report.curves import Curves, thinned
 from amp_track.tracking import Tracker
 
-URI = "sqlite:///mlflow.db"
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+
 LOSSES = st.floats(-1e6, 1e6)
 
 
 @pytest.fixture
 def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=URI)
+    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
 def picture_of(client: mlflow.MlflowClient, run_id: str) -> Image.Image:
@@ -58,7 +60,7 @@ def test_few_points_are_left_as_they_are(losses: list[float]) -> None:
 
 
 def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
-    result = commands.train(request(Job(workload=DIGITS, precision="bf16", epochs=1)))
+    result = train(request(Job(workload=DIGITS, precision="bf16", epochs=1)))
     picture = picture_of(client, result.run_id)
     assert picture.format == "PNG"
     assert picture.width > 600 and picture.height > 400
@@ -69,7 +71,7 @@ def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
 
 
 def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
-    result = commands.fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
+    result = fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
     experiment_id = client.get_run(result.run_id).info.experiment_id
     runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{result.run_id}'")
     assert {run.data.tags["amp_track.kind"] for run in runs} == {"probe", "confirm"}
@@ -83,7 +85,7 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
 ) -> None:
     def train_until(*events: StepsRecorded) -> Iterator[str]:
         with (
-            Tracker(URI).run("short", tags={}) as run,
+            Tracker(stores()["tracking_uri"]).run("short", tags={}) as run,
             kept_curves(run, "fp32", "accuracy", steps_per_epoch=5) as curves,
         ):
             yield run.run_id
@@ -106,7 +108,10 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
 def test_a_picture_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
     client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Tracker(URI).run("odd", tags={}) as run, kept_curves(run, "$\\frac$", "q", steps_per_epoch=5) as curves:
+    with (
+        Tracker(stores()["tracking_uri"]).run("odd", tags={}) as run,
+        kept_curves(run, "$\\frac$", "q", steps_per_epoch=5) as curves,
+    ):
         curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
     assert client.get_run(run.run_id).info.status == "FINISHED"
     assert client.list_artifacts(run.run_id) == []
@@ -121,7 +126,7 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
         (StepsRecorded(first_step=1, losses=(3.0,) * 5), EpochEnded(epoch=1, step=5, train_loss=3.0, quality=0.5)),
         (StepsRecorded(first_step=6, losses=(1.0,) * 5), EpochEnded(epoch=2, step=10, train_loss=1.0, quality=0.7)),
     ]
-    tracker = Tracker(URI)
+    tracker = Tracker(stores()["tracking_uri"])
     with tracker.run("whole", tags={}) as whole, kept_curves(whole, "fp32", "accuracy", steps_per_epoch=5) as curves:
         for event in (*halves[0], *halves[1]):
             curves.add(event)

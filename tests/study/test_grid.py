@@ -6,12 +6,12 @@ from statistics import fmean
 
 import optuna
 import pytest
-import support as commands
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from scipy import stats
 from support import DIGITS, request
 
+from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -172,9 +172,7 @@ def test_without_fp32_there_is_nothing_to_compare_with() -> None:
 @pytest.mark.slow
 def test_search_says_whether_precisions_are_equivalent() -> None:
     job = Job(workload=DIGITS, epochs=2)
-    result = commands.search(
-        request(job, precisions=("fp32", "bf16"), max_batch_size=64, confirm_steps=0, trials=2, seeds=3)
-    )
+    result = search(request(job, precisions=("fp32", "bf16"), max_batch_size=64, confirm_steps=0, trials=2, seeds=3))
     assert result.seeds is not None
     shown = result.as_json()["seeds"]
     assert shown["batch_size"] == 64

@@ -1,11 +1,11 @@
 import mlflow
 import optuna
 import pytest
-import support as commands
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DIGITS, FAULTS, MEBIBYTE, request
+from support import DIGITS, FAULTS, MEBIBYTE, request, stores
 
+from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.study.fit import memory_violation
@@ -31,7 +31,7 @@ def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: 
 @pytest.mark.slow
 def test_search_trains_inside_the_edges_under_one_run() -> None:
     job = Job(workload=DIGITS, memory_budget_bytes=64 * MEBIBYTE, epochs=2)
-    result = commands.search(request(job, precisions=("fp32", "bf16"), trials=6, learning_rates=(1e-3, 1e-2)))
+    result = search(request(job, precisions=("fp32", "bf16"), trials=6, learning_rates=(1e-3, 1e-2)))
     edges = {name: fitted.edge.largest_batch for name, fitted in result.fit.precisions.items()}
     assert edges["bf16"] >= 1.5 * edges["fp32"]
     assert len(result.trials) == 6
@@ -43,7 +43,7 @@ def test_search_trains_inside_the_edges_under_one_run() -> None:
         assert trial.batch_size <= edges[trial.precision]
         assert 1e-3 <= trial.learning_rate <= 1e-2
     assert result.pareto
-    client = mlflow.MlflowClient("sqlite:///mlflow.db")
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
     assert client.get_run(result.fit.run_id).info.status == "FINISHED"
     artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
     assert artifacts == {"probes.json", "report.txt", "search.png", "trials.json"}
@@ -56,7 +56,7 @@ def test_search_trains_inside_the_edges_under_one_run() -> None:
 
 def test_a_quality_that_is_not_finite_cannot_win() -> None:
     job = Job(workload=FAULTS, options=(("fault", "nan"), ("above", "20")), learning_rate=1e30)
-    result = commands.search(request(job, precisions=("fp32",), trials=2, study="diverges"))
+    result = search(request(job, precisions=("fp32",), trials=2, study="diverges"))
     study = optuna.load_study(study_name="diverges/train", storage="sqlite:///optuna.db")
     assert [trial.values for trial in study.trials[:2]] == [[float("inf"), 0.0]] * 2
     assert result.pareto == ()

@@ -4,17 +4,18 @@ import mlflow
 import pytest
 from mlflow.store.artifact import artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+from support import stores
 
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
 from amp_track.tracking import Run, Tracker, checkpoints
 
-URI = "sqlite:///mlflow.db"
+pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
 @pytest.fixture
 def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=URI)
+    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
 def write(step: int, *, is_last: bool = True, is_best: bool = False, name: str | None = None) -> CheckpointWritten:
@@ -33,7 +34,7 @@ def fetched(client: mlflow.MlflowClient, run: Run) -> str:
 
 
 def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient) -> None:
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         for event in (
             write(10), write(20), write(20, is_last=False, is_best=True, name="step-20-best.pt"), write(30), write(40),
         ):  # fmt: skip
@@ -46,14 +47,14 @@ def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient
 
 
 def test_a_best_one_that_is_newer_is_resumed_from(client: mlflow.MlflowClient) -> None:
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         checkpoints.keep(client, run.run_id, write(16, is_last=False, is_best=True))
         assert fetched(client, run) == "state of step 16"
 
 
 def test_one_that_was_killed_while_it_was_stored_does_not_count(client: mlflow.MlflowClient) -> None:
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         client.log_artifact(run.run_id, write(20).file, "checkpoints")  # and no more: no tag names it
         assert fetched(client, run) == "state of step 10"
@@ -62,7 +63,7 @@ def test_one_that_was_killed_while_it_was_stored_does_not_count(client: mlflow.M
 
 
 def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> None:
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         client.log_artifact(run.run_id, write(99, name="step-10.pt").file, "checkpoints")
         with pytest.raises(BadInput, match="has changed since it was stored"):
@@ -70,7 +71,10 @@ def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> N
 
 
 def test_a_run_without_one_is_refused(client: mlflow.MlflowClient) -> None:
-    with Tracker(URI).run("run", tags={}) as run, pytest.raises(BadInput, match="expected one trained with"):
+    with (
+        Tracker(stores()["tracking_uri"]).run("run", tags={}) as run,
+        pytest.raises(BadInput, match="expected one trained with"),
+    ):
         fetched(client, run)
 
 
@@ -88,7 +92,7 @@ def test_a_store_that_cannot_delete_is_warned_of_once_and_ends_no_training(
     monkeypatch.setitem(registry._registry, "undeletable", lambda uri, *_, **__: Undeletable(uri.partition(":")[2]))
     client.create_experiment("kept", artifact_location=f"undeletable:{Path.cwd()}/kept")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "kept")
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         for step in (10, 20, 30):
             checkpoints.keep(client, run.run_id, write(step))
         assert stored(client, run) == ["step-10.pt", "step-20.pt", "step-30.pt"]

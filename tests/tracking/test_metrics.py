@@ -4,13 +4,16 @@ import dataclasses
 import math
 
 import mlflow
+import pytest
+from support import stores
 
 from amp_track.records.diagnosis import Diagnosis, LayerGradients
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
 from amp_track.tracking import Tracker
 
-URI = "sqlite:///mlflow.db"
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+
 MEBIBYTE = 2**20
 FULL = Outcome(
     verdict=Verdict.FITS, requested_bytes=5 * MEBIBYTE, wall_seconds=20.0, train_seconds=10.0, waited_seconds=2.5,
@@ -41,9 +44,9 @@ WHERE_IT_FITS = {"train/steps": 100.0, "train/updates": 97.0, "train/non_finite_
 
 
 def logged(outcome: Outcome) -> dict[str, float]:
-    with Tracker(URI).run("run", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         run.outcome(outcome)
-    return dict(mlflow.MlflowClient(tracking_uri=URI).get_run(run.run_id).data.metrics)
+    return dict(mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"]).get_run(run.run_id).data.metrics)
 
 
 def test_an_outcome_becomes_exactly_these_metrics() -> None:
@@ -60,7 +63,7 @@ def test_what_was_not_measured_is_no_metric() -> None:
 
 def test_the_events_become_exactly_these_metrics_and_a_resumed_run_has_them_on_record() -> None:
     layer = LayerGradients(step=2, layer="0", values=100, non_finite=10, underflowing=20, zero=30)
-    tracker = Tracker(URI)
+    tracker = Tracker(stores()["tracking_uri"])
     with tracker.run("run", tags={}) as run:
         run.predicted(7 * MEBIBYTE)
         run.event(Started(settings=(), scale=8.0), "accuracy")
@@ -78,7 +81,7 @@ def test_the_events_become_exactly_these_metrics_and_a_resumed_run_has_them_on_r
         "amp/underflow_fraction": {2: 0.2},
         "amp/zero_fraction": {2: 0.3},
     }
-    client = mlflow.MlflowClient(tracking_uri=URI)
+    client = mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
     metrics = client.get_run(run.run_id).data.metrics
     assert metrics == {name: values[max(values)] for name, values in by_step.items()} | {"memory/predicted_mib": 7.0}
     with tracker.run("run", tags={}, run_id=run.run_id) as resumed:

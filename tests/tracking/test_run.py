@@ -2,20 +2,20 @@ import json
 
 import mlflow
 import pytest
-import support as commands
-from support import DIGITS, request
+from support import DIGITS, request, stores
 
+from amp_track.commands.train import train
 from amp_track.records.events import StepsRecorded
 from amp_track.records.job import Job
 from amp_track.records.outcome import ScaleReport
 from amp_track.tracking import Run, Tracker
 
-URI = "sqlite:///mlflow.db"
+pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
 @pytest.fixture
 def client() -> mlflow.MlflowClient:
-    return mlflow.MlflowClient(tracking_uri=URI)
+    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
 def status(client: mlflow.MlflowClient, run: Run) -> str:
@@ -23,7 +23,7 @@ def status(client: mlflow.MlflowClient, run: Run) -> str:
 
 
 def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
-    tracker = Tracker(URI)
+    tracker = Tracker(stores()["tracking_uri"])
     with tracker.run("good", tags={}) as good:
         assert status(client, good) == "RUNNING"
     with pytest.raises(ZeroDivisionError), tracker.run("bad", tags={}) as bad:
@@ -36,14 +36,14 @@ def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
 
 def test_more_metrics_than_one_batch_takes_are_all_kept(client: mlflow.MlflowClient) -> None:
     changes = tuple((step, float(step)) for step in range(1, 2501))
-    with Tracker(URI).run("many", tags={}) as run:
+    with Tracker(stores()["tracking_uri"]).run("many", tags={}) as run:
         run.event(StepsRecorded(first_step=3, losses=(0.5,) * 1500, scale_changes=changes), "accuracy")
     assert [(m.step, m.value) for m in client.get_metric_history(run.run_id, "amp/scale")] == list(changes)
     assert [m.step for m in client.get_metric_history(run.run_id, "train/step_loss")] == list(range(3, 1503))
 
 
 def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.MlflowClient) -> None:
-    tracker = Tracker(URI)
+    tracker = Tracker(stores()["tracking_uri"])
     made = client.create_run("0")
     client.log_param(made.info.run_id, "batch_size", "auto")
     client.log_param(made.info.run_id, "precision", "bf16")
@@ -55,7 +55,7 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
 
 
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
-    result = commands.train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
+    result = train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
     run_id, job, outcome, found = result.run_id, result.job, result.outcome, result.inspection
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
@@ -85,8 +85,8 @@ def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
 
 
 def test_a_table_is_read_back_as_mlflows_own(client: mlflow.MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", URI)  # load_table asks the fluent API
-    with Tracker(URI).run("tables", tags={}) as run:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stores()["tracking_uri"])  # load_table asks the fluent API
+    with Tracker(stores()["tracking_uri"]).run("tables", tags={}) as run:
         for _ in range(2):  # the second takes the first one's place
             run.table("a.json", {"step": [1, 2], "loss": [0.5, 0.25]})
         run.table("b.json", {"step": [3]})
