@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test lint format gpu benchmark finders published clean
+.PHONY: search test test-all lint format gpu benchmark finders published clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
 
-test: $(VENV)/installed-dev  ## the whole suite, with its ten slowest tests
-	$(BIN)/python -m pytest
+test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/installed-dev  ## all tests, with more examples for each property: twelve minutes more
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest
 
 lint: $(VENV)/installed-dev  ## ruff (check and format) and mypy
 	$(BIN)/ruff check .
