@@ -1,4 +1,4 @@
-"""One outcome of the processes that trained a job together. Pure."""
+"""Merge the outcomes of the processes that trained a job together into one. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _LOST_A_PEER = (
     "DistNetworkError",
     "/gloo/",
 )
-"""In the messages of a process that fails because another one has left."""
+"""Texts in the messages of a process that fails because another one has ended."""
 
 
 def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
-    """What came of a job, from what came of each of its processes; None of one that was ended before it said anything.
+    """Merge the outcomes of a job's processes, by rank; None stands for a process that was ended before it reported.
 
-    If all went well: the first one's, with the largest peaks of memory. Else the cause: running out of memory first,
-    and a process that fails because it has lost another one last.
+    If all succeeded, the result is the first process's outcome with the largest peaks of memory. Otherwise it is the
+    cause of the failure: running out of memory before anything else, and a process that failed because it had lost
+    another one last.
     """
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
     if failed:
@@ -30,8 +31,7 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
             return cause
         return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
     whole = [outcome for outcome in outcomes if outcome is not None]
-    assert len(whole) == len(outcomes), "who was ended was ended because another one had failed"
-
+    assert len(whole) == len(outcomes), "a process is ended early only if another one has failed"
     return dataclasses.replace(
         whole[0],
         waited_seconds=max(outcome.waited_seconds or 0.0 for outcome in whole),
@@ -43,12 +43,12 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
 
 
 def is_conclusive(outcome: Outcome) -> bool:
-    """Whether nothing that another process could still say would matter."""
+    """True if no other process could change the verdict."""
     return not outcome.fits and _blame_rank(outcome) == 0
 
 
 def _blame_rank(outcome: Outcome) -> int:
-    """0 for the surest cause."""
+    """Return how unlikely an outcome is to be the cause of the job's failure: 0 for the surest cause."""
     if outcome.verdict is not Verdict.CRASHED:
         return 0
     lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)

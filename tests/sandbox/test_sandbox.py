@@ -130,7 +130,8 @@ def test_synthetic_batches_report_no_quality(sandbox: Sandbox, fault_job: FaultJ
 
 _INTERRUPTED = f"""
 import os, sys
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 if __name__ == "__main__":
     box = Sandbox({FAULTS!r})
@@ -174,7 +175,8 @@ def test_a_job_dies_with_its_parent(tmp_path: Any, ending: signal.Signals) -> No
 
 
 _WITHOUT_A_GUARD = f"""
-from amp_track.records.job import Job, resolve
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 box = Sandbox({DIGITS!r})
 job = Job(workload={DIGITS!r}, precision="fp32", batch_size=300, probe=True, memory_budget_bytes=2**26)

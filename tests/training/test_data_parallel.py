@@ -63,7 +63,7 @@ def test_evaluation_counts_every_sample_once(sandbox: Sandbox, processes: int, b
 
 
 def test_an_overflow_in_one_process_skips_the_step_in_both(sandbox: Sandbox) -> None:
-    """Were it not so, `peers.merged` would end the job: it compares what each has skipped, and each scale."""
+    """If the processes differed, `peers.merge_totals` would end the job: it compares skipped steps and scales."""
     outcome, events = run(
         sandbox, options={"samples": 256, "large_every": 32}, precision="amp", processes=2, epochs=2, learning_rate=1e-4
     )

@@ -22,7 +22,7 @@ from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.training.amp.precision import Precision
 from amp_track.training.devices.opening import open_device
-from amp_track.training.dtypes import DtypesWatch, understandable
+from amp_track.training.dtypes import DtypesWatch, readable_name
 from amp_track.workload import load_workload
 
 HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
@@ -281,7 +281,7 @@ def test_digits() -> None:
 )
 def test_operations_are_named_without_who_implements_them(aten: str, understood: str) -> None:
     packet = getattr(torch.ops.aten, aten)  # it must exist
-    assert understandable(packet.__name__) == understood
+    assert readable_name(packet.__name__) == understood
 
 
 def test_a_fresh_process_finds_the_same(sandbox: Sandbox) -> None:

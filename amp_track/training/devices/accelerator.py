@@ -1,4 +1,4 @@
-"""CUDA, ROCm, XPU and MPS devices, through torch.accelerator."""
+"""Devices with a caching allocator of torch: CUDA, ROCm, XPU and MPS, through torch.accelerator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from amp_track.training.devices.base import Device, MemoryPeak
 
 
 class AcceleratorDevice(Device):
-    """CUDA, ROCm, XPU, MPS: torch.accelerator's caching allocator. The budget is the allocator's own limit
-    (`set_per_process_memory_fraction`), which counts reserved memory, not the context nor other processes."""
+    """A CUDA, ROCm, XPU or MPS device, whose memory torch.accelerator's caching allocator hands out.
+
+    The budget is the allocator's own limit (`set_per_process_memory_fraction`), which counts reserved memory, but
+    neither the context nor other processes.
+    """
 
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
@@ -55,7 +58,7 @@ class AcceleratorDevice(Device):
         backend.set_per_process_memory_fraction(fraction, self.torch_device)
 
     def reset_peak(self) -> None:
-        # torch resets both peaks at once; the reserved one is to go on.
+        # torch resets both peaks at once, but the reserved one has to last.
         self._reserved_before_reset_bytes = self.peak().reserved_bytes
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
 

@@ -1,4 +1,4 @@
-"""From the name on the command line to a device, and the checks that need one."""
+"""Open the device that a command line names, and check what is asked of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from amp_track.training.devices.cpu import CpuDevice
 
 
 def open_device(text: str, rank: Rank = ALONE) -> Device:
-    """The device that `--device` names, or of the processes that train together, this one's: the next ones after it.
+    """Return the device that `--device` names, or the one for this rank of the processes that train together.
+
+    The first process gets the named accelerator, the others get the ones after it; all share one CPU.
 
     Raises:
-        BadInput: there is none of that name here; says which there are.
+        BadInput: this machine has no device of that name; the message lists those it has.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if text == "auto":
@@ -32,7 +34,7 @@ def open_device(text: str, rank: Rank = ALONE) -> Device:
 
 
 def check_processes(device: Device, processes: int) -> None:
-    """Raises BadInput where so many cannot train together."""
+    """Raise BadInput if so many processes cannot train together on this device."""
     if processes == 1 or device.torch_device.type == "cpu":
         return
     if device.torch_device.type != "cuda":
@@ -49,7 +51,7 @@ def check_processes(device: Device, processes: int) -> None:
 
 
 def devices_of(device: Device, processes: int) -> list[Device]:
-    """Those of so many processes; of accelerators, this one and the next ones."""
+    """Return the devices that so many processes use: one CPU, or this accelerator and the ones after it."""
     if device.torch_device.type == "cpu":
         return [device]
     first = device.torch_device.index or 0
@@ -57,16 +59,20 @@ def devices_of(device: Device, processes: int) -> list[Device]:
 
 
 def free_bytes_each(device: Device, processes: int) -> int:
-    """What each of so many processes could take now: main memory is one for all of them, and of accelerators the
-    fullest one decides."""
+    """Return the memory that each of so many processes could take now.
+
+    They share main memory; among accelerators the fullest one decides.
+    """
     if device.torch_device.type == "cpu":
         return device.free_bytes() // processes
     return min(each.free_bytes() for each in devices_of(device, processes))
 
 
 def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
-    """Raises BadInput when the budget cannot be enforced here, or is more than the device has: main memory is one for
-    all processes."""
+    """Raise BadInput if the budget cannot be enforced here, or is more than the device has.
+
+    Each process has the budget for itself; they share main memory.
+    """
     if budget_bytes is None:
         return
     support = device.budget_support()
