@@ -49,7 +49,7 @@ class Child:
         return self.result is not None or self.has_died
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive one message, or note that it has died. Raises BadInput if the process sends one."""
+        """Receive one message, or note that it has died. An exception that the process sends is raised."""
         if not self.connection.poll():
             self.has_died = True
             return
@@ -62,7 +62,7 @@ class Child:
         match message:
             case Outcome() | Inspection() | DtypesReport():
                 self.result = message
-            case BadInput():
+            case BadInput() | RuntimeError():
                 raise message
             case _:
                 on_event(message)
@@ -76,11 +76,11 @@ def started(context: ForkServerContext, target: Callable[..., None], *arguments:
     _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
-    with _no_main_module():
-        process.start()
-    childs_end.close()  # so that the child's death closes the pipe
-    child = Child(process, connection)
-    try:
+    try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
+        with _no_main_module():
+            process.start()
+        childs_end.close()  # so that the child's death closes the pipe
+        child = Child(process, connection)
         yield child
         if child.is_over:
             process.join(_EXIT_SECONDS)
@@ -89,6 +89,7 @@ def started(context: ForkServerContext, target: Callable[..., None], *arguments:
             process.kill()
             process.join()
         connection.close()
+        childs_end.close()
         process.close()
 
 
@@ -105,6 +106,7 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
 
     Raises:
         BadInput: one of the processes sent it.
+        RuntimeError: one of the processes sent it, because the fork server is not what it should be.
     """
     while listening := [child for child in children if not child.is_over]:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)

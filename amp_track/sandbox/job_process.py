@@ -49,7 +49,7 @@ def run(
         return
     phase = "start"
     try:
-        with peers.connected(rank, device.torch_device) as connected_peers:
+        with peers.connected(rank, device) as connected_peers:
             send = connection.send if connected_peers.is_first else _discard
             trainer = Trainer(
                 job, workload, device, send, peers=connected_peers, enforce_budget=enforce_budget, folder=folder
@@ -118,7 +118,7 @@ def _inspection(job: Job) -> Inspection:
         dataset_digest = digest(train_data)
     return Inspection(
         device=str(device.torch_device),
-        device_kind=device.torch_device.type,
+        device_kind=device.kind,
         device_name=device.name,
         free_bytes=opening.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
@@ -148,7 +148,7 @@ def _inspection(job: Job) -> Inspection:
 
 def _support(name: str, device: Device, processes: int) -> Support:
     """Return whether every device that the job uses supports a precision, and the reason of the first that does not."""
-    supports = [precision.support(name, each.torch_device) for each in opening.devices_of(device, processes)]
+    supports = [precision.support(name, each.torch_device) for each in device.of_processes(processes)]
     return next((support for support in supports if not support.supported), supports[0])
 
 

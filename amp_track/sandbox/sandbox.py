@@ -34,6 +34,16 @@ from amp_track.workers import processes
 
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that tells the fork server which modules the workload imports, comma-separated."""
+REQUIRED_MODULES = (
+    "torch",
+    "torch._dynamo",  # else the first optimizer step of every process imports it, for 0.9 s
+    "amp_track.sandbox.job_process",
+    "amp_track.cli",
+    "pydantic.type_adapter",
+)
+"""Modules that the fork server imports for every job."""
+_PRELOAD_MODULE = "amp_track.sandbox.preload"
+"""The module that imports them there."""
 _NEARLY_THE_BUDGET = 0.95
 """A job that crashes within its budget, and takes more than this fraction of it without a limit, ran out of memory."""
 
@@ -51,7 +61,7 @@ class Sandbox:
 
     def __init__(self, workload: str) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["amp_track.sandbox.preload"])
+        self._context.set_forkserver_preload([_PRELOAD_MODULE])
         # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
         # allocates the same blocks in every command, not only within one.
         os.environ.setdefault("PYTHONHASHSEED", "0")
@@ -182,19 +192,21 @@ def _budget_may_be_the_cause(crash: Outcome) -> bool:
 
     A workload's own exception, exit or SIGKILL is none of them.
     """
-    died = re.match(r"the job's process was killed by (SIGSEGV|SIGBUS|SIGABRT)\b", crash.message)
     # oneDNN: it reports every failure so, a failed allocation among them.
     errors = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
-    return died is not None or any(text in crash.message for text in errors)
+    return crash.signal in ("SIGSEGV", "SIGBUS", "SIGABRT") or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
     """Return the outcome of a process that ended without a result."""
     assert exit_code is not None
-    if exit_code == -signal.SIGKILL and oom_kills > 0:
-        return Outcome(verdict=Verdict.OOM, message="killed by the kernel for memory", wall_seconds=wall_seconds)
-    how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with code {exit_code}"
-    return Outcome(verdict=Verdict.CRASHED, message=f"the job's process {how}", wall_seconds=wall_seconds)
+    killed_by = signal.Signals(-exit_code).name if exit_code < 0 else ""
+    if killed_by == "SIGKILL" and oom_kills > 0:
+        verdict, message = Verdict.OOM, "killed by the kernel for memory"
+    else:
+        how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
+        verdict, message = Verdict.CRASHED, f"the job's process {how}"
+    return Outcome(verdict=verdict, message=message, signal=killed_by, wall_seconds=wall_seconds)
 
 
 def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int) -> children.Result | None:
@@ -239,8 +251,28 @@ def _imported_modules(workload: str) -> list[str]:
     return modules
 
 
+def _missing_preload() -> str:
+    """Return what kept the fork server from importing the required modules, or "".
+
+    multiprocessing ignores an ImportError there. Without this check a renamed module would cost seconds in each
+    process, and nobody would know.
+    """
+    preload = sys.modules.get(_PRELOAD_MODULE)
+    if preload is None:
+        return (
+            f"got a fork server without {_PRELOAD_MODULE}, expected one that has imported it; install amp_track, so "
+            "that a new Python process can import it"
+        )
+    if preload.failure:
+        return f"got a fork server that cannot import what every job needs; fix this import:\n{preload.failure}"
+    return ""
+
+
 def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
     """Do a task in the fresh process, where torch is already imported."""
+    if missing := _missing_preload():
+        connection.send(RuntimeError(missing))
+        return
     from amp_track.sandbox import job_process
 
     match task:

@@ -73,9 +73,10 @@ class InputWait:
     is too much by what the device still had to do at that moment.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self.seconds = 0.0
-        self._last_step = torch.Event(device) if device.type != "cpu" else None
+        """Seconds waited so far."""
+        self._last_step = torch.Event(device.torch_device) if device.has_queue else None
         self._is_recorded = False
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:

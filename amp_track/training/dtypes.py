@@ -71,7 +71,7 @@ class DtypesWatch:
         precision = Precision.named(job.precision)
         self._recorder = _Recorder(model)
         with float32_precision(precision), self._recorder.recording():
-            with precision.autocast(device.torch_device.type):
+            with precision.autocast(device.kind):
                 output = model(input)
                 self._recorder.begin("loss")
                 loss = workload.loss(output, target)
@@ -81,7 +81,7 @@ class DtypesWatch:
             workload=job.workload,
             precision=job.precision,
             batch_size=job.batch_size,
-            device_kind=device.torch_device.type,
+            device_kind=device.kind,
             device_name=device.name,
             operations=self._recorder.operations,
         )

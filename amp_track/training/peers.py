@@ -18,6 +18,7 @@ from torch import distributed, nn
 
 from amp_track.records.job import Rank
 from amp_track.training.amp.step import StepTotals
+from amp_track.training.devices.base import Device
 
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one."""
@@ -30,9 +31,8 @@ class Peers:
     alone answers itself.
     """
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
+    def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self._device = device
 
     @property
     def is_alone(self) -> bool:
@@ -89,31 +89,28 @@ def announce(rank: Rank) -> None:
 
 
 @contextmanager
-def connected(rank: Rank, device: torch.device) -> Iterator[Peers]:
+def connected(rank: Rank, device: Device) -> Iterator[Peers]:
     """Connect this process to the others of its job, which run on the same machine, and yield the connection.
 
     A process that fails does not tell the others: whoever started them has to end them all.
     """
     if rank.count == 1:
-        yield Peers(rank, device)
+        yield Peers(rank)
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _loopback())
-    if device.type == "cpu":
-        torch.set_num_threads(max(torch.get_num_threads() // rank.count, 1))
-    else:
-        torch.accelerator.set_device_index(device.index or 0)  # what nccl sends objects through
+    device.set_up_process()
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        device.distributed_backend,
         init_method=f"file://{rank.rendezvous}",
         rank=rank.index,
         world_size=rank.count,
-        device_id=device if device.type == "cuda" else None,
+        device_id=None if device.is_shared else device.torch_device,
     )
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
-        distributed.all_reduce(torch.zeros(1, device=device))
-    yield Peers(rank, device)
+        distributed.all_reduce(torch.zeros(1, device=device.torch_device))
+    yield Peers(rank)
     distributed.destroy_process_group()
 
 

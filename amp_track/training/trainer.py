@@ -70,7 +70,7 @@ class Trainer:
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
-        self._peers = peers or Peers(ALONE, device.torch_device)
+        self._peers = peers or Peers(ALONE)
         self._send = send
         self._enforce_budget = enforce_budget
         self._folder = folder
@@ -84,7 +84,7 @@ class Trainer:
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
-        self._input_wait = InputWait(device.torch_device)
+        self._input_wait = InputWait(device)
         self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
         self._eval_max_allocated_bytes = 0
         self._max_allocated_bytes = 0
@@ -101,7 +101,7 @@ class Trainer:
         self._started = time.perf_counter()
         random_state.seed(self._job.seed)
         rank = self._peers.rank
-        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.torch_device.type == "cuda")
+        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.pins_memory)
         if self._batch_size * rank.count > batches.training_samples:
             times = f" × {rank.count} processes" if rank.count > 1 else ""
             return Outcome(

@@ -181,8 +181,17 @@ def test_layers_have_the_names_of_named_modules() -> None:
     assert found(report, "layer1.0") == {"add_": (("float16", "float16"), "float16", 1)}
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "channels_last"),
+    [
+        ("fp32", True),
+        ("amp", False),
+        pytest.param("fp32", False, marks=pytest.mark.slow),
+        pytest.param("amp", True, marks=pytest.mark.slow),
+        pytest.param("bf16", False, marks=pytest.mark.slow),
+        pytest.param("bf16", True, marks=pytest.mark.slow),
+    ],
+)
 def test_it_says_what_a_hook_on_every_layer_says(precision: str, channels_last: bool) -> None:
     network = get_model("resnet18", weights=None)
     workload = Given(network, pixels=32)

@@ -6,6 +6,7 @@ A budget is enforced, never simulated: an allocation that exceeds it really fail
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,22 @@ class MemoryPeak:
 class Device(ABC):
     """The device that a job runs on. Make it in the process that uses it."""
 
+    has_queue: bool
+    """Whether it works through a queue behind the host's back, and not within the call that gives it work."""
+    is_shared: bool
+    """Whether the processes that train together share this one device and its memory, and not have one each."""
+    pins_memory: bool = False
+    """Whether batches are copied to it from pinned memory, while it computes."""
+    distributed_backend: str | None = None
+    """The backend of torch.distributed for it; None if several processes cannot train together on such devices."""
+
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind in torch: `cpu`, `cuda`."""
+        return self.torch_device.type
 
     @property
     @abstractmethod
@@ -44,6 +59,14 @@ class Device(ABC):
     @abstractmethod
     def budget_support(self) -> Support:
         """Return whether a budget can be enforced on this device, and the reason."""
+
+    @abstractmethod
+    def of_processes(self, count: int) -> Sequence[Device]:
+        """Return the devices that so many processes use: this one and those after it, or this one if they share it."""
+
+    @abstractmethod
+    def set_up_process(self) -> None:
+        """Prepare this process for training together with others. Call it before they are connected."""
 
     @abstractmethod
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:

@@ -6,6 +6,7 @@ import mmap
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,10 @@ class CpuDevice(Device):
         processes: how many processes train together, and share what memory is free.
     """
 
+    has_queue = False
+    is_shared = True
+    distributed_backend = "gloo"
+
     def __init__(self, torch_device: torch.device, processes: int = 1) -> None:
         super().__init__(torch_device)
         self._processes = processes
@@ -81,6 +86,12 @@ class CpuDevice(Device):
         if sys.platform == "linux":
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
+
+    def of_processes(self, count: int) -> Sequence[Device]:
+        return [self]
+
+    def set_up_process(self) -> None:
+        torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.

@@ -35,13 +35,15 @@ def open_device(text: str, rank: Rank = ALONE) -> Device:
 
 def check_processes(device: Device, processes: int) -> None:
     """Raise BadInput if so many processes cannot train together on this device."""
-    if processes == 1 or device.torch_device.type == "cpu":
+    if processes == 1:
         return
-    if device.torch_device.type != "cuda":
+    if device.distributed_backend is None:
         raise BadInput(
-            f"--processes: got {processes}, expected 1 on {device.torch_device.type}: several train together on CUDA "
+            f"--processes: got {processes}, expected 1 on {device.kind}: several train together on CUDA "
             "devices and on CPUs; leave it out"
         )
+    if device.is_shared:
+        return
     there = torch.accelerator.device_count() - (device.torch_device.index or 0)
     if processes > there:
         raise BadInput(
@@ -50,28 +52,19 @@ def check_processes(device: Device, processes: int) -> None:
         )
 
 
-def devices_of(device: Device, processes: int) -> list[Device]:
-    """Return the devices that so many processes use: one CPU, or this accelerator and the ones after it."""
-    if device.torch_device.type == "cpu":
-        return [device]
-    first = device.torch_device.index or 0
-    return [AcceleratorDevice(torch.device(device.torch_device.type, first + rank)) for rank in range(processes)]
-
-
 def free_bytes_each(device: Device, processes: int) -> int:
     """Return the memory that each of so many processes could take now.
 
-    They share main memory; among accelerators the fullest one decides.
+    They share the memory of one device; or each has its own, and the fullest one decides.
     """
-    if device.torch_device.type == "cpu":
-        return device.free_bytes() // processes
-    return min(each.free_bytes() for each in devices_of(device, processes))
+    free_bytes = min(each.free_bytes() for each in device.of_processes(processes))
+    return free_bytes // processes if device.is_shared else free_bytes
 
 
 def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
     """Raise BadInput if the budget cannot be enforced here, or is more than the device has.
 
-    Each process has the budget for itself; they share main memory.
+    Each process has the budget for itself, even if they share the device.
     """
     if budget_bytes is None:
         return
@@ -80,7 +73,7 @@ def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -
         raise BadInput(
             f"--memory-budget: got {format_bytes(budget_bytes)}, expected none: {support.reason}; leave it out"
         )
-    of_all = budget_bytes * (processes if device.torch_device.type == "cpu" else 1)
+    of_all = budget_bytes * processes if device.is_shared else budget_bytes
     capacity = device.capacity_bytes()
     if of_all > capacity:
         times = f" for each of {processes} processes" if of_all != budget_bytes else ""
