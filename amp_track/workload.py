@@ -1,4 +1,4 @@
-"""What is trained: one Python file with one `Workload` subclass, and the options it offers."""
+"""Workload is the class that users subclass; this module also loads it from their file, with its options set."""
 
 from __future__ import annotations
 
@@ -25,92 +25,109 @@ from amp_track.records.errors import BadInput, BadOption
 
 @dataclass(frozen=True)
 class Quality:
-    """What the workload wants high or low. `name` is what MLflow shows: `eval/<name>`."""
+    """The quality that a workload measures. MLflow shows it as `eval/<name>`."""
 
     name: str
     higher_is_better: bool = True
 
 
 class Workload(ABC):
-    """Model, data, loss and quality of one training. Subclass it as a frozen dataclass; its fields are the options that
-    `--set name=value` sets.
+    """The model, data, loss and quality of one training.
+
+    Subclass it as a frozen dataclass; its fields are the options that `--set name=value` sets.
 
     Input and target of a sample may be tensors, tuples or dicts of tensors; a batch adds a first dimension of length N.
     """
 
     learning_rate: float = 1e-3
-    """Chosen for `batch_size`."""
+    """The learning rate that suits `batch_size`."""
     batch_size: int = 64
+    """Samples in each batch, if `--batch-size` does not say otherwise."""
     epochs: int = 1
+    """Passes over the training data, if neither `--epochs` nor `--steps` says otherwise."""
     loader_workers: int = 0
     """Processes that load data beside the training; 0 loads it between the steps."""
     quality: ClassVar[Quality] = Quality("accuracy", higher_is_better=True)
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model with fresh weights, on the CPU, in float32."""
+        """Return a new model with fresh weights, on the CPU, in float32."""
 
     @abstractmethod
     def train_data(self) -> Dataset[Any]:
-        """Map-style; items are (input, target)."""
+        """Return the training data: a map-style dataset whose items are (input, target)."""
 
     @abstractmethod
     def eval_data(self) -> Dataset[Any]:
-        """Map-style; items are (input, target)."""
+        """Return the evaluation data: a map-style dataset whose items are (input, target)."""
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """Mean over the batch, a scalar. Default: cross entropy of logits (N, classes) and class numbers (N,)."""
+        """Return the mean loss over the batch, a scalar.
+
+        Default: cross entropy of logits (N, classes) and class numbers (N,).
+        """
         return functional.cross_entropy(output, target)
 
     def score(self, output: Any, target: Any) -> Tensor:
-        """One number per sample, shape (N,), whose mean is the quality. Default: 1 if the top class is right."""
+        """Return one number per sample, shape (N,), whose mean is the quality. Default: 1 if the top class is right."""
         correct: Tensor = output.argmax(dim=-1) == target
         return correct.float()
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Default: Adam, fused where the device has it: the AMP step then needs no host sync."""
+        """Return an optimizer of `parameters`. Default: Adam, fused if the device has it: amp then needs no sync."""
         parameters = list(parameters)
         fused = all(p.device.type in ("cpu", "cuda", "xpu", "mps") and p.is_floating_point() for p in parameters)
         return torch.optim.Adam(parameters, lr=lr, fused=fused)
 
     def schedule(self, total_steps: int) -> Callable[[int], float] | None:
-        """How the learning rate goes: a pure function from the updates made so far to its factor. Steps that amp skips
-        are no updates, so it may end before its end. Default: none, the learning rate stays.
+        """Return a pure function from the number of updates made so far to a factor of the learning rate.
+
+        Steps that amp skips are no updates, so that a training may stop before the schedule's end. Default: None, which
+        keeps the learning rate.
 
         Args:
-            total_steps: optimizer steps of the whole training.
+            total_steps: the number of optimizer steps of the whole training.
         """
         return None
 
     def check(self) -> None:  # noqa: B027 — most workloads need nothing
-        """Raise `BadInput` where something that the model needs is missing, such as pretrained weights. Called once
-        before anything is written."""
+        """Raise `BadInput` if something that the model needs is missing, such as pretrained weights.
+
+        It is called once, before anything is written.
+        """
 
     def without_data(self) -> Workload:
-        """As `--synthetic` trains it: without what only quality needs, such as pretrained weights. Default: itself."""
+        """Return the workload that `--synthetic` trains, without what only quality needs, such as pretrained weights.
+
+        Default: itself.
+        """
         return self
 
     def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
-        """Images by name that show what the trained model does, each (height, width) or (height, width, 3), from 0 to
-        1. They are kept with the run, and `amp-track compare` shows those of all precisions side by side.
+        """Return images by name that show what the trained model does. Default: none.
+
+        Each has shape (height, width) or (height, width, 3) and values from 0 to 1. They are kept with the run, and
+        `amp-track compare` shows those of all precisions side by side.
 
         Args:
-            predict: from a batch of inputs to the model's output, in the precision of the training, in float32 on the
-                CPU.
+            predict: maps a batch of inputs to the model's output, which is computed in the precision of the training
+                and returned as float32 on the CPU.
         """
         return {}
 
     def example(self, batch_size: int) -> tuple[Any, Any]:
-        """One batch (input, target) of the real shapes and dtypes. Override it without touching the data, and
-        `--synthetic` works where the data is not. Default: the first training samples, repeated."""
+        """Return one batch (input, target) of the real shapes and dtypes. Default: the first training samples, cycled.
+
+        Override it without touching the data, and `--synthetic` works on machines without the data.
+        """
         data = self.train_data()
         known = min(batch_size, len(data), 64)  # type: ignore[arg-type]
         input, target = default_collate([data[index % known] for index in range(batch_size)])
         return input, target
 
 
-# Fields that a workload may override by an annotated assignment, which makes them dataclass fields too: they have flags
-# of their own.
+# Fields that have flags of their own. A workload may override them by an annotated assignment, which makes them
+# dataclass fields too.
 _OWN_FLAGS = {
     "learning_rate": "--lr",
     "batch_size": "--batch-size",
@@ -120,23 +137,23 @@ _OWN_FLAGS = {
 
 
 def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a workload by name."""
+    """Return the options of a workload class by name."""
     if not dataclasses.is_dataclass(workload_class):
         return {}
     return {item.name: item for item in dataclasses.fields(workload_class) if item.init and item.name not in _OWN_FLAGS}
 
 
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
-    """Every option with the value it has, as text."""
+    """Return every option with its value as text."""
     return tuple((name, str(getattr(workload, name))) for name in option_fields(type(workload)))
 
 
 def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:
-    """The workload that `experiments/digits.py` or `package.module:Class` names, with its options set.
+    """Return the workload that `experiments/digits.py` or `package.module:Class` names, with its options set.
 
     Raises:
         BadInput: there is no such file, module or class; the file has no Workload or several; it cannot be imported
-            (with its own traceback as `detail`); an option is unknown or its value of the wrong type.
+            (with its own traceback as `detail`); an option is unknown or its value has the wrong type.
     """
     workload_class = _find_class(reference)
     known = option_fields(workload_class)
@@ -155,20 +172,22 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
     except Exception as error:
         raise BadInput(
             f"{reference}: got {type(error).__name__}: {error} from {workload_class.__name__}({values}), expected it "
-            "to be made; mend the workload or its --set options",
+            "to be made; fix the workload or its --set options",
             detail=users_traceback(error),
         ) from error
 
 
 def source_digest(workload: Workload) -> str:
-    """Twelve hexadecimal digits of the source file the workload is defined in, and of those beside it that it has
-    imported."""
+    """Return twelve hexadecimal digits that identify the workload's source.
+
+    They are a SHA-256 over the file that defines the workload, and over the files beside it that it has imported.
+    """
     source = inspect.getsourcefile(type(workload))
     if source is None:
         return "unknown"
     workload_file = Path(source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # Some modules name a file that is none, such as torch.classes.
+    # Some modules name a file that does not exist, such as torch.classes.
     loaded = {Path(file).resolve() for file in files if file is not None and Path(file).is_absolute()}
     sources = sorted(
         {workload_file} | {file for file in loaded if file.parent == workload_file.parent and file.is_file()}
@@ -192,10 +211,10 @@ def _find_class(reference: str) -> type[Workload]:
     module_name, colon, class_name = reference.partition(":")
     if colon:
         module = _import_module(module_name)
-        found = getattr(module, class_name, None)
-        if not (inspect.isclass(found) and issubclass(found, Workload)):
+        named = getattr(module, class_name, None)
+        if not (inspect.isclass(named) and issubclass(named, Workload)):
             raise BadInput(f"{reference}: got no Workload named {class_name}, expected one in {module_name}; {_hint()}")
-        return found
+        return named
     path = Path(reference)
     if not path.is_file():
         raise BadInput(f"{reference}: got no such file, expected a Python file with one Workload; {_hint()}")
@@ -225,7 +244,7 @@ def _import_file(path: Path) -> Any:
         raise BadInput(f"{path}: got a file that Python cannot import, expected one ending in .py; {_hint()}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up there
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python path` would: helpers beside the file can be imported
+    sys.path.insert(0, str(path.parent.resolve()))  # as `python path` does: helpers beside the file can be imported
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -244,13 +263,13 @@ def _import_module(name: str) -> Any:
 
 def _import_failed(what: str, error: Exception) -> BadInput:
     return BadInput(
-        f"{what}: got {type(error).__name__}: {error} on import, expected a module that imports; mend it",
+        f"{what}: got {type(error).__name__}: {error} on import, expected a module that imports; fix it",
         detail=users_traceback(error),
     )
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback without our own frames nor importlib's, which tell the user nothing about their code."""
+    """Return the traceback without this package's frames and importlib's, which tell users nothing about their code."""
     frames = traceback.extract_tb(error.__traceback__)
     here = str(Path(__file__).parent)
     users = [frame for frame in frames if not frame.filename.startswith((here, "<frozen importlib"))]

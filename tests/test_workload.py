@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
 
 from amp_track.records.errors import BadInput
-from amp_track.workload import load_workload, option_values
+from amp_track.workload import load_workload, option_values, source_digest
 
 
 def test_options_have_their_fields_types() -> None:
@@ -82,19 +83,35 @@ def test_scores_default_to_the_top_class() -> None:
     assert workload.score(output, torch.tensor([1, 1])).tolist() == [1.0, 0.0]
 
 
-def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(tmp_path: Path) -> None:
+def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "helper_of_digest.py").write_text("WIDTH = 1")
     file = tmp_path / "wide.py"
     file.write_text(Path(FAULTS).read_text() + "\nimport helper_of_digest\n")
-    program = "import sys; from amp_track.workload import *; print(source_digest(load_workload(sys.argv[1])))"
-    digest = [sys.executable, "-c", program, str(file)]
-    digests = [subprocess.check_output(digest)]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def digest(name: str = str(file)) -> str:
+        for module in ("amp_track_workload_wide", "helper_of_digest"):  # as a new process would know neither
+            sys.modules.pop(module, None)
+        return source_digest(load_workload(name))
+
+    digests = [digest()]
     (tmp_path / "helper_of_digest.py").write_text("WIDTH = 2")
-    digests.append(subprocess.check_output(digest))
+    digests.append(digest())
     (tmp_path / "unrelated.py").write_text("")
-    digests.append(subprocess.check_output(digest))
+    digests.append(digest())
     assert digests[0] != digests[1] == digests[2]
     (tmp_path / "below").mkdir()
     for folder, name in ((tmp_path, "wide.py"), (tmp_path / "below", "../wide.py")):
-        digests.append(subprocess.check_output([*digest[:-1], name], cwd=folder))
+        monkeypatch.chdir(folder)
+        digests.append(digest(name))
     assert digests[2:] == digests[2:3] * 3, "however it is named"
+
+
+@pytest.mark.slow
+def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
+    file = str(shutil.copy(FAULTS, tmp_path / "alone.py"))  # beside files that this process has not imported
+    program = "import sys; from amp_track.workload import *; print(source_digest(load_workload(sys.argv[1])))"
+    other = subprocess.check_output([sys.executable, "-c", program, file], text=True)
+    assert source_digest(load_workload(file)) == other.strip()

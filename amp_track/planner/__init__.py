@@ -1,1 +1,1 @@
-"""Where memory ends. Pure: no torch, no process, no store."""
+"""Finds out where memory ends, from measurements. Pure: no torch, no process, no store."""

@@ -1,11 +1,11 @@
-"""Where to probe next for the largest batch that fits. Pure Python: no torch, no optuna, no clock.
+"""Choose which batch size to probe next to find the largest one that fits. Pure Python: no torch, no optuna, no clock.
 
-Peak memory is near enough `a + b·batch`, so a line through what was measured says where the edge is, and a bracket of
-what fits and what fails makes sure that every probe brings it closer, however wrong the line is. On a device that is
-exactly linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge).
+Peak memory is approximately `a + b·batch`, so a line through the measurements predicts the edge, and a bracket of what
+fits and what fails makes sure that every probe brings it closer, however wrong the line is. On a device that is exactly
+linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge).
 
-What no finder can do in fewer than log2(n) probes is to tell apart n batches of which the measurements say nothing: a
-jump of memory right at the edge, at an unknown one of n batches, or noise that hides n of them.
+No finder can tell n batches apart in fewer than log2(n) probes if the measurements say nothing about them: that is so
+for a jump of memory right at the edge, at an unknown one of n batches, and for noise that hides n of them.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ from typing import NamedTuple
 from amp_track.records.outcome import Verdict
 
 _MARGIN = 1 / 12
-"""Of the way to a far guess, left out: one that fits is measured, one that fails says little."""
+"""Fraction of the way to a far guess that is left out: a guess that fits is measured, one that fails says little."""
 _FAR = 1 / 3
-"""A guess is far when it lies this much beyond the stretch that the line was measured on."""
+"""A guess is far if it lies more than this fraction of the measured stretch beyond that stretch."""
 _LEAST_MARGIN = 6
-"""In samples: over a shorter way a line is exact enough."""
-_WHIM = 2
-"""Samples, by which a line may be wrong where the next failure is known."""
+"""Samples. Where the margin would be smaller, a line is exact enough without."""
+_NOISE = 2
+"""Samples by which a line may be wrong, once a failing batch is known, before it counts as wrong."""
 _PLAUSIBLE = 2
-"""Times the overall slope that a nearby one may be more or less."""
-_SAME = 0.002
-"""Part by which two slopes may differ that are called the same."""
+"""Factor by which the slope between two nearby points may differ from the overall slope."""
+_SAME_SLOPE = 0.002
+"""Relative difference up to which two slopes count as the same."""
 _NOT_FAR = 4
-"""Times the first batch: so much more is tried at once."""
+"""A batch of up to this many times the only measured one is tried at once."""
 _TOO_FAR = 8
-"""Times the measured stretch: from there on a line that was wrong is not worth mending."""
+"""A bracket this many times as long as the measured stretch is too long to correct a line that was wrong."""
 _NEARLY = 16
-"""A failure within this part of the way to where the line ends may be the line's small error, no sign of more."""
+"""A failure in the last 1/16 of the way to where the line ends may be just a small error of the line."""
 _SHORT = 64
-"""In samples: over a shorter way a failure is a whim of the meter more often than a bend of the line."""
+"""Samples. Over a shorter way a failure is more often noise of the meter than a bend of the line."""
 _WELL_BELOW = 0.7
-"""Part of the way to what failed."""
+"""Fraction of the way to a failed batch at which the next one is tried."""
 _BLOCKS = 20 * 2**20, 2 * 2**20, 4096
-"""What memory is counted in: the segments of PyTorch's caching allocator (kLargeBuffer and kRoundLarge of
-c10/cuda/CUDACachingAllocator.cpp), and pages."""
+"""Block sizes in bytes that memory may be counted in: the segments of PyTorch's caching allocator (kLargeBuffer and
+kRoundLarge of c10/cuda/CUDACachingAllocator.cpp), and pages."""
 _METER_ERROR = 4
-"""By how many such blocks one measurement may be off another."""
-_IMPATIENT = range(12, 10_000, 2)
-"""After how many probes the search bisects: whatever the device does, it ends within twice log2 of what is left."""
+"""Number of such blocks by which two measurements of the same thing may differ."""
+_BISECT_AFTER = range(12, 10_000, 2)
+"""Numbers of probes after which the search bisects: whatever the device does, it ends within twice log2 of what is
+left."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch size that was tried.
+    """The result of trying one batch size.
 
-    `peak_bytes` is what the meter showed that the budget limits, if it fits; else roughly what is known to be needed:
-    the peak when it failed and what it then asked for. `allocated_bytes` is a finer meter's peak, for where the first
-    one counts in large blocks.
+    If it fits, `peak_bytes` is the peak of the meter that the budget limits; otherwise it is roughly what the batch is
+    known to need: the peak when it failed, and what it then asked for. `allocated_bytes` is the peak of a finer meter,
+    for devices on which the first one counts in large blocks.
     """
 
     batch_size: int
@@ -66,12 +67,13 @@ class Probe:
 
     @property
     def fits(self) -> bool:
+        """True if the batch ran to its end."""
         return self.verdict is Verdict.FITS
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest batch worth trying, and what sets it: `dataset` or `max_batch_size`."""
+    """The largest batch worth trying, and what limits it: `dataset` or `max_batch_size`."""
 
     batch_size: int
     bound: str
@@ -82,9 +84,9 @@ class Hint:
     """What is known before the first probe.
 
     Args:
-        batch_size: where to begin: one that someone trains with, or the edge at another precision.
-        reason: for that.
-        fixed_bytes: what a batch of no samples would take, as another precision's line has it.
+        batch_size: the first batch size to try: one that someone trains with, or the edge at another precision.
+        reason: why it is tried, for people.
+        fixed_bytes: the memory of a batch without samples, according to another precision's line.
     """
 
     batch_size: int = 8
@@ -94,21 +96,22 @@ class Hint:
 
 @dataclass(frozen=True)
 class Next:
-    """The batch size to probe, the memory that it is expected to take, and why it is this one."""
+    """The batch size to probe next, the memory that it is expected to take, and the reason for it."""
 
     batch_size: int
     reason: str
     predicted_bytes: int | None = None
-    """Of the finest meter there is."""
+    """The expected peak of the finest meter that all measurements have; None without a line."""
     should_fit: bool = True
+    """Whether that is within the budget."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """The largest batch that fits, with its proof: it ran whole, and `first_failing_batch` did not.
+    """The largest batch that fits, with its proof: it ran to its end, and `first_failing_batch` did not.
 
-    `largest_batch` is 0 where not even one sample fits. `first_failing_batch` is None where a limit, not the device,
-    ends the search. `bound` says what does: `memory`, `kernel` (of the device), `dataset` or `max_batch_size`.
+    `largest_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
+    search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset` or `max_batch_size`.
     """
 
     largest_batch: int
@@ -117,42 +120,55 @@ class Edge:
 
 
 class Point(NamedTuple):
+    """One measurement: a batch size and its memory in bytes."""
+
     batch_size: int
     size_bytes: float
 
     def slope_to(self, other: Point) -> float:
-        """Bytes for each sample between the two."""
+        """Return the bytes for each sample between the two points."""
         return (other.size_bytes - self.size_bytes) / (other.batch_size - self.batch_size)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Memory as a function of the batch: through `point`, with `slope_bytes` for each sample, measured between `start`
-    and `point`."""
+    """Memory as a linear function of the batch size.
+
+    It goes through `point`, with `slope_bytes` for each sample, and was measured between batch size `start` and
+    `point`.
+    """
 
     start: int
     point: Point
     slope_bytes: float
 
     def at(self, batch_size: int) -> float:
+        """Return the bytes that a batch takes."""
         return self.point.size_bytes + self.slope_bytes * (batch_size - self.point.batch_size)
 
     def reaches(self, size_bytes: float) -> int:
-        """The largest batch that takes no more than that."""
+        """Return the largest batch that takes no more than `size_bytes`."""
         return self.point.batch_size + math.floor((size_bytes - self.point.size_bytes) / self.slope_bytes)
 
     @property
     def fixed_bytes(self) -> float:
+        """Bytes that a batch without samples would take."""
         return max(self.at(0), 0.0)
 
 
 def explore(
     probes: Iterable[Probe], limit: Limit, *, budget_bytes: int | None = None, hint: Hint | None = None
 ) -> Next | Edge:
-    """The next batch size to probe, or the edge once it is proven. Depends on the set of probes alone.
+    """Return the next batch size to probe, or the edge once it is proven. Depends on the set of probes alone.
 
-    A batch that both ran and failed counts as failed: an edge is what can be relied on. Without `budget_bytes` there is
-    no line to follow, and the search doubles and bisects.
+    A batch that once ran and once failed counts as failed, because an edge has to be reliable. Without `budget_bytes`
+    no line can be followed, and the search doubles and bisects.
+
+    Args:
+        probes: every batch size tried so far, in any order.
+        limit: the largest batch worth trying.
+        budget_bytes: the memory that a batch may take.
+        hint: where to begin.
     """
     probes = list(probes)
     failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)
@@ -168,7 +184,7 @@ def explore(
     metered = sorted(fitting.values(), key=lambda probe: probe.batch_size)
     if not fitting:
         guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
-    elif budget_bytes is None or len(probes) in _IMPATIENT or any(probe.peak_bytes is None for probe in metered):
+    elif budget_bytes is None or len(probes) in _BISECT_AFTER or any(probe.peak_bytes is None for probe in metered):
         guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
     else:
         guess = _by_memory(metered, failing, ceiling, budget_bytes, hint)
@@ -181,7 +197,7 @@ def explore(
 
 
 def line_of(probes: Sequence[Probe]) -> Line | None:
-    """The line through the smallest and the largest batch that fitted: what each sample takes, and what none does."""
+    """Return the line through the smallest and the largest batch that fits, or None if memory does not rise."""
     points = _points(probe for probe in probes if probe.fits)
     if len(points) < 2 or points[-1].size_bytes <= points[0].size_bytes:
         return None
@@ -203,7 +219,7 @@ def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
 
 
 def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint) -> Next:
-    """Where the line through what fits crosses the budget; something else where the line has been wrong."""
+    """Return the batch at which the line through what fits crosses the budget, or another one if the line was wrong."""
     points = _points(fitting)
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
@@ -220,10 +236,11 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     crossing = line.reaches(room_bytes)
     distance, measured = crossing - floor, floor - line.start
     if distance <= 0:
-        # Nothing more should fit. The proof is one more, unless that was said before and was wrong.
+        # Nothing larger should fit, which one more sample proves; unless a line predicted the same before, and was
+        # wrong.
         before = _line(points[:-1], room_bytes)
         surprise = floor - before.reaches(room_bytes) if before is not None else 0
-        if surprise <= (_WHIM if failing else 0):
+        if surprise <= (_NOISE if failing else 0):
             return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
         return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
     margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
@@ -240,14 +257,14 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
 def _below_a_surprise(
     line: Line, crossing: int, points: list[Point], failing: list[Probe], budget_bytes: int, room_bytes: float
 ) -> tuple[int, str]:
-    """A batch failed that the line says should fit: it is steeper further up, or memory jumps somewhere."""
+    """Choose a batch below one that failed though the line says it fits: memory rises faster up there, or jumps."""
     last, first = points[-1], failing[0]
     ceiling, floor = first.batch_size, last.batch_size
     surprised = f"{ceiling} failed though it should fit"
     if first.verdict is Verdict.KERNEL_LIMIT:
         return (floor + ceiling) // 2, f"halfway between {floor} and {ceiling}, which a kernel does not take"
     if len(points) == 2 and ceiling - floor > _TOO_FAR * (floor - line.start):
-        # What is known is too far below to mend the line by. A measurement not far below the failure, if that fits.
+        # The measurements are too far below to correct the line. Measure not far below the failure, if that fits.
         far = f"{surprised}, by what is known of far smaller ones"
         if len(failing) == 1:
             return floor + round(_WELL_BELOW * (ceiling - floor)), far
@@ -264,11 +281,11 @@ def _below_a_surprise(
     if steeper is None:
         return halfway, f"{surprised}: halfway to {floor}, which fits"
     below = steeper.reaches(room_bytes)
-    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}: by as much less as it lacked memory"
+    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}: reduced by the memory that it lacked"
 
 
 def _points(probes: Iterable[Probe]) -> list[Point]:
-    """Memory by batch size, ascending, from the finest meter that all of them have."""
+    """Return memory by batch size, ascending, from the finest meter that all probes have."""
     probes = sorted(probes, key=lambda probe: probe.batch_size)
     finest = all(probe.allocated_bytes is not None for probe in probes)
     sizes = [probe.allocated_bytes if finest else probe.peak_bytes for probe in probes]
@@ -276,8 +293,11 @@ def _points(probes: Iterable[Probe]) -> list[Point]:
 
 
 def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
-    """How far the finest meter may rise. Where the budget's meter counts in blocks, what is left of the last one cannot
-    be had; and what that meter shows beyond the finer one (whole blocks that lie about unused) is gone too."""
+    """Return how far the finest meter may rise, in bytes.
+
+    If the budget's meter counts in blocks, an incomplete block at the end of the budget cannot be used; nor can what
+    that meter shows beyond the finer one, which are whole blocks that stay unused.
+    """
     block = _block_bytes(probe.peak_bytes for probe in fitting)
     largest = fitting[-1]
     unused = 0
@@ -288,15 +308,18 @@ def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
 
 
 def _block_bytes(sizes: Iterable[float | None]) -> int:
-    """The blocks that sizes were counted in: the largest of the known ones that divides them all."""
+    """Return the block size that sizes were counted in: the largest of the known ones that divides them all, or 1."""
     divisor = math.gcd(*(int(size or 0) for size in sizes))
     return next((block for block in _BLOCKS if divisor % block == 0), 1)
 
 
 def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
-    """Through the last point and the nearest one before it that is far enough away for the line to be exact where it
-    crosses the room there is, and near enough to say how memory rises up there. A slope far from the overall one is a
-    whim of two near points. None where memory does not rise."""
+    """Return the line that predicts where memory reaches `room_bytes`, or None if memory does not rise.
+
+    It goes through the last point and the nearest one before it that is far enough away for the line to be exact where
+    it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one is
+    noise between two near points, and is left out.
+    """
     if len(points) < 2:
         return None
     last = points[-1]
@@ -315,16 +338,16 @@ def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
 
 
 def _measured_before(line: Line, points: list[Point]) -> bool:
-    """Whether memory rose as steeply further down: then it is a straight line, however far it is drawn."""
+    """True if memory rose as steeply further down: then the line is straight, however far it is extended."""
     return any(
-        math.isclose(start.slope_to(end), line.slope_bytes, rel_tol=_SAME)
+        math.isclose(start.slope_to(end), line.slope_bytes, rel_tol=_SAME_SLOPE)
         for start, end in itertools.pairwise(points[:-1])
         if end.batch_size <= line.start
     )
 
 
 def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | None:
-    """From what fits to what a failed batch is known to need; it may need more."""
+    """Return the line from the last fitting batch to what a failed one needs at least, or None if it does not rise."""
     if failure.peak_bytes is None or failure.peak_bytes <= budget_bytes:
         return None
     slope = last.slope_to(Point(failure.batch_size, failure.peak_bytes))
@@ -332,14 +355,18 @@ def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | N
 
 
 def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
-    """One measurement only. Were there no fixed part, `sure` would fit: halfway there is a second one, and all the way
-    where that is not far. Where it is hardly more, there is a fixed part (or this is the edge): twice as many."""
+    """Choose the second batch to measure after a single one.
+
+    If no memory were independent of the batch, `sure` would fit: it is tried if it is not far, and otherwise the batch
+    halfway there. If `sure` is hardly more than what was measured, there is such a fixed part (or this is the edge),
+    and twice as many samples are tried.
+    """
     batch_size = point.batch_size
     sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
     if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
-        return Next(2 * batch_size, f"twice {batch_size}: one measurement says nothing of what each sample takes")
+        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not tell what each sample takes")
     guess = sure if sure < _NOT_FAR * batch_size else (batch_size + sure) // 2
     return Next(
         min(max(guess, batch_size + 1), (batch_size + ceiling) // 2),
-        f"{sure} would fit if nothing but samples took memory" + ("" if guess == sure else ": half of the way"),
+        f"{sure} would fit if nothing but samples took memory" + ("" if guess == sure else ": half the way there"),
     )

@@ -70,6 +70,8 @@ class Outcome:
     """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
     message: str = ""
     traceback: str = ""
+    signal: str = ""
+    """The name of the signal that killed the job's process, such as `SIGSEGV`."""
     requested_bytes: int | None = None
     """The size of the allocation that failed."""
     wall_seconds: float = 0.0

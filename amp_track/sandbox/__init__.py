@@ -1,1 +1,1 @@
-"""One job in fresh processes. The only package that imports `amp_track.training`."""
+"""Runs one job in fresh processes. The only package that imports `amp_track.training`."""

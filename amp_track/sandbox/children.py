@@ -1,4 +1,4 @@
-"""Fresh processes, forked from a server that has imported torch: started, listened to, ended."""
+"""Start, listen to and end a job's fresh processes, which are forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from amp_track.records.outcome import Outcome
 from amp_track.sandbox import ranks
 
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
-"""Of Linux's sys/personality.h."""
+"""Arguments of personality(2), from Linux's sys/personality.h."""
 _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
-"""How long a child that has reported may take to exit."""
+"""How long a process that has reported may take to exit."""
 _PEERS_SECONDS = 2
-"""How long the others may still say something once one has failed: it may have failed because of one of them."""
+"""How long the others may still report once one has failed: one of them may be the cause."""
 
 Result = Outcome | Inspection | DtypesReport
 
 
 @dataclass
 class Child:
-    """A process at work, and what it has come to."""
+    """A running process of a job, and its result once there is one."""
 
     process: ForkServerProcess
     connection: Connection[Any, Any]
     result: Result | None = None
     has_died: bool = False
-    """Without a result."""
+    """Whether it has ended without a result."""
 
     @property
     def is_over(self) -> bool:
+        """True if it has reported or died."""
         return self.result is not None or self.has_died
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Take one message, or note its death."""
+        """Receive one message, or note that it has died. An exception that the process sends is raised."""
         if not self.connection.poll():
             self.has_died = True
             return
@@ -61,7 +62,7 @@ class Child:
         match message:
             case Outcome() | Inspection() | DtypesReport():
                 self.result = message
-            case BadInput():
+            case BadInput() | RuntimeError():
                 raise message
             case _:
                 on_event(message)
@@ -69,17 +70,17 @@ class Child:
 
 @contextlib.contextmanager
 def started(context: ForkServerContext, target: Callable[..., None], *arguments: Any) -> Iterator[Child]:
-    """A process that calls `target` with the arguments and its end of a pipe; it does not outlive the block."""
+    """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block."""
     with _fixed_addresses():
         forkserver.ensure_running()
-    _let_jobs_go_first()
+    _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
-    with _no_main_module():
-        process.start()
-    childs_end.close()  # so that the child's death closes the pipe
-    child = Child(process, connection)
-    try:
+    try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
+        with _no_main_module():
+            process.start()
+        childs_end.close()  # so that the child's death closes the pipe
+        child = Child(process, connection)
         yield child
         if child.is_over:
             process.join(_EXIT_SECONDS)
@@ -88,16 +89,24 @@ def started(context: ForkServerContext, target: Callable[..., None], *arguments:
             process.kill()
             process.join()
         connection.close()
+        childs_end.close()
         process.close()
 
 
 def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadline: float | None) -> None:
-    """Pass events on until all are over, one has failed and the others had their time to, or the deadline has passed.
+    """Pass on events until the job is decided.
+
+    That is when all processes are over, when one has failed and the others have had time to report, or when the
+    deadline has passed.
 
     Args:
-        children: that work together.
-        on_event: called with what they say, but for results.
-        deadline: by `time.monotonic`.
+        children: the processes of one job.
+        on_event: called with every message that is not a result.
+        deadline: a time of `time.monotonic`, in seconds; None for no deadline.
+
+    Raises:
+        BadInput: one of the processes sent it.
+        RuntimeError: one of the processes sent it, because the fork server is not what it should be.
     """
     while listening := [child for child in children if not child.is_over]:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -116,10 +125,11 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Programs started within get the same addresses each time, where Linux allows to ask for it (containers may not).
+    """Give programs that are started within the block the same addresses each time.
 
     Objects are then hashed, sorted and placed alike, and a job takes the same memory in every command: the peak of an
-    LSTM's training in 12 commands was the same to the page, and with random addresses differed by up to 0.7 %.
+    LSTM's training in 12 commands was the same to the page, and with random addresses differed by up to 0.7 %. Linux
+    allows it, but a container may not; then addresses stay random.
     """
     random_addresses = _personality(_NO_CHANGE)
     if random_addresses == -1 or _personality(random_addresses | _ADDR_NO_RANDOMIZE) == -1:
@@ -131,10 +141,11 @@ def _fixed_addresses() -> Iterator[None]:
         _personality(random_addresses)
 
 
-def _let_jobs_go_first() -> None:
-    """Jobs keep the priority that the fork server was started with; this process, which tracks them, steps back. A step
-    that computes on every core waits for the one that is taken from it: tracking a tiny MLP on 2 cores took a tenth of
-    its speed. At this priority a process still gets about a tenth of a core that is wanted elsewhere.
+def _lower_own_priority() -> None:
+    """Lower the priority of this process, which tracks jobs; they keep the one that the fork server was started with.
+
+    A step that computes on every core waits for a core that is taken from it: tracking a tiny MLP on 2 cores took a
+    tenth of its speed. At this priority a process still gets about a tenth of a core that is wanted elsewhere.
     """
     if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)
@@ -142,10 +153,13 @@ def _let_jobs_go_first() -> None:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """multiprocessing imports the parent's main module into each child. A job does not need it: it costs time, makes
-    the job's memory depend on which program started it, and a script without the usual guard would start itself.
+    """Keep multiprocessing from importing the parent's main module into processes started within the block.
 
-    Relies on `multiprocessing.spawn.get_preparation_data` looking it up in `sys.modules`; else it is imported again.
+    A job does not need that module: it costs time, makes the job's memory depend on which program started it, and a
+    script without the usual guard would start itself.
+
+    Relies on `multiprocessing.spawn.get_preparation_data` looking it up in `sys.modules`; if that changes, the module
+    is imported again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -156,7 +170,7 @@ def _no_main_module() -> Iterator[None]:
 
 
 def _personality(persona: int) -> int:
-    """Linux's personality(2), which a program passes on to those it starts; -1 where there is none."""
+    """Call Linux's personality(2), which programs inherit; return -1 on other systems, and if it is refused."""
     if sys.platform != "linux":
         return -1
     return int(ctypes.CDLL(None).personality(ctypes.c_ulong(persona)))

@@ -1,4 +1,4 @@
-"""The sandbox's other side: what a job's fresh process does. Imports neither mlflow nor optuna."""
+"""The tasks of a job's fresh process: train, inspect, watch dtypes. Imports neither mlflow nor optuna."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ from amp_track.workload import Workload, load_workload, option_values, source_di
 def run(
     job: Job, connection: Connection[Any, Any], folder: JobFolder | None, rank: Rank, *, enforce_budget: bool
 ) -> None:
-    """Train, and send events and then the outcome, whatever exception comes. Of the processes that train together the
-    first one alone sends events."""
+    """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput.
+
+    Of the processes that train together only the first one sends events.
+    """
     _set_up_process()
     peers.announce(rank)
     try:
@@ -47,14 +49,16 @@ def run(
         return
     phase = "start"
     try:
-        with peers.connected(rank, device.torch_device) as others:
-            send = connection.send if others.is_first else _say_nothing
-            trainer = Trainer(job, workload, device, send, peers=others, enforce_budget=enforce_budget, folder=folder)
+        with peers.connected(rank, device) as connected_peers:
+            send = connection.send if connected_peers.is_first else _discard
+            trainer = Trainer(
+                job, workload, device, send, peers=connected_peers, enforce_budget=enforce_budget, folder=folder
+            )
             try:
                 outcome = trainer.run()
             finally:
                 phase = trainer.phase
-            connection.send(outcome)  # before taking leave of the others, which may hang
+            connection.send(outcome)  # before disconnecting from the others, which may hang
             return
     except BadInput as error:
         connection.send(error)
@@ -65,12 +69,12 @@ def run(
     connection.send(outcome)
 
 
-def _say_nothing(event: Event) -> None:
+def _discard(event: Event) -> None:
     pass
 
 
 def inspect(job: Job, connection: Connection[Any, Any]) -> None:
-    """Send an Inspection; BadInput when the arguments do not hold; a crashed Outcome when the data cannot be loaded."""
+    """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
     _set_up_process()
     try:
         connection.send(_inspection(job))
@@ -81,7 +85,7 @@ def inspect(job: Job, connection: Connection[Any, Any]) -> None:
 
 
 def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
-    """Send a DtypesReport, or the outcome of what went wrong."""
+    """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
     _set_up_process()
     watch = DtypesWatch()
     try:
@@ -93,7 +97,7 @@ def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
 
 
 def workload_of(job: Job) -> Workload:
-    """As the job trains it. Raises BadInput if it cannot be loaded."""
+    """Return the workload in the form that the job trains. Raises BadInput if it cannot be loaded."""
     workload = load_workload(job.workload, job.options)
     return workload.without_data() if job.synthetic else workload
 
@@ -114,7 +118,7 @@ def _inspection(job: Job) -> Inspection:
         dataset_digest = digest(train_data)
     return Inspection(
         device=str(device.torch_device),
-        device_kind=device.torch_device.type,
+        device_kind=device.kind,
         device_name=device.name,
         free_bytes=opening.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
@@ -143,9 +147,9 @@ def _inspection(job: Job) -> Inspection:
 
 
 def _support(name: str, device: Device, processes: int) -> Support:
-    """On every device that is used; of the first that lacks it."""
-    found = [precision.support(name, each.torch_device) for each in opening.devices_of(device, processes)]
-    return next((support for support in found if not support.supported), found[0])
+    """Return whether every device that the job uses supports a precision, and the reason of the first that does not."""
+    supports = [precision.support(name, each.torch_device) for each in device.of_processes(processes)]
+    return next((support for support in supports if not support.supported), supports[0])
 
 
 def _outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
@@ -169,16 +173,17 @@ def _outcome_of_exception(error: BaseException, phase: str, device: Device | Non
 
 
 def _set_up_process() -> None:
-    """A job's process prints to stderr, leaves Ctrl-C to its parent, dies with it, and is the kernel's first choice."""
+    """Make this a job's process: it prints to stderr, ignores Ctrl-C, ends with its parent, and is the kernel's first
+    choice when memory runs out."""
     sys.stdout.flush()
-    os.dup2(2, 1)  # stdout is for the command's result
+    os.dup2(2, 1)  # stdout belongs to the command's result
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_oom_score()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _exit_with_parent() -> None:
-    """The parent's end of a pipe closes however it dies, SIGKILL included."""
+    """Wait for the parent's death, and exit. Its end of a pipe closes however it dies, SIGKILL included."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -186,7 +191,7 @@ def _exit_with_parent() -> None:
 
 
 def _raise_oom_score() -> None:
-    """If the kernel must kill a process for memory, let it be this job and not the search that started it."""
+    """Make the kernel kill this job, and not the search that started it, if it must kill a process for memory."""
     if sys.platform == "linux":
         try:
             Path("/proc/self/oom_score_adj").write_text("1000")

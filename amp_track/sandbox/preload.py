@@ -1,7 +1,7 @@
-"""What the fork server imports once, so that each job's fresh process starts with it: 50 ms instead of seconds.
+"""Import once, in the fork server, what each job's fresh process starts with: that takes 50 ms instead of seconds.
 
-Imported for its effect by the fork server alone. Nothing here may start threads or touch a GPU: a process forked from
-one that has a CUDA context cannot use it.
+Only the fork server imports this module, for its effect. Nothing here may start threads or touch a GPU: a process
+forked from one that has a CUDA context cannot use it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ import gc
 import importlib
 import importlib.util
 import os
+import traceback
 
-from amp_track.sandbox.sandbox import PRELOAD_VARIABLE
+from amp_track.sandbox import sandbox
+
+failure = ""
+"""The traceback of the required module that could not be imported.
+
+It is kept and not raised because the fork server ignores an ImportError: each job's process looks it up and reports it.
+"""
 
 
 def _is_installed(name: str) -> bool:
-    """Only installed packages: a user's own modules change while a search runs, and may do anything when imported."""
+    """True for an installed package. A user's own modules change while a search runs, and importing them may do
+    anything."""
     try:
         spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):
@@ -24,19 +32,24 @@ def _is_installed(name: str) -> bool:
     return spec is not None and "site-packages" in (spec.origin or "")
 
 
-def _preload() -> None:
-    # torch._dynamo is what the first optimizer step of every process would otherwise import, for 0.9 s.
-    modules = ["torch", "torch._dynamo", "amp_track.sandbox.job_process", "amp_track.cli", "pydantic.type_adapter"]
-    modules += [name for name in os.environ.get(PRELOAD_VARIABLE, "").split(",") if name and _is_installed(name)]
-    for name in modules:
+def _preload() -> str:
+    """Import the modules, and return the traceback of a required one that fails."""
+    for name in sandbox.REQUIRED_MODULES:
         try:
             importlib.import_module(name)
-        except Exception:  # the job that needs it will meet the same error, and report it
-            continue
+        except Exception:
+            return traceback.format_exc()
+    for name in os.environ.get(sandbox.PRELOAD_VARIABLE, "").split(","):
+        if name and _is_installed(name):
+            try:
+                importlib.import_module(name)
+            except Exception:  # the job that needs it meets the same error, and reports it
+                continue
     # Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
     atexit.register(os._exit, 0)
     gc.collect()
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it
+    return ""
 
 
-_preload()
+failure = _preload()

@@ -1,7 +1,7 @@
-"""Run a Job in a fresh process under its budget and stream its events back -> Outcome, whatever happens to it.
+"""Run a Job in fresh processes under its budget, stream its events back, and return an Outcome whatever happens to it.
 
-Memory is clean, peaks are this job's own, and a child that dies is an Outcome, not the end of a search. This side
-imports no torch: the children are forked from a server that has.
+Memory is clean, peaks are this job's own, and a process that dies is an Outcome, not the end of a search. This module
+imports no torch: the processes are forked from a server that has.
 """
 
 from __future__ import annotations
@@ -34,8 +34,18 @@ from amp_track.workers import processes
 
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that tells the fork server which modules the workload imports, comma-separated."""
+REQUIRED_MODULES = (
+    "torch",
+    "torch._dynamo",  # else the first optimizer step of every process imports it, for 0.9 s
+    "amp_track.sandbox.job_process",
+    "amp_track.cli",
+    "pydantic.type_adapter",
+)
+"""Modules that the fork server imports for every job."""
+_PRELOAD_MODULE = "amp_track.sandbox.preload"
+"""The module that imports them there."""
 _NEARLY_THE_BUDGET = 0.95
-"""Part of a budget from which on a job that runs without it, and crashes within it, is taken to have run out."""
+"""A job that crashes within its budget, and takes more than this fraction of it without a limit, ran out of memory."""
 
 
 def _ignore(event: Event) -> None:
@@ -43,33 +53,33 @@ def _ignore(event: Event) -> None:
 
 
 class Sandbox:
-    """Fresh processes for the jobs of one workload.
+    """Runs the jobs of one workload in fresh processes.
 
     Args:
-        workload: its file or module; the installed packages it imports are imported once for all its jobs.
+        workload: the workload's file or module; the installed packages that it imports are imported once for all jobs.
     """
 
     def __init__(self, workload: str) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["amp_track.sandbox.preload"])
+        self._context.set_forkserver_preload([_PRELOAD_MODULE])
         # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
         # allocates the same blocks in every command, not only within one.
         os.environ.setdefault("PYTHONHASHSEED", "0")
         os.environ[PRELOAD_VARIABLE] = ",".join(_imported_modules(workload))
 
     def inspect(self, job: Job) -> Inspection:
-        """What the device can do and what the workload says of itself.
+        """Return what the device supports and how the workload describes itself.
 
         Raises:
-            BadInput: the device is not here or the workload cannot be loaded.
-            WorkloadFailed: loading its data failed.
+            BadInput: this machine has no such device, or the workload cannot be loaded.
+            WorkloadFailed: loading the workload's data failed.
         """
         # Not under the job's timeout: the first process waits until torch is imported.
-        found = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [ALONE])[0]
-        if isinstance(found, Inspection):
-            return found
-        assert isinstance(found, Outcome)
-        raise WorkloadFailed(f"{job.workload}: {found.message}", detail=found.traceback)
+        result = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [ALONE])[0]
+        if isinstance(result, Inspection):
+            return result
+        assert isinstance(result, Outcome)
+        raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
 
     def run(
         self,
@@ -78,36 +88,44 @@ class Sandbox:
         *,
         folder: JobFolder | None = None,
     ) -> Outcome:
-        """Run a resolved job. Calls `on_event` in this process as events arrive. Files for its MLflow run are left in
-        `folder`, for whoever gets the event to move them.
+        """Run a resolved job, and return its outcome.
+
+        Args:
+            job: the job, with nothing left open.
+            on_event: called in this process as events arrive.
+            folder: where the job writes files for its MLflow run; whoever gets their event moves them.
 
         Raises:
-            KeyboardInterrupt: passed on once the job's process is dead.
+            KeyboardInterrupt: raised again once the job's processes are dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
         outcome = self._run_all_ranks("run", job, on_event, folder)
-        if job.memory_budget_bytes is not None and outcome.verdict is Verdict.CRASHED and _may_be_the_budget(outcome):
+        is_crash = outcome.verdict is Verdict.CRASHED
+        if job.memory_budget_bytes is not None and is_crash and _budget_may_be_the_cause(outcome):
             return self._second_opinion(job, outcome, job.memory_budget_bytes)
         return outcome
 
     def measure(self, job: Job) -> Outcome:
-        """Probe a job's batch, counting as under its budget but limiting nothing: what it would take."""
+        """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""
         return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
 
     def dtypes(self, job: Job) -> DtypesReport | Outcome:
-        """Which operation of a resolved job's model runs in which dtype; or what went wrong."""
-        found = self._in_fresh_processes("dtypes", job)[0]
-        assert isinstance(found, DtypesReport | Outcome)
-        return found
+        """Return which operation of a resolved job's model runs in which dtype; or the Outcome of a failure."""
+        result = self._in_fresh_processes("dtypes", job)[0]
+        assert isinstance(result, DtypesReport | Outcome)
+        return result
 
     def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
-        """Some libraries do not check their allocations and die of a null pointer where they should report (two of 75
-        jobs over a CPU budget ended in SIGSEGV). Such a death is the budget's doing if, and only if, the same batch
-        runs whole without a limit and takes the budget or nearly as much (such a library may ask for more at once when
-        it can), or is out of memory there too."""
+        """Decide whether a crash within a budget was caused by it, by measuring the same batch without a limit.
+
+        Some libraries do not check their allocations and die of a null pointer instead of reporting (two of 75 jobs
+        over a CPU budget ended in SIGSEGV). The budget is the cause if, and only if, the same batch runs to its end
+        without a limit and takes the budget or nearly as much (such a library may ask for more at once when it can), or
+        runs out of memory there too.
+        """
         second = self.measure(job)
         needed = second.max_memory_bytes
-        if second.verdict is Verdict.OOM:  # not even all the memory there is will do
+        if second.verdict is Verdict.OOM:  # not even the whole memory is enough
             return second
         if second.fits and needed is not None and needed > _NEARLY_THE_BUDGET * budget_bytes:
             reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
@@ -119,11 +137,12 @@ class Sandbox:
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
     ) -> Outcome:
-        """What came of a job in all its processes. The first one's events are passed on."""
-        with processes.scratch_folder() if job.processes > 1 else nullcontext() as place:
-            rendezvous = str(place / "rendezvous") if place is not None else ""
-            everyone = [Rank(index=index, count=job.processes, rendezvous=rendezvous) for index in range(job.processes)]
-            results = self._in_fresh_processes(task, job, everyone, on_event, folder)
+        """Run a job in as many processes as it asks for, and merge their outcomes. Only the first one sends events."""
+        with processes.scratch_folder() if job.processes > 1 else nullcontext() as scratch:
+            rendezvous = str(scratch / "rendezvous") if scratch is not None else ""
+            count = job.processes
+            all_ranks = [Rank(index=index, count=count, rendezvous=rendezvous) for index in range(count)]
+            results = self._in_fresh_processes(task, job, all_ranks, on_event, folder)
         outcomes = [result for result in results if not isinstance(result, Inspection | DtypesReport)]
         return ranks.merge_outcomes(outcomes)
 
@@ -131,17 +150,17 @@ class Sandbox:
         self,
         task: str,
         job: Job,
-        everyone: Sequence[Rank] = (ALONE,),
+        all_ranks: Sequence[Rank] = (ALONE,),
         on_event: Callable[[Event], None] = _ignore,
         folder: JobFolder | None = None,
     ) -> list[children.Result | None]:
-        """What each came to; None of one that was ended because another had failed."""
+        """Return each process's result; None for one that was ended because another had failed."""
         started = time.monotonic()
         oom_kills = _kernel_oom_kills()
         with contextlib.ExitStack() as stack:
             running = [
                 stack.enter_context(children.started(self._context, _child, task, job, folder, rank))
-                for rank in everyone
+                for rank in all_ranks
             ]
             children.listen(running, on_event, _deadline(started, job.timeout_seconds))
             for child in running:
@@ -151,7 +170,7 @@ class Sandbox:
             for child in running:
                 if child.has_died:
                     child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
-            results = [_if_its_loader_was_killed(child.result, kills) for child in running]
+            results = [_oom_if_its_loader_was_killed(child.result, kills) for child in running]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
             timed_out = Outcome(
@@ -164,29 +183,37 @@ class Sandbox:
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
+    """Return when a job has to be over, by `time.monotonic`."""
     return None if timeout_seconds is None else started + timeout_seconds
 
 
-def _may_be_the_budget(crash: Outcome) -> bool:
-    """Deaths and errors that a failed allocation is known to cause without naming it. A workload's own exception, exit
-    or SIGKILL is none of them."""
-    died = re.match(r"the job's process was killed by (SIGSEGV|SIGBUS|SIGABRT)\b", crash.message)
+def _budget_may_be_the_cause(crash: Outcome) -> bool:
+    """True for deaths and errors that a failed allocation is known to cause without naming it.
+
+    A workload's own exception, exit or SIGKILL is none of them.
+    """
     # oneDNN: it reports every failure so, a failed allocation among them.
     errors = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
-    return died is not None or any(text in crash.message for text in errors)
+    return crash.signal in ("SIGSEGV", "SIGBUS", "SIGABRT") or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
-    """A process that ended without a word."""
+    """Return the outcome of a process that ended without a result."""
     assert exit_code is not None
-    if exit_code == -signal.SIGKILL and oom_kills > 0:
-        return Outcome(verdict=Verdict.OOM, message="killed by the kernel for memory", wall_seconds=wall_seconds)
-    how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exited with code {exit_code}"
-    return Outcome(verdict=Verdict.CRASHED, message=f"the job's process {how}", wall_seconds=wall_seconds)
+    killed_by = signal.Signals(-exit_code).name if exit_code < 0 else ""
+    if killed_by == "SIGKILL" and oom_kills > 0:
+        verdict, message = Verdict.OOM, "killed by the kernel for memory"
+    else:
+        how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
+        verdict, message = Verdict.CRASHED, f"the job's process {how}"
+    return Outcome(verdict=verdict, message=message, signal=killed_by, wall_seconds=wall_seconds)
 
 
-def _if_its_loader_was_killed(result: children.Result | None, oom_kills: int) -> children.Result | None:
-    """The kernel may take a job's loader processes for its memory: the job then meets an error of the DataLoader."""
+def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int) -> children.Result | None:
+    """Turn a crash into out of memory if the kernel killed one of the job's loader processes for memory.
+
+    The job then reports an error of the DataLoader.
+    """
     if oom_kills and isinstance(result, Outcome) and result.message.startswith("RuntimeError: DataLoader worker (pid"):
         message = f"killed by the kernel for memory: {result.message}"
         return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
@@ -194,8 +221,10 @@ def _if_its_loader_was_killed(result: children.Result | None, oom_kills: int) ->
 
 
 def _kernel_oom_kills() -> int:
-    """How many processes the Linux kernel has killed for memory since it started; 0 where it does not count them. Tells
-    its SIGKILL from anyone else's."""
+    """Return how many processes the Linux kernel has killed for memory since it started; 0 if it does not count them.
+
+    This distinguishes the kernel's SIGKILL from anyone else's.
+    """
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -204,7 +233,7 @@ def _kernel_oom_kills() -> int:
 
 
 def _imported_modules(workload: str) -> list[str]:
-    """The modules a workload's file imports at its top level, read without running it."""
+    """Return the modules that a workload's file imports at its top level, without running it."""
     module, colon, _ = workload.partition(":")
     files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
     file = next((file for file in files if Path(file).is_file()), workload)
@@ -222,18 +251,38 @@ def _imported_modules(workload: str) -> list[str]:
     return modules
 
 
+def _missing_preload() -> str:
+    """Return what kept the fork server from importing the required modules, or "".
+
+    multiprocessing ignores an ImportError there. Without this check a renamed module would cost seconds in each
+    process, and nobody would know.
+    """
+    preload = sys.modules.get(_PRELOAD_MODULE)
+    if preload is None:
+        return (
+            f"got a fork server without {_PRELOAD_MODULE}, expected one that has imported it; install amp_track, so "
+            "that a new Python process can import it"
+        )
+    if preload.failure:
+        return f"got a fork server that cannot import what every job needs; fix this import:\n{preload.failure}"
+    return ""
+
+
 def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
-    """Runs in the fresh process, where torch is already imported."""
-    from amp_track.sandbox import job_process as worker
+    """Do a task in the fresh process, where torch is already imported."""
+    if missing := _missing_preload():
+        connection.send(RuntimeError(missing))
+        return
+    from amp_track.sandbox import job_process
 
     match task:
         case "run":
-            worker.run(job, connection, folder, rank, enforce_budget=True)
+            job_process.run(job, connection, folder, rank, enforce_budget=True)
         case "measure":
-            worker.run(job, connection, None, rank, enforce_budget=False)
+            job_process.run(job, connection, None, rank, enforce_budget=False)
         case "inspect":
-            worker.inspect(job, connection)
+            job_process.inspect(job, connection)
         case "dtypes":
-            worker.dtypes(job, connection)
+            job_process.dtypes(job, connection)
         case _:
             assert_never(task)  # type: ignore[arg-type]

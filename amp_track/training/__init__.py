@@ -1,1 +1,1 @@
-"""Everything that runs inside a job's process."""
+"""The code that runs inside a job's process: training, measuring, and what it needs for both."""

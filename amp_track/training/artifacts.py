@@ -1,4 +1,4 @@
-"""What a training leaves for people once it is over: its weights, and pictures of what the model does."""
+"""Files that a finished training leaves for people: its weights, and pictures of what the model does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from amp_track.workload import Workload
 
 
 def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:
-    """Write them, one after another.
+    """Write the weights and the workload's pictures into `folder`, and yield an event after each file.
 
-    `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`. A workload's pictures are
-    PNG files.
+    `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`; it is written only if the
+    folder asks for it. Each picture becomes a PNG file, its values from 0 to 1 mapped to 0 to 255.
+
+    Raises:
+        ValueError: a picture is neither (height, width) nor (height, width, 3).
     """
     if folder.keep_weights:
         weights = Path(folder.path) / "weights.pt"

@@ -1,4 +1,4 @@
-"""Batches of a workload's data: loaded, moved, counted."""
+"""The order and size of the batches that a job trains and evaluates on."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ from amp_track.workload import Workload
 
 
 class Part(NamedTuple):
-    """What one process computes at once."""
+    """One batch of one process: a whole optimizer step, or a part of one where gradients accumulate."""
 
     batch: Any
+    """(input, target), first dimension N."""
     share: float
-    """Of its optimizer step's samples; times the number of processes, whose gradients are averaged."""
+    """The fraction of its optimizer step's samples, times the number of processes, whose gradients are averaged."""
     update: bool
-    """Whether it completes that step."""
+    """Whether it completes its optimizer step."""
     samples: int
-    """That all processes compute at once."""
+    """Samples that all processes together compute at the same time."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two optimizer steps: epoch and step within it, from 0, and the state of the generator of orders
-    when that epoch began."""
+    """A place between two optimizer steps, from which a training can resume.
+
+    `epoch` and `step` (within the epoch) count from 0; `generator` is the state that the generator of orders had when
+    that epoch began.
+    """
 
     epoch: int
     step: int
@@ -46,12 +50,12 @@ class Position:
 
 
 class Batches:
-    """What one process of a job trains and evaluates on: its data by epochs, or made-up batches.
+    """The data that one process of a job trains and evaluates on, by epochs; or made-up batches.
 
     The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
     Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
     than processes, those without one repeat another's, whose share is then 0: all of them make every step.
-    With `pin_memory` batches lie in pinned memory, from where a GPU fetches them while it computes.
+    With `pin_memory` batches lie in pinned memory, from which a GPU copies them while it computes.
     """
 
     def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
@@ -67,23 +71,23 @@ class Batches:
         self._train_data = None if job.synthetic else workload.train_data()
         self._eval_data = None if job.synthetic else workload.eval_data()
         self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
-        together = self._batch_size * rank.count
-        full, rest = divmod(self.training_samples, together)
-        self._sizes = [together] * full + ([rest] if rest else [])
-        """Of the batches of all processes together."""
+        global_batch_size = self._batch_size * rank.count
+        full, rest = divmod(self.training_samples, global_batch_size)
+        self._sizes = [global_batch_size] * full + ([rest] if rest else [])
+        """Samples of each batch of an epoch, all processes together."""
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the whole job."""
         self.position = Position(0, 0, self._generator.get_state())
-        """Where the epoch that is being trained on began."""
+        """The position at which the current epoch began."""
 
     @property
-    def go_on_after_an_evaluation(self) -> bool:
-        """Whether there is more than one epoch, or a part of a second."""
+    def trains_after_an_evaluation(self) -> bool:
+        """True if there is more than one epoch, or a part of a second."""
         return self.total_steps > self.steps_per_epoch
 
     def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
-        """The batches to train on, epoch by epoch, from `start` on; its first epoch may have no batch left."""
+        """Yield the batches of each epoch from `start` on. The first epoch may have no batch left."""
         steps_done = 0
         if start is not None:
             self._generator.set_state(start.generator)
@@ -95,18 +99,20 @@ class Batches:
             steps_done = 0
 
     def position_after(self, steps: int) -> Position:
-        """Where to go on after so many optimizer steps in all, within the epoch that is being trained on."""
+        """Return the position after `steps` optimizer steps of the whole training, within the current epoch."""
         return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
 
     def position_after_evaluation(self, steps: int) -> Position:
-        """Where to go on once the epoch that is being trained on has been evaluated: in the next, unless --steps ended
-        it before its end."""
+        """Return the position from which to resume once the current epoch has been evaluated.
+
+        It is the beginning of the next epoch, unless `--steps` ended the current one early.
+        """
         after = self.position_after(steps)
         return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
         accumulate = self._job.accumulate
-        sizes = self._sizes[: steps * accumulate]  # no worker loads what no step takes
+        sizes = self._sizes[: steps * accumulate]  # so that no loader process loads what no step takes
         batches = self._load(sizes, skip=steps_done * accumulate)
         starts = range(steps_done * accumulate, steps * accumulate, accumulate)
         return itertools.chain.from_iterable(
@@ -114,12 +120,14 @@ class Batches:
         )
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
-        """For a probe: optimizer steps of full batches, without end, but for a training that has only one such step: a
-        second takes more. Two batches in each show all that accumulation does to memory: gradients are held while the
-        next batch runs."""
+        """Yield a probe's optimizer steps, which are made of full batches, without end.
+
+        A training that has only one such step gets only one, because a second takes more memory. Two batches in each
+        step show all that accumulation does to memory: gradients are held while the next batch runs.
+        """
         sizes = self._sizes[: min(self._job.accumulate, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
-        if not self.go_on_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._sizes[0]) == 0:
+        if not self.trains_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._sizes[0]) == 0:
             yield self._one_step(self._load(sizes), sizes)
             return
         while True:
@@ -129,16 +137,16 @@ class Batches:
 
     @property
     def has_smaller_batch(self) -> bool:
-        """Whether the batch size does not divide the data."""
+        """True if the batch size does not divide the data, so that an epoch ends with a smaller batch."""
         return self._sizes[-1] < self._sizes[0]
 
     def last_step(self) -> Iterator[Part]:
-        """For a probe: the smaller batch that ends an epoch, if there is one. It may need a larger workspace."""
+        """Yield the smaller batch that ends an epoch, if there is one, for a probe: it may need a larger workspace."""
         sizes = self._sizes[-1:] if self.has_smaller_batch else []
         return self._one_step(self._load(sizes), sizes)
 
     def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
-        """This process's part of batches of these sizes, in a new order, the first `skip` of them left out unloaded."""
+        """Yield this process's part of batches of these sizes, in a new order. The first `skip` are not even loaded."""
         if self._train_data is None:
             return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
         order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
@@ -146,10 +154,11 @@ class Batches:
         return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
 
     def _own(self, indices: list[int]) -> list[int]:
+        """Return this process's turns among the samples of a batch, or a repeated sample where it has none."""
         return indices[self._rank.index :: self._rank.count] or indices[:1]
 
     def _own_samples(self, size: int) -> int:
-        """This process's part of a batch of all of them together."""
+        """Return how many samples of a batch of `size` samples are this process's own."""
         return len(range(self._rank.index, size, self._rank.count))
 
     def _one_step(self, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
@@ -158,8 +167,10 @@ class Batches:
             yield Part(next(batches), share, number == len(sizes), size)
 
     def evaluation(self) -> Iterator[Any]:
-        """This process's part of the evaluation data in order, at the same batch size; for a probe its first and its
-        last batch. Each sample is in one process's part."""
+        """Yield this process's part of the evaluation data, in order and at the training's batch size.
+
+        Each sample is in exactly one process's part. A probe gets the first and the last batch only.
+        """
         if self._eval_data is None:
             return iter([self._example])
         own = range(self._rank.index, length(self._eval_data), self._rank.count)
@@ -185,18 +196,21 @@ class Batches:
 
 
 def _first(batch: Any, size: int) -> Any:
-    """The first `size` samples of a batch."""
+    """Return the first `size` samples of a batch."""
     return map_tensors(lambda tensor: tensor[:size], batch)
 
 
 def length(dataset: Dataset[Any]) -> int:
-    """Samples of a map-style dataset."""
+    """Return the number of samples in a map-style dataset."""
     return len(cast("Sized", dataset))
 
 
 def digest(dataset: Dataset[Any]) -> str:
-    """Eight hexadecimal digits of the number of samples and of up to 32 of them, evenly spread. Seeds every random
-    generator, so that random augmentation comes out the same each time."""
+    """Return eight hexadecimal digits that identify a dataset.
+
+    They are a SHA-256 over the number of samples and over up to 32 samples, evenly spread. Every random generator is
+    seeded first, so that random augmentation draws the same each time.
+    """
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, read without running code from them, and when a training leaves one."""
+"""Checkpoint files: when a training writes one, how to write it atomically, how to read it without running its code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from amp_track.records.job import JobFolder
 
 _FORMAT = 2
 _FILES_WAITING = 2
-"""Files written and not yet fetched by the tracking process: with so many, training waits for it."""
+"""When this many files wait for the tracking process to fetch them, the training waits too."""
 
 
 def save(state: dict[str, Any], file: Path) -> None:
-    """Write `state` under a temporary name, down to the disk, and only then give it its own."""
+    """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed."""
     temporary = file.with_suffix(".part")
     with temporary.open("wb") as stream:
         torch.save(state | {"format": _FORMAT}, stream)
@@ -31,10 +31,10 @@ def save(state: dict[str, Any], file: Path) -> None:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """What `save` wrote, its tensors on the CPU.
+    """Return the state that `save` wrote, with its tensors on the CPU.
 
     Raises:
-        BadInput: it is no checkpoint, not a whole one, or one of another version.
+        BadInput: the file is no checkpoint, is incomplete, or has another format version.
     """
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
@@ -42,7 +42,7 @@ def load(file: Path) -> dict[str, Any]:
     except Exception as error:  # zip, pickle and type errors alike: torch.load promises none of them
         raise BadInput(
             f"--resume: got {file.name}, which cannot be read ({type(error).__name__}), expected a checkpoint that "
-            "--checkpoint-every made; train anew"
+            "--checkpoint-every made; start a new training"
         ) from error
     if found != _FORMAT:
         raise BadInput(
@@ -53,14 +53,15 @@ def load(file: Path) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """Those of one training: every N steps, at its end, and whenever its quality is the best so far.
+    """Writes the checkpoints of one training: every N steps, at its end, and whenever its quality is the best so far.
 
     Args:
-        every: N; None for none at all.
-        folder: where to leave them, and the one to go on from.
-        higher_is_better: the quality.
-        send: gets an event for each file, once it is whole.
-        writes: of the processes that train together, one does; the others only keep in step.
+        every: N, in optimizer steps; None writes no checkpoints at all.
+        folder: where to write them, and which checkpoint to resume from.
+        higher_is_better: whether a larger quality is a better one.
+        send: called with an event for each file once it is complete.
+        writes: whether this process writes files. One of the processes that train together does; the others only
+            keep in step with it.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Checkpoints:
         self._is_checked = False
 
     def load_resume_state(self) -> dict[str, Any] | None:
-        """The state to go on from, if there is one. Raises BadInput if it cannot be read."""
+        """Return the state to resume from, or None for a new training. Raises BadInput if it cannot be read."""
         if self._folder is None or self._folder.resume_from is None:
             return None
         state = load(Path(self._folder.resume_from))
@@ -89,12 +90,16 @@ class Checkpoints:
         return state
 
     def is_due(self, step: int) -> bool:
+        """True if a checkpoint has to follow this optimizer step, counted from 1."""
         return self._every is not None and step % self._every == 0
 
     def after_epoch(
         self, step: int, state: Callable[[], dict[str, Any]], *, quality: float | None, is_over: bool
     ) -> None:
-        """Write one if the training is over, or better than before."""
+        """Write a checkpoint if the training is over, or if its quality is the best so far.
+
+        `state` is called only if one is written.
+        """
         if self._every is None:
             return
         is_best = self._is_best(quality)
@@ -102,13 +107,13 @@ class Checkpoints:
             self._write(f"step-{step:09d}-evaluated.pt", step, state(), is_last=is_over, is_best=is_best)
 
     def after_step(self, step: int, state: dict[str, Any]) -> None:
-        """Write one."""
+        """Write a checkpoint after optimizer step `step`."""
         self._write(f"step-{step:09d}.pt", step, state, is_last=True, is_best=False)
 
     def _write(self, name: str, step: int, state: dict[str, Any], *, is_last: bool, is_best: bool) -> None:
         if not self._writes:
             return
-        # Each has a name of its own: the tracking process may still be at the one before.
+        # Each file has its own name: the tracking process may still be moving the previous one.
         assert self._folder is not None
         folder = Path(self._folder.path)
         while len(list(folder.glob("*.pt"))) >= _FILES_WAITING:
@@ -119,7 +124,7 @@ class Checkpoints:
         self._send(CheckpointWritten(file=str(file), step=step, is_last=is_last, is_best=is_best))
 
     def _check_once(self, file: Path) -> None:
-        """Find out at the first one, and not at the resume."""
+        """Raise RuntimeError at the first checkpoint that cannot be read back, rather than at the resume."""
         if self._is_checked:
             return
         self._is_checked = True

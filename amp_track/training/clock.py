@@ -1,4 +1,4 @@
-"""How long training takes, and how much of that it waits for data."""
+"""Clocks that measure how long training takes, and how long of that it waits for data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ T = TypeVar("T")
 
 
 class TrainingClock:
-    """Seconds of training, and samples per second once warm: the first steps allocate, tune and compile."""
+    """Measures seconds of training, and samples per second once warm: the first steps allocate, tune and compile.
+
+    Args:
+        device: waited for before the clock is read.
+        warm_up_steps: optimizer steps that the speed leaves out.
+    """
 
     def __init__(self, device: Device, warm_up_steps: int) -> None:
         self._device = device
@@ -24,13 +29,15 @@ class TrainingClock:
         self._started = 0.0
         self._warm_at: tuple[int, float] | None = (0, 0.0) if warm_up_steps == 0 else None
         self.seconds = 0.0
+        """Seconds between each `start` and its `stop`, added up."""
 
     def start(self) -> None:
+        """Start timing, once the device has finished what it was given."""
         self._device.synchronize()
         self._started = time.perf_counter()
 
     def count(self, samples: int, *, step: bool = True) -> None:
-        """So many samples more; `step` when they complete one."""
+        """Count samples that were trained on; `step` says whether they complete an optimizer step."""
         self._samples += samples
         self._steps += step
         if self._warm_at is None and self._steps >= self._warm_up_steps:
@@ -38,17 +45,17 @@ class TrainingClock:
             self._warm_at = (self._samples, self.seconds + time.perf_counter() - self._started)
 
     def is_over(self, seconds: float) -> bool:
-        """Whether that long has been timed since the warm-up, by a clock that waits for the device."""
+        """True if more than `seconds` have passed since the warm-up. Waits for the device."""
         self._device.synchronize()
         return self._warm_at is not None and time.perf_counter() - self._started - self._warm_at[1] > seconds
 
     def stop(self) -> None:
-        """Call it when the device has nothing left to do."""
+        """Stop timing. Call it when the device has nothing left to do."""
         self.seconds += time.perf_counter() - self._started
 
     @property
     def samples_per_second(self) -> float | None:
-        """After the warm-up; of all there was, where there was no more; None where there was nothing."""
+        """Samples per second after the warm-up, or including it if nothing came after it; None without samples."""
         if not self._samples:
             return None
         cold_samples, cold_seconds = self._warm_at or (0, 0.0)
@@ -58,37 +65,42 @@ class TrainingClock:
 
 
 class InputWait:
-    """How long the device had nothing to compute because the next batch was not there.
+    """Measures how long the device had nothing to compute because the next batch was not there.
 
-    A CPU computes within the step itself, so that all the time a batch takes to come is waited for. An accelerator is
-    behind: it waits only if it has finished what it was given by the time the batch comes. That is asked without
-    waiting for it, and then counts as a wait from when the batch was asked for, which is too much by what the device
-    still had to do then.
+    A device that computes within the step itself, as a CPU does, waits for all the time that a batch takes to arrive. A
+    device with a queue lags behind the host: it waits only if it has finished its queue by the time the batch arrives.
+    That is asked without waiting for the device, and the wait is then counted from when the batch was requested, which
+    is too much by what the device still had to do at that moment.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self.seconds = 0.0
-        self._last_step = torch.Event(device) if device.type != "cpu" else None
+        """Seconds waited so far."""
+        self._last_step = torch.Event(device.torch_device) if device.has_queue else None
         self._is_recorded = False
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches; nothing of them is kept."""
+        """Return an iterator over the same batches that times each one, and holds no reference to any."""
         return _Timed(self, batches)
 
     def step_submitted(self) -> None:
-        """After each step's work was given to the device."""
+        """Note that a step's work has been given to the device. Call it after each step."""
         if self._last_step is not None:
             self._last_step.record()
             self._is_recorded = True
 
     def batch_arrived(self, seconds: float) -> None:
-        """A batch has come, so long after it was asked for."""
+        """Count the time that a batch took to arrive, if the device had nothing to compute."""
         if self._last_step is None or not self._is_recorded or self._last_step.query():
             self.seconds += seconds
 
 
 class _Timed(Iterator[T], Generic[T]):
-    """No generator: its frame would hold a batch while the next one is loaded, and two are not what fits."""
+    """Times each batch of an iterator.
+
+    It is not a generator, because a generator's frame would hold a batch while the next one is loaded, and memory may
+    not have room for two.
+    """
 
     def __init__(self, wait: InputWait, batches: Iterator[T]) -> None:
         self._wait = wait

@@ -1,8 +1,8 @@
-"""Which operation of a model runs in which dtype: one batch forward, its loss, and backward, watched.
+"""Record which operation of a model runs in which dtype, in one batch's forward pass, loss and backward pass.
 
-What autocast does not list takes the dtype that it is given. Batch norm is one of these, on a CPU as on a GPU: behind a
-convolution in float16 it puts out float16, while its weights and running statistics stay float32. Softmax and the
-losses are listed, and run in float32.
+An operation that autocast does not list runs in the dtype of its inputs. Batch norm is one of these, on a CPU as on a
+GPU: after a convolution in float16 it returns float16, while its weights and running statistics stay float32. Softmax
+and the losses are listed, and run in float32.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from amp_track.training.operations import Operation
 from amp_track.workload import Workload
 
 _COPIES = {"_to_copy", "copy_"}
-"""A cast if they change the dtype; else they move a tensor or reorder its memory."""
+"""Operations that are a cast if they change the dtype; otherwise they move a tensor or reorder its memory."""
 _BOOKKEEPING = {
     "_reshape_alias", "_unsafe_view", "clone", "lift", "lift_fresh", "resize_", "select_backward", "set_",
     "slice_backward",
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones_like",
     "rand_like", "randn_like", "zeros_like", "fill_", "zero_",
 }  # fmt: skip
-"""Compute nothing from the values they are given."""
+"""Operations that compute nothing from the values of their inputs."""
 
-_WHOSE = re.compile(r"^_*((native|cudnn|miopen|mkldnn|mps|thnn|safe|unsafe)_)*")
+_IMPLEMENTATION_PREFIX = re.compile(r"^_*((native|cudnn|miopen|mkldnn|mps|thnn|safe|unsafe)_)*")
 _ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)?$)")
 
 
 class DtypesWatch:
-    """One look at a resolved job. `phase` says what it was doing when an exception came through."""
+    """Watches one batch of a resolved job."""
 
     def __init__(self) -> None:
         self._phase = "data"
@@ -52,12 +52,13 @@ class DtypesWatch:
 
     @property
     def phase(self) -> str:
+        """What it is doing, or did when an exception was raised: `data`, `model`, `forward`, `loss` or `backward`."""
         return self._recorder.in_pass if self._recorder is not None else self._phase
 
     def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
-        """Watch one batch of `workload.example` in training mode. Exceptions come through as they are.
+        """Watch one batch of `workload.example` in training mode. Exceptions pass through unchanged.
 
-        The loss is not scaled before its backward pass: that changes values, no dtypes.
+        The loss is not scaled before its backward pass, since scaling changes values and no dtypes.
         """
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
@@ -70,7 +71,7 @@ class DtypesWatch:
         precision = Precision.named(job.precision)
         self._recorder = _Recorder(model)
         with float32_precision(precision), self._recorder.recording():
-            with precision.autocast(device.torch_device.type):
+            with precision.autocast(device.kind):
                 output = model(input)
                 self._recorder.begin("loss")
                 loss = workload.loss(output, target)
@@ -80,19 +81,20 @@ class DtypesWatch:
             workload=job.workload,
             precision=job.precision,
             batch_size=job.batch_size,
-            device_kind=device.torch_device.type,
+            device_kind=device.kind,
             device_name=device.name,
             operations=self._recorder.operations,
         )
 
 
 class _Recorder:
-    """Puts down every operation with its layer.
+    """Counts every operation, with its layer and dtypes.
 
-    In the forward pass the layer is the innermost one being called. In the backward pass it is the one in whose call
-    autograd made the node that runs: nodes are numbered in the order in which they are made, so it is enough to
-    remember at which number each layer began and ended. Gradients of a tensor that is used twice are added where the
-    second one comes from. (What a checkpoint of the reentrant kind makes anew in the backward pass has no such number.)
+    In the forward pass the layer is the innermost one being called. In the backward pass it is the one whose call made
+    the autograd node that runs: nodes are numbered in the order in which they are made, so it is enough to remember at
+    which number each layer began and ended. Where a tensor is used twice, its gradients are added in the layer that the
+    second one comes from. (Nodes that a checkpoint of the reentrant kind makes in the backward pass have no such
+    number.)
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -100,30 +102,32 @@ class _Recorder:
         self._modules = [(name or MODEL, module) for name, module in model.named_modules()]
         self._parameters = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
         self._calls: list[str] = []
-        """The layers being called, the innermost last."""
+        """Names of the layers being called, the innermost last."""
         self._first_nodes: list[int] = []
         self._layers_of_nodes: list[str] = []
-        """The layer of the nodes from the number in `_first_nodes` on."""
+        """For each number in `_first_nodes`, the layer of the nodes from that number on."""
         self._counts: Counter[OperationDtypes] = Counter()
         self._note_layer()
 
     @property
     def operations(self) -> tuple[OperationDtypes, ...]:
+        """Every distinct operation seen, with how often it ran."""
         return tuple(dataclasses.replace(one, count=count) for one, count in self._counts.items())
 
     def begin(self, in_pass: str) -> None:
-        """The next pass: `loss` or `backward`."""
+        """Begin the next pass: `loss` or `backward`."""
         self.in_pass = in_pass
         self._note_layer()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
+        """Record every operation that runs within the block."""
         with ExitStack() as stack:
             for name, module in self._modules:
-                # Around the model's own hooks, and when a call raises what its caller catches.
+                # Outside of the model's own hooks; also for a call that raises what its caller catches.
                 stack.callback(module.register_forward_pre_hook(self._entering(name), prepend=True).remove)
                 stack.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
-            stack.enter_context(operations.watching(self._saw))
+            stack.enter_context(operations.watching(self._record))
             yield
 
     def _entering(self, layer: str) -> Any:
@@ -139,21 +143,21 @@ class _Recorder:
 
     @property
     def _layer(self) -> str:
-        """What makes nodes now."""
+        """The layer whose code makes autograd nodes now."""
         if self._calls:
             return self._calls[-1]
         return LOSS if self.in_pass == "loss" else MODEL
 
     def _note_layer(self) -> None:
-        if operations.running_node_number() is None:  # else a checkpoint calls its layers once more, on another thread
+        if operations.running_node_number() is None:  # otherwise a checkpoint calls its layers again, on another thread
             self._first_nodes.append(operations.next_node_number())
             self._layers_of_nodes.append(self._layer)
 
-    def _saw(self, operation: Operation) -> None:
-        found = _dtypes_of(operation)
-        if found is None:
+    def _record(self, operation: Operation) -> None:
+        dtypes = _dtypes_of(operation)
+        if dtypes is None:
             return
-        name, inputs, output = found
+        name, inputs, output = dtypes
         node_number = operations.running_node_number()
         layer = self._layer
         if node_number is not None and not self._calls:
@@ -170,14 +174,16 @@ class _Recorder:
 
 
 def _dtypes_of(operation: Operation) -> tuple[str, tuple[str, ...], str] | None:
-    """Its name, and the dtypes of its floating inputs and of its result; None if it computes nothing in floating
-    point."""
+    """Return an operation's name, its floating-point inputs' dtypes and its result's dtype.
+
+    None if it computes nothing in floating point.
+    """
     inputs, outputs = _floating_dtypes(operation.inputs), _floating_dtypes(operation.outputs)
     if operation.is_view or operation.name in _BOOKKEEPING or not inputs or not outputs:
         return None
     if operation.name not in _COPIES:
-        return understandable(operation.name), inputs, outputs[0]
-    source = _floating_dtypes(operation.inputs[-1:])  # of copy_ the second: the first is where it goes
+        return readable_name(operation.name), inputs, outputs[0]
+    source = _floating_dtypes(operation.inputs[-1:])  # copy_(destination, source): the last is the source
     return (CAST, source, outputs[0]) if source and source[0] != outputs[0] else None
 
 
@@ -189,8 +195,11 @@ def _floating_dtypes(tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
     )
 
 
-def understandable(name: str) -> str:
-    """An aten operation without what says who implements it: `native_batch_norm` and `cudnn_batch_norm` are
-    `batch_norm`, `_log_softmax_backward_data` is `log_softmax_backward`."""
-    name = _WHOSE.sub("", name).replace("_backward_data", "_backward").removesuffix("_forward")
+def readable_name(name: str) -> str:
+    """Return an aten operation's name without the parts that say who implements it.
+
+    `native_batch_norm` and `cudnn_batch_norm` become `batch_norm`, `_log_softmax_backward_data` becomes
+    `log_softmax_backward`.
+    """
+    name = _IMPLEMENTATION_PREFIX.sub("", name).replace("_backward_data", "_backward").removesuffix("_forward")
     return _ATTENTION.sub("scaled_dot_product_attention", name)

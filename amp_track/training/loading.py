@@ -1,4 +1,4 @@
-"""From a data set to batches: collated here or in processes beside the training, the same samples either way."""
+"""Load batches from a dataset, in this process or in loader processes: the samples are the same either way."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def load(
     ranks: int = 1,
     pin_memory: bool = False,
 ) -> Iterator[Any]:
-    """One batch for each list of indices, in their order.
+    """Yield one batch for each list of indices, in their order.
 
     Data that already lies in tensors is indexed a batch at a time, which costs microseconds where collating sample by
-    sample costs milliseconds, and needs no workers. For any other, every batch is loaded with generators seeded for it
-    alone: what augmentation draws depends on `generator` and the batch's number, not on how many workers there are nor
-    on where a resumed epoch begins, and the training draws the same whatever was loaded.
+    sample costs milliseconds, and needs no loader processes. For any other dataset, every batch is loaded with random
+    generators seeded for it alone: augmentation depends on `generator` and the batch's number, not on the number of
+    loader processes nor on where a resumed epoch begins, and the training draws the same numbers whatever was loaded.
 
     Args:
         dataset: map-style.
-        batches: lists of indices.
-        generator: seeds the augmentation. A loader draws a number as it is made: from here, so that making one does not
-            change what the augmentation draws.
-        workers: processes that load; 0 loads here.
-        first_batch: the number of the first one within its epoch.
-        rank: of this process among those that train together: each augments differently.
-        ranks: how many there are.
-        pin_memory: the batches lie in pinned memory, from where a GPU fetches them while it computes.
+        batches: the indices of each batch.
+        generator: seeds the augmentation. A DataLoader draws one number when it is made, from here too, so that making
+            it does not change what the training draws.
+        workers: the number of loader processes; 0 loads in this process.
+        first_batch: the number of the first batch within its epoch.
+        rank: the index of this process among those that train together: each augments differently.
+        ranks: how many processes train together.
+        pin_memory: put the batches in pinned memory, from which a GPU copies them while it computes.
     """
     if isinstance(dataset, TensorDataset):
         loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory)
@@ -60,7 +60,7 @@ def load(
 
 
 class _SeededByBatch(Dataset[Any]):
-    """Takes a seed before the indices of a batch."""
+    """A dataset that takes a seed in front of the indices of a batch, and loads the batch with it."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset

@@ -1,6 +1,6 @@
-"""The operations that torch runs, one by one, as they come out of autocast and autograd: casts are operations too.
+"""Watch the operations that torch runs, after autocast and autograd have added theirs: casts are operations too.
 
-The one place that touches the private interfaces of torch that this needs (torch ≥ 2.11).
+This is the only module that touches the private interfaces of torch that watching needs (torch ≥ 2.11).
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Operation:
-    """One call. Holds its tensors: let it go at once."""
+    """One call of an operation. It holds its tensors, so keep no reference to it."""
 
     name: str
-    """Aten's, without the overload: `addmm`, `native_batch_norm`, `relu_`."""
+    """The aten name without the overload: `addmm`, `native_batch_norm`, `relu_`."""
     is_view: bool
-    """It changes shape or strides alone."""
+    """Whether it only changes shape or strides."""
     inputs: tuple[Tensor, ...]
-    """In the order of its arguments, those in lists included."""
+    """Its tensor arguments in their order, those in lists included."""
     outputs: tuple[Tensor, ...]
 
 
 @contextmanager
 def watching(saw: Callable[[Operation], None]) -> Iterator[None]:
-    """Within: `saw` is called after every operation, in the backward pass too, on whichever thread runs it. What is
-    compiled with `torch.compile` runs uncompiled.
+    """Call `saw` after every operation that runs within the block.
 
-    Relies on `TorchDispatchMode` and on attributes of `OpOverload`. If torch renames them it shows as an ImportError or
-    AttributeError here; if a mode stops following the backward pass, as a backward pass without operations.
+    Operations of the backward pass are seen too, on whichever thread runs them. Code compiled with `torch.compile` runs
+    uncompiled.
+
+    Relies on `TorchDispatchMode` and on attributes of `OpOverload`. If torch renames them, the result is an ImportError
+    or AttributeError here; if a mode stops following the backward pass, it is a backward pass without operations.
     """
     with _Watching(saw):
         yield
@@ -61,17 +63,17 @@ def _tensors(values: Any) -> tuple[Tensor, ...]:
 
 
 def next_node_number() -> int:
-    """The number that autograd will give to the next node this thread makes: they count up through a forward pass.
+    """Return the number that autograd will give to the next node of this thread. Numbers rise through a forward pass.
 
-    Relies on `torch.autograd._get_sequence_nr`, an AttributeError if torch renames it.
+    Relies on `torch.autograd._get_sequence_nr`, which is an AttributeError if torch renames it.
     """
     return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
 
 def running_node_number() -> int | None:
-    """The number of the node whose backward pass this thread is in; None outside of any.
+    """Return the number of the autograd node whose backward function this thread is running; None outside of any.
 
-    Relies on `torch._C._current_autograd_node`, an AttributeError if torch renames it.
+    Relies on `torch._C._current_autograd_node`, which is an AttributeError if torch renames it.
     """
     node = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else None

@@ -1,8 +1,8 @@
-"""What the processes that train one job together tell each other: torch.distributed, in one place.
+"""Communication between the processes that train one job together. The only module that calls torch.distributed.
 
-Each computes its own part of every batch; gradients are averaged by DistributedDataParallel before they are unscaled,
-so that an overflow in one process is an overflow in all of them: their GradScalers skip and move alike, which `merged`
-checks.
+Each process computes its own part of every batch; DistributedDataParallel averages the gradients before they are
+unscaled, so that an overflow in one process is an overflow in all of them: their GradScalers skip the same steps and
+have the same scale, which `merge_totals` checks.
 """
 
 from __future__ import annotations
@@ -18,42 +18,46 @@ from torch import distributed, nn
 
 from amp_track.records.job import Rank
 from amp_track.training.amp.step import StepTotals
+from amp_track.training.devices.base import Device
 
 _FIRST_MESSAGES = 8
-"""So many that every thread of gloo, which takes them in turn, has had one."""
+"""Enough messages for each of gloo's threads, which take turns, to handle one."""
 
 
 class Peers:
-    """One process's connection to the others; alone, it answers itself. Every process must call the same methods in
-    the same order: they wait for each other. Make it with `connected`."""
+    """One process's connection to the others that train the same job. Make it with `connected`.
 
-    def __init__(self, rank: Rank, device: torch.device) -> None:
+    Every process must call the same methods in the same order, because they wait for each other. A process that trains
+    alone answers itself.
+    """
+
+    def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self._device = device
 
     @property
     def is_alone(self) -> bool:
+        """True if one process trains the job."""
         return self.rank.count == 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that is tracked, and that writes files."""
+        """True for the one process that is tracked, and that writes files."""
         return self.rank.index == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Over all processes, one by one."""
+        """Add up each of the values over all processes."""
         if self.is_alone:
             return list(values)
         return [sum(column) for column in zip(*self.gather(list(values)), strict=True)]
 
     def agree(self, decision: bool) -> bool:
-        """What the first process decides: clocks differ."""
+        """Return the first process's decision, so that all decide alike although their clocks differ."""
         if self.is_alone:
             return decision
         return bool(self.gather(decision)[0])
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order."""
+        """Return every process's value, in the order of ranks."""
         if self.is_alone:
             return [value]
         values: list[Any] = [None] * self.rank.count
@@ -61,12 +65,14 @@ class Peers:
         return values
 
     def merge(self, totals: StepTotals) -> StepTotals:
-        """Over all processes."""
-        return totals if self.is_alone else merged(self.gather(totals))
+        """Merge the totals of all processes. Raises RuntimeError as `merge_totals` does."""
+        return totals if self.is_alone else merge_totals(self.gather(totals))
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give every process the first one's buffers, as DistributedDataParallel does before each step: running means
-        of batch norms differ by what each has seen in the last one."""
+        """Copy the first process's buffers to every process, as DistributedDataParallel does before each step.
+
+        Otherwise the running means of batch norms differ by what each process has seen in the last step.
+        """
         if self.is_alone:
             return
         for buffer in model.buffers():
@@ -74,7 +80,7 @@ class Peers:
 
 
 def announce(rank: Rank) -> None:
-    """Say in the environment which process this is, as torchrun does: a workload may look."""
+    """Set the environment variables by which torchrun tells a process its rank: a workload may read them."""
     if rank.count > 1:
         for variable in ("RANK", "LOCAL_RANK"):
             os.environ[variable] = str(rank.index)
@@ -83,44 +89,42 @@ def announce(rank: Rank) -> None:
 
 
 @contextmanager
-def connected(rank: Rank, device: torch.device) -> Iterator[Peers]:
-    """Within, the processes of a job can talk to each other: nccl on GPUs, gloo on CPUs, on this machine alone.
+def connected(rank: Rank, device: Device) -> Iterator[Peers]:
+    """Connect this process to the others of its job, which run on the same machine, and yield the connection.
 
-    A process that fails leaves without a word to the others: whoever started them ends them all.
+    A process that fails does not tell the others: whoever started them has to end them all.
     """
     if rank.count == 1:
-        yield Peers(rank, device)
+        yield Peers(rank)
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _loopback())
-    if device.type == "cpu":
-        torch.set_num_threads(max(torch.get_num_threads() // rank.count, 1))
-    else:
-        torch.accelerator.set_device_index(device.index or 0)  # what nccl sends objects through
+    device.set_up_process()
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        device.distributed_backend,
         init_method=f"file://{rank.rendezvous}",
         rank=rank.index,
         world_size=rank.count,
-        device_id=device if device.type == "cuda" else None,
+        device_id=None if device.is_shared else device.torch_device,
     )
-    # Its threads take their memory with the first message: before the job's own is counted.
+    # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
-        distributed.all_reduce(torch.zeros(1, device=device))
-    yield Peers(rank, device)
+        distributed.all_reduce(torch.zeros(1, device=device.torch_device))
+    yield Peers(rank)
     distributed.destroy_process_group()
 
 
 def _loopback() -> str:
-    """The name of the network interface that only this machine can reach."""
+    """Return the name of the network interface that only this machine can reach."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
-def merged(totals: Sequence[StepTotals]) -> StepTotals:
-    """What all processes' parts of the same steps come to. The diagnosis is the first one's.
+def merge_totals(totals: Sequence[StepTotals]) -> StepTotals:
+    """Merge the totals that the processes of a job have for the same steps. The diagnosis is the first process's.
 
     Raises:
-        RuntimeError: they did not skip the same steps or do not have the same scale: gradients that were not averaged.
+        RuntimeError: the processes made or skipped different steps, or have different scales: some gradients were not
+            averaged.
     """
     first = totals[0]
     for rank, other in enumerate(totals[1:], start=1):

@@ -1,4 +1,4 @@
-"""What a job adds up while it trains: losses, what the scaler did, the diagnosis."""
+"""Totals that a job adds up while it trains: losses, what the GradScaler did, the diagnosis."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from amp_track.training.amp.step import StepTotals, TrainStep
 
 
 class Tally:
-    """What the step counts, added up over a job, and over each epoch.
+    """Adds up what a TrainStep counts, over each epoch and over the whole job.
 
     Args:
-        step: whose totals.
-        merge: adds those of the processes that train together.
+        step: the step whose totals are read.
+        merge: merges its totals with those of the other processes that train the job.
     """
 
     def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals] = lambda totals: totals) -> None:
@@ -33,10 +33,10 @@ class Tally:
         self._first_layer: NonFinite | None = None
         self._diagnosis_seconds_before = 0.0
         self.train_loss = math.nan
-        """Of the last epoch that ended."""
+        """The mean loss of the last epoch that ended; NaN before one has."""
 
     def read(self) -> StepTotals:
-        """What came since the last reading. Waits for the device."""
+        """Return what happened since the last reading, and add it up. Waits for the device."""
         totals = self._merge(self._step.read())
         self._skipped_steps += len(totals.skipped_steps)
         if totals.non_finite_losses and not self._non_finite:
@@ -44,7 +44,7 @@ class Tally:
         self._non_finite += len(totals.non_finite_losses)
         self._scale_history += totals.scale_changes
         for loss, samples in zip(totals.step_losses, totals.step_samples, strict=True):
-            # One by one: the sum is then the same however often it is read, and so after a resume.
+            # One by one: the sum is then the same however often it is read, and so also after a resume.
             self._epoch_loss += loss * samples
             self._epoch_samples += samples
         self._diagnosed_steps += len({look.step for look in totals.diagnosed})
@@ -54,13 +54,13 @@ class Tally:
         return totals
 
     def end_epoch(self) -> float:
-        """The mean loss over the samples of the epoch."""
+        """Return the mean loss over the samples of the epoch, and begin the next one."""
         self.train_loss = self._epoch_loss / self._epoch_samples if self._epoch_samples else math.nan
         self._epoch_loss, self._epoch_samples = 0.0, 0
         return self.train_loss
 
     def state_dict(self) -> dict[str, Any]:
-        """To go on from."""
+        """Return everything that a resumed job needs, in types that `torch.load(weights_only=True)` reads."""
         return {
             "scale_history": self._scale_history,
             "skipped_steps": self._skipped_steps,
@@ -74,6 +74,7 @@ class Tally:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from what `state_dict` returned."""
         self._scale_history = [(step, scale) for step, scale in state["scale_history"]]
         self._skipped_steps = state["skipped_steps"]
         self._non_finite, self._first_non_finite = state["non_finite"]
@@ -85,7 +86,7 @@ class Tally:
         self.train_loss = state["train_loss"]
 
     def measured(self) -> dict[str, Any]:
-        """For the Outcome."""
+        """Return the totals as fields of an Outcome."""
         return {
             "train_loss": self.train_loss,
             "steps": self._step.steps,
@@ -128,7 +129,7 @@ class Tally:
 
 @dataclass
 class LayerSums:
-    """One layer over all diagnosed steps so far: a training may have a million of them."""
+    """Sums over all diagnosed steps of one layer, instead of a list of them: a training may have a million."""
 
     values: int = 0
     non_finite: int = 0
@@ -137,6 +138,7 @@ class LayerSums:
     largest_output: float | None = None
 
     def add(self, look: LayerGradients) -> None:
+        """Add what was counted at one step."""
         self.values += look.values
         self.non_finite += look.non_finite
         self.underflowing += look.underflowing
@@ -146,7 +148,7 @@ class LayerSums:
             self.largest_output = new  # NaN is the largest of all, and stays
 
     def summary(self, layer: str) -> LayerSummary:
-        """Fractions of all values; of underflow, of the finite ones."""
+        """Return the counts as fractions of all values; underflow as a fraction of the finite ones."""
         return LayerSummary(
             layer=layer,
             has_gradients=self.values > 0,
@@ -158,8 +160,11 @@ class LayerSums:
 
 
 def first_non_finite(looks: Sequence[LayerGradients]) -> NonFinite | None:
-    """At the first step that has any: the first layer of the forward pass with such an output, or else the first of the
-    backward pass with such a gradient, from where it spreads."""
+    """Return where inf or NaN first appeared, or None if it did not.
+
+    At the first step that has any, that is the first layer of the forward pass with such an output; if no output is
+    affected, the first layer of the backward pass with such a gradient, from where it spreads.
+    """
     bad_outputs = [
         look for look in looks if look.largest_output is not None and not math.isfinite(look.largest_output)
     ]  # fmt: skip

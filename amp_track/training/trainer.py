@@ -1,4 +1,4 @@
-"""Run a Job in this process: epochs, evaluation, measurements -> Outcome. Streams events; tracks nothing itself."""
+"""Run a Job in this process: train, evaluate, measure, stream events, return an Outcome. It tracks nothing itself."""
 
 from __future__ import annotations
 
@@ -27,22 +27,32 @@ from amp_track.training.tally import Tally
 from amp_track.workload import Workload
 
 PROBE_STEPS = 2
-"""The fewest full steps of a probe. The second takes more than the first even where optimizer state is there already:
-16 MB of 323 on a ResNet-18 on a CPU."""
+"""The fewest full steps of a probe. The second takes more than the first even if optimizer state exists already: 16 MB
+of 323 on a ResNet-18 on a CPU."""
 _PROBE_SECONDS, _MOST_PROBE_STEPS = 0.2, 50
-"""How long a probe times its full steps, to know samples/s within a few per cent, and how many it takes at most."""
+"""Seconds for which a probe times its full steps, to know samples/s within a few per cent, and its most steps."""
 _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
 _RECORD_SECONDS = 5.0
-"""How long the losses of a long epoch stay on the device before they are sent."""
+"""Seconds for which the losses of a long epoch stay on the device before they are sent."""
 _RECORD_STEPS_TOGETHER = 50
-"""The same in steps, where several processes train: they wait for each other to add their losses up."""
+"""The same in optimizer steps if several processes train: they wait for each other to add up their losses."""
 _SEEDS_APART = 1_000_003
-"""Between the seeds of processes that train together: further than the seeds that people compare."""
+"""Distance between the seeds of processes that train together: further apart than the seeds that people compare."""
 
 
 class Trainer:
-    """One resolved job on one device. `phase` says what it was doing when an exception came through."""
+    """Trains one resolved job on one device.
+
+    Args:
+        job: the job, with nothing left open.
+        workload: its model and data.
+        device: where to train.
+        send: called with each event.
+        peers: the connection to the processes that train the job together; by default this one trains alone.
+        enforce_budget: limit memory to the job's budget, and not only measure it.
+        folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
+    """
 
     def __init__(
         self,
@@ -60,7 +70,7 @@ class Trainer:
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
-        self._peers = peers or Peers(ALONE, device.torch_device)
+        self._peers = peers or Peers(ALONE)
         self._send = send
         self._enforce_budget = enforce_budget
         self._folder = folder
@@ -74,23 +84,24 @@ class Trainer:
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
-        self._input_wait = InputWait(device.torch_device)
+        self._input_wait = InputWait(device)
         self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
         self._eval_max_allocated_bytes = 0
         self._max_allocated_bytes = 0
-        self._known: dict[str, Any] | None = None
+        self._resume_state: dict[str, Any] | None = None
         self._started = self._last_progress = self._last_record = time.perf_counter()
 
     @property
     def phase(self) -> str:
+        """What the job is doing, or did when an exception was raised: `data`, `model`, `forward`, `evaluation`, …"""
         return self._step.phase if self._phase == "training" and self._step is not None else self._phase
 
     def run(self) -> Outcome:
-        """Train, evaluate after every epoch, and measure. Exceptions come through as they are."""
+        """Train, evaluate after every epoch, and measure. Exceptions pass through unchanged."""
         self._started = time.perf_counter()
         random_state.seed(self._job.seed)
         rank = self._peers.rank
-        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.torch_device.type == "cuda")
+        batches = Batches(self._job, self._workload, rank, pin_memory=self._device.pins_memory)
         if self._batch_size * rank.count > batches.training_samples:
             times = f" × {rank.count} processes" if rank.count > 1 else ""
             return Outcome(
@@ -98,9 +109,9 @@ class Trainer:
                 message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
                 "samples",
             )
-        self._known = self._checkpoints.load_resume_state()
-        if self._known is not None:
-            self._started -= self._known["wall_seconds"]
+        self._resume_state = self._checkpoints.load_resume_state()
+        if self._resume_state is not None:
+            self._started -= self._resume_state["wall_seconds"]
         self._phase = "model"
         self._device.begin(self._job.memory_budget_bytes, enforce=self._enforce_budget)
         learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
@@ -111,7 +122,10 @@ class Trainer:
                                   ("scaled_learning_rate", str(learning_rate))),
                         scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
-            measured = self._probe(step, batches) if self._job.probe else self._train(step, batches, self._taken())
+            if self._job.probe:
+                measured = self._probe(step, batches)
+            else:
+                measured = self._train(step, batches, self._take_resume_state())
             wall_seconds = time.perf_counter() - self._started
         self._device.synchronize()
         peak = self._device.peak()
@@ -130,16 +144,18 @@ class Trainer:
         return outcome
 
     def _write_artifacts(self, step: TrainStep) -> None:
-        """After everything was measured, and with all the memory there is: no picture is a reason for a training to
-        have failed."""
+        """Write the artifacts of a training whose measurements are done, without a limit of memory.
+
+        A picture that fails is noted, and no reason for the training to have failed.
+        """
         if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
             return
         step.optimizer.state.clear()
         self._device.lift_budget()
         try:
             with float32_precision(self._precision):
-                for left in artifacts.write_artifacts(self._workload, step, self._folder):
-                    self._send(left)
+                for written in artifacts.write_artifacts(self._workload, step, self._folder):
+                    self._send(written)
         except Exception as error:
             self._send(Noted(text=f"pictures: {type(error).__name__}: {error}; the training itself is whole"))
 
@@ -160,7 +176,7 @@ class Trainer:
             data_parallel=not self._peers.is_alone,
         )
         if not self._peers.is_first:
-            # The same weights and order of samples, but noise of its own: dropout, augmentation.
+            # The same weights and order of samples in each process, but different dropout and augmentation.
             random_state.seed(self._job.seed + _SEEDS_APART * self._peers.rank.index)
         return self._step
 
@@ -223,13 +239,13 @@ class Trainer:
         }
 
     def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
-        """By rank; alone, the step's own state has it."""
+        """Return the random state of each process by rank; nothing if alone, where the step's own state has it."""
         return [] if self._peers.is_alone else self._peers.gather(random_state.capture(step.device))
 
-    def _taken(self) -> dict[str, Any] | None:
-        """The state to go on from, which is forgotten here."""
-        known, self._known = self._known, None
-        return known
+    def _take_resume_state(self) -> dict[str, Any] | None:
+        """Return the state to resume from, and drop the reference to it: it holds a second copy of all weights."""
+        state, self._resume_state = self._resume_state, None
+        return state
 
     def _train_epoch(
         self,
@@ -265,7 +281,7 @@ class Trainer:
         self._note_peak_of_training()
 
     def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
-        """By the clock; processes that train together must do it at the same step."""
+        """True if the losses so far should be sent: by the clock, or, to agree with other processes, by steps."""
         if self._peers.is_alone:
             return now - self._last_record > _RECORD_SECONDS
         return step.steps % _RECORD_STEPS_TOGETHER == 0
@@ -274,6 +290,7 @@ class Trainer:
         return evaluation.quality if evaluation is not None and not self._job.synthetic else None
 
     def _record(self, tally: Tally) -> None:
+        """Send what happened in the steps since the last record. Waits for the device."""
         totals = tally.read()
         if totals.steps:
             self._send(
@@ -286,22 +303,25 @@ class Trainer:
             )
 
     def _probe(self, step: TrainStep, batches: Batches) -> dict[str, Any]:
-        """The training with the middle of its epochs left out, as it stands once it has come through one: the smaller
-        last batch and an evaluation leave optimizer state, kernels and workspaces behind, so that the full steps after
-        them take the most that the training will. A training of one epoch ends with those two instead."""
+        """Reproduce a training's peak memory cheaply: a smaller last batch, an evaluation, and a few full steps.
+
+        The end of an epoch leaves optimizer state, kernels and workspaces behind, so that the full steps after it take
+        the most memory that the training will. A training of one epoch ends with the smaller batch and the evaluation
+        instead.
+        """
         tally = Tally(step, self._peers.merge)
-        if batches.go_on_after_an_evaluation:
-            self._end_of_an_epoch(step, batches)
+        if batches.trains_after_an_evaluation:
+            self._end_an_epoch(step, batches)
         clock = self._full_steps(step, batches)
-        if not batches.go_on_after_an_evaluation:
-            self._end_of_an_epoch(step, batches)
+        if not batches.trains_after_an_evaluation:
+            self._end_an_epoch(step, batches)
         tally.read()
         tally.end_epoch()
         measured = {"train_seconds": clock.seconds, "samples_per_second": clock.samples_per_second}
         return tally.measured() | measured
 
     def _full_steps(self, step: TrainStep, batches: Batches) -> TrainingClock:
-        """At least two, if the training has as many, and as many as time them well."""
+        """Make at least two full steps, if the training has as many, and enough to time them well."""
         clock = TrainingClock(self._device, warm_up_steps=1)
         self._begin_training(step)
         clock.start()
@@ -315,9 +335,10 @@ class Trainer:
         clock.stop()
         return clock
 
-    def _end_of_an_epoch(self, step: TrainStep, batches: Batches) -> None:
+    def _end_an_epoch(self, step: TrainStep, batches: Batches) -> None:
+        """Train on the smaller last batch of an epoch, and evaluate."""
         self._begin_training(step)
-        # Where there is no smaller batch, a full one: an evaluation comes after a step, with optimizer state.
+        # Without a smaller batch a full one: an evaluation always follows a step, when there is optimizer state.
         for part in batches.last_step() if batches.has_smaller_batch or step.steps else next(batches.full_steps()):
             self._train_on(step, part)
         self._note_peak_of_training()
@@ -333,7 +354,7 @@ class Trainer:
         self._max_allocated_bytes = max(self._max_allocated_bytes, self._device.peak().allocated_bytes)
 
     def _evaluate(self, step: TrainStep, batches: Batches) -> EvalTotals | None:
-        """Loss and score over the evaluation data; None where there is none."""
+        """Return loss and quality over the evaluation data of all processes; None without such data."""
         self._phase = "evaluation"
         step.model.eval()
         self._peers.share_buffers(step.model)
@@ -353,14 +374,14 @@ class Trainer:
             del batch
         own = evaluate.read()  # waits for the device
         self._evaluation_clock.stop()
-        totals = self._of_all(own)
+        totals = self._mean_over_peers(own)
         if not totals.samples:
             return None
         self._eval_max_allocated_bytes = max(self._eval_max_allocated_bytes, self._device.peak().allocated_bytes)
         return totals
 
-    def _of_all(self, own: EvalTotals) -> EvalTotals:
-        """The means over the evaluation samples of all processes."""
+    def _mean_over_peers(self, own: EvalTotals) -> EvalTotals:
+        """Return the means over the evaluation samples of all processes."""
         if self._peers.is_alone:
             return own
         loss, quality = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.quality))
@@ -370,7 +391,7 @@ class Trainer:
         return EvalTotals(samples=int(samples), loss=loss / samples, quality=quality / samples)
 
     def _train_on(self, step: TrainStep, part: Part) -> int:
-        """Returns how many samples all processes have trained on with it."""
+        """Train on one batch, and return how many samples all processes have trained on with it."""
         input, target = part.batch
         step(input, target, share=part.share, update=part.update)
         step.phase = "data"

@@ -1,1 +1,1 @@
-"""Processes of this machine and what they must not do at the same time."""
+"""Processes of this machine, and locks for what they must not do at the same time."""

@@ -1,4 +1,4 @@
-"""What only one process of this machine may do at a time."""
+"""Locks for what only one process of this machine may do at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from amp_track.records.addresses import identity
 
 @contextmanager
 def store_lock(url: str) -> Iterator[None]:
-    """Held while a store makes its tables: the first use of a fresh database by several processes at once destroys it
-    (MLflow: 8 of 8 processes failed, and later ones too)."""
+    """Hold the lock of a store, which has to be held while the store creates its tables.
+
+    The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
+    later ones too).
+
+    Args:
+        url: the store's address. Different spellings of the same address share one lock.
+    """
     name = hashlib.sha256(str(identity(url)).encode()).hexdigest()[:16]
     with FileLock(Path(tempfile.gettempdir()) / f"amp_track-{os.getuid() if hasattr(os, 'getuid') else 0}-{name}.lock"):
         yield

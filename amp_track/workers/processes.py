@@ -1,4 +1,4 @@
-"""Which process does something, so that a later one can tell whether it is still at it, and clear up after it."""
+"""Identify processes, so that a later one can tell whether an earlier one still runs, and clean up after it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import psutil
 _SCRATCH = "amp_track-scratch-"
 
 _CLOCK_SECONDS = 5
-"""A process's start is reckoned from the boot time, which moves when the clock is set."""
+"""Two start times this close are the same: they are computed from the boot time, which moves when the clock is set."""
 
 
 def this_process() -> dict[str, Any]:
-    """This process, told from a later one of the same number."""
+    """Return this process's identity (host, pid, start time), which differs from a later one's with the same pid."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
 
 
 def is_gone(process: dict[str, Any]) -> bool:
-    """Whether a process of this host has ended; of another host that cannot be known, and is denied."""
+    """True if a process of this host has ended. False for one of another host, where it cannot be known."""
     if process["host"] != socket.gethostname():
         return False
     try:
@@ -37,8 +37,10 @@ def is_gone(process: dict[str, Any]) -> bool:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards. Those of processes that were killed first are removed on the way: they may hold
-    gigabytes of checkpoints."""
+    """Make a temporary folder, and delete it after the block.
+
+    Folders that killed processes left behind are deleted first: they may hold gigabytes of checkpoints.
+    """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         pid = left.name.removeprefix(_SCRATCH).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):

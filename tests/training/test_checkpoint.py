@@ -60,7 +60,7 @@ class Tracking:
 
 
 @pytest.mark.parametrize(("higher_is_better", "qualities"), [(True, [0.5, 0.4, 0.6]), (False, [1.0, 2.0, 0.5])])
-def test_when_a_training_leaves_one(clean_folder: Path, higher_is_better: bool, qualities: list[float]) -> None:
+def test_when_a_training_writes_one(clean_folder: Path, higher_is_better: bool, qualities: list[float]) -> None:
     tracking = Tracking()
     checkpoints = checkpoint.Checkpoints(
         4, JobFolder(path=str(clean_folder)), higher_is_better=higher_is_better, send=tracking

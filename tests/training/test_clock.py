@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from amp_track.training.clock import InputWait
+from amp_track.training.devices.opening import open_device
 
 
 def slow(batches: int, seconds: float) -> Iterator[list[int]]:
@@ -15,18 +16,18 @@ def slow(batches: int, seconds: float) -> Iterator[list[int]]:
 
 
 def test_a_cpu_waits_for_all_the_time_that_batches_take() -> None:
-    wait = InputWait(torch.device("cpu"))
-    found = []
+    wait = InputWait(open_device("cpu"))
+    trained_on = []
     steps_seconds = 0.0
     begun = time.perf_counter()
-    for batch in wait.timed(slow(4, 0.05)):
+    for batch in wait.timed(slow(4, 0.02)):
         started = time.perf_counter()
-        time.sleep(0.05)  # the step
+        time.sleep(0.02)  # the step
         wait.step_submitted()
-        found += batch
+        trained_on += batch
         steps_seconds += time.perf_counter() - started
-    assert found == [0, 1, 2, 3]
-    assert 0.2 <= wait.seconds <= time.perf_counter() - begun - steps_seconds
+    assert trained_on == [0, 1, 2, 3]
+    assert 0.08 <= wait.seconds <= time.perf_counter() - begun - steps_seconds
 
 
 def test_no_batch_is_kept_while_the_next_is_loaded() -> None:
@@ -44,13 +45,16 @@ def test_no_batch_is_kept_while_the_next_is_loaded() -> None:
             yield batch
             del batch
 
-    for batch in InputWait(torch.device("cpu")).timed(batches()):
+    seen = 0
+    for batch in InputWait(open_device("cpu")).timed(batches()):
+        seen += 1
         del batch
+    assert seen == 3
 
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_still_computing_does_not_wait(cuda: torch.device) -> None:
-    wait = InputWait(cuda)
+    wait = InputWait(open_device(str(cuda)))
     matrix = torch.randn(8192, 8192, device=cuda)
     for _ in wait.timed(slow(5, 0.001)):
         for _ in range(20):
@@ -58,7 +62,7 @@ def test_a_gpu_that_is_still_computing_does_not_wait(cuda: torch.device) -> None
         wait.step_submitted()
     torch.cuda.synchronize(cuda)
     assert wait.seconds < 0.005, "only the first batch was waited for"
-    idle = InputWait(cuda)
+    idle = InputWait(open_device(str(cuda)))
     for _ in idle.timed(slow(5, 0.02)):
         torch.tanh(matrix[:8, :8])
         idle.step_submitted()

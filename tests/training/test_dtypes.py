@@ -22,7 +22,7 @@ from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.training.amp.precision import Precision
 from amp_track.training.devices.opening import open_device
-from amp_track.training.dtypes import DtypesWatch, understandable
+from amp_track.training.dtypes import DtypesWatch, readable_name
 from amp_track.workload import load_workload
 
 HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
@@ -181,8 +181,17 @@ def test_layers_have_the_names_of_named_modules() -> None:
     assert found(report, "layer1.0") == {"add_": (("float16", "float16"), "float16", 1)}
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "channels_last"),
+    [
+        ("fp32", True),
+        ("amp", False),
+        pytest.param("fp32", False, marks=pytest.mark.slow),
+        pytest.param("amp", True, marks=pytest.mark.slow),
+        pytest.param("bf16", False, marks=pytest.mark.slow),
+        pytest.param("bf16", True, marks=pytest.mark.slow),
+    ],
+)
 def test_it_says_what_a_hook_on_every_layer_says(precision: str, channels_last: bool) -> None:
     network = get_model("resnet18", weights=None)
     workload = Given(network, pixels=32)
@@ -281,7 +290,7 @@ def test_digits() -> None:
 )
 def test_operations_are_named_without_who_implements_them(aten: str, understood: str) -> None:
     packet = getattr(torch.ops.aten, aten)  # it must exist
-    assert understandable(packet.__name__) == understood
+    assert readable_name(packet.__name__) == understood
 
 
 def test_a_fresh_process_finds_the_same(sandbox: Sandbox) -> None:

@@ -69,7 +69,7 @@ def test_orders_and_augmentation_of_all_epochs_are_the_same_with_any_workers() -
     assert not torch.equal(none[0], none[1])
 
 
-def test_augmentation_does_not_depend_on_where_an_epoch_is_gone_on_with() -> None:
+def test_augmentation_does_not_depend_on_where_an_epoch_is_resumed() -> None:
     whole, rest = loaded(Augmented(), workers=2), loaded(Augmented(), workers=2, first_batch=2)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[2:], rest, strict=True))
 

@@ -1,1 +1,1 @@
-"""The AMP-aware training step. It needs nothing of the rest of the package but plain records."""
+"""The AMP-aware training step, usable on its own: of the rest of the package it imports plain records only."""

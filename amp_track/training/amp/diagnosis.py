@@ -1,7 +1,7 @@
-"""Where gradients overflow and underflow float16, layer by layer, every N steps.
+"""Find where gradients overflow and underflow float16, layer by layer, every N steps.
 
 Counts are taken on the device, before the gradients are unscaled, and fetched with the losses. A diagnosed step waits
-for the device twice, to know what the diagnosis took.
+for the device twice, to know how long the diagnosis took.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
 """2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits, and below 2⁻²⁵ all of them."""
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _PIECE = 2**20
-"""Gradient values looked at at once, so that the masks take megabytes at most."""
+"""Gradient values that are counted at once, so that the masks take megabytes at most."""
 
 
 class GradientDiagnosis:
-    """Looks at the gradients and outputs of every layer at steps 1, N + 1, 2N + 1, …
+    """Counts inf, NaN and underflow in every layer's gradients and outputs at steps 1, N + 1, 2N + 1, …
 
     Args:
-        model: a layer is a module that owns parameters, or has no modules in it.
-        every: N.
+        model: the model; a layer is any of its modules that owns parameters, or that contains no other module.
+        every: N, in optimizer steps.
         outputs: look at the layers' outputs too, through forward hooks. Not for a compiled model, which would be
-            compiled anew for them.
+            compiled again because of them.
     """
 
     def __init__(self, model: nn.Module, every: int, *, outputs: bool = True) -> None:
         self.every = every
         self.seconds = 0.0
-        """What it has taken; of an accelerator's own time only that for the gradients, not for the outputs."""
+        """Seconds that the diagnosis has taken. Of an accelerator's own time they include gradients, not outputs."""
         self._parameters: dict[str, list[nn.Parameter]] = {}
         for name, parameter in model.named_parameters():
             self._parameters.setdefault(name.rpartition(".")[0] or MODEL, []).append(parameter)
@@ -53,11 +53,15 @@ class GradientDiagnosis:
         self._pending: list[_Look] = []
 
     def is_due(self, step: int) -> bool:
+        """True if this optimizer step, counted from 1, is to be diagnosed."""
         return (step - 1) % self.every == 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around forward and backward of the batch that completes a diagnosed step: who came first."""
+        """Note outputs and the order of layers within the block.
+
+        Use it around forward and backward of the batch that completes a diagnosed step.
+        """
         started = time.perf_counter()
         self._arrived, self._outputs = {}, {}
         handles = [module.register_forward_hook(self._output_of(name)) for name, module in self._watched.items()]
@@ -80,7 +84,7 @@ class GradientDiagnosis:
             with torch.no_grad():
                 for tensor in tensors(output):
                     if tensor.is_floating_point() and tensor.numel():
-                        # No mask and no copy of what may be the largest tensor there is; keeps NaN.
+                        # Neither masks nor copies what may be the largest tensor of all; keeps NaN.
                         largest = torch.stack(torch.aminmax(tensor)).float().abs().max()
                         known = self._outputs.get(layer)
                         self._outputs[layer] = largest if known is None else torch.maximum(known, largest)
@@ -96,7 +100,7 @@ class GradientDiagnosis:
 
     @torch.no_grad()
     def look(self, step: int) -> None:
-        """Count this step's gradients, scaled as they are, before they are unscaled or clipped."""
+        """Count the values of this step's gradients while they are scaled: before they are unscaled or clipped."""
         device = next(iter(self._parameters.values()))[0].device
         _synchronize(device)
         started = time.perf_counter()
@@ -123,7 +127,7 @@ class GradientDiagnosis:
         self.seconds += time.perf_counter() - started
 
     def read(self) -> tuple[LayerGradients, ...]:
-        """Every layer at every step looked at since the last reading, in the model's order. Waits for the device."""
+        """Return each layer at each step diagnosed since the last read, in the model's order. Waits for the device."""
         looks, self._pending = self._pending, []
         return tuple(row for look in looks for row in self._rows(look))
 
@@ -134,7 +138,7 @@ class GradientDiagnosis:
         rows = []
         for layer in self._layers:
             if layer not in counts and layer not in largest:
-                continue  # frozen, or no part of this forward pass
+                continue  # frozen, or not part of this forward pass
             non_finite, underflowing, zero = counts.get(layer, (0, 0, 0))
             rows.append(
                 LayerGradients(
@@ -154,7 +158,7 @@ class GradientDiagnosis:
 
 @dataclass(frozen=True)
 class _Look:
-    """One step as it lies on the device; layers in the order in which they came."""
+    """The counts of one diagnosed step, still on the device; layers in the order in which they ran."""
 
     step: int
     values: dict[str, int]
@@ -166,12 +170,12 @@ class _Look:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Of a sparse one, those it holds."""
+    """Return a gradient's values; of a sparse gradient the ones that it stores."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _counts(gradient: Tensor) -> Tensor:
-    """(3,): values that are not finite, that are not zero but below float16's smallest normal, and that are zero."""
+    """Count a gradient's values, shape (3,): not finite; not zero but below float16's smallest normal; zero."""
     magnitude = gradient.abs()
     zero = (magnitude == 0).sum()
     small = (magnitude < SMALLEST_NORMAL).sum()
@@ -180,7 +184,7 @@ def _counts(gradient: Tensor) -> Tensor:
 
 
 def _pieces(gradient: Tensor) -> Iterator[Tensor]:
-    """Views of it, along its first dimension, whatever its memory order."""
+    """Yield views of a gradient along its first dimension, whatever its memory order."""
     if gradient.numel() <= _PIECE or gradient.dim() == 0:
         yield gradient
         return
@@ -189,6 +193,6 @@ def _pieces(gradient: Tensor) -> Iterator[Tensor]:
 
 
 def _synchronize(device: torch.device) -> None:
-    """So that the time taken is the device's too: twice every N steps."""
+    """Wait for the device, so that the time measured includes its own. Done twice every N steps."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

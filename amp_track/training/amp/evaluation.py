@@ -1,4 +1,4 @@
-"""EvalStep: loss and quality over evaluation batches, in the precision of the training."""
+"""EvalStep computes loss and quality over evaluation batches, in the precision of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_track.training.amp.tensors import batch_length, move, sum_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTotals:
-    """Means over samples; NaN where there were none."""
+    """Mean loss and quality over evaluation samples; NaN if there were none."""
 
     samples: int
     loss: float
@@ -26,16 +26,16 @@ class EvalTotals:
 class EvalStep:
     """Adds up loss and score on the device, batch by batch; `read` fetches their means.
 
-    Each batch is in an autocast region of its own: autocast caches weights inside one region, and those of a training
+    Each batch has an autocast region of its own: autocast caches weights inside one region, and those of a training
     step are stale.
 
     Args:
-        model: on its device. Call its `eval()` yourself.
+        model: the model, on its device. Call its `eval()` yourself.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         score: (output, target) -> one number per sample, shape (N,).
-        precision: as in training.
-        device: where the model is.
-        channels_last: keep four-dimensional inputs in that memory order.
+        precision: the mode of the training.
+        device: the model's device.
+        channels_last: give four-dimensional inputs that memory order.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EvalStep:
         self._samples += count
 
     def read(self) -> EvalTotals:
-        """The means since the last read. Waits for the device."""
+        """Return the means since the last read. Waits for the device."""
         loss_sum, score_sum = self._sums.tolist()
         samples, self._samples = self._samples, 0
         self._sums.zero_()

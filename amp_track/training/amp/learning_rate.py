@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 Schedule = Callable[[int], float]
-"""From the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
+"""Maps the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
 
 
 class LearningRates:
     """Sets each group's learning rate to its own times `schedule(updates)`.
 
-    Where the host knows of every update (no scaler, or an optimizer that is not fused) it sets plain numbers. With a
-    fused optimizer under a GradScaler only the device knows whether a step was skipped: there the learning rates are
-    tensors, the factors of the next `capacity` updates lie on the device, and it looks up its own. torch's fused
-    optimizers take such a learning rate; it is rounded to float32.
+    If the host knows of every update (no scaler, or an optimizer that is not fused), learning rates are plain numbers.
+    With a fused optimizer under a GradScaler only the device knows whether a step was skipped: then the learning rates
+    are tensors, the rates of the next `capacity` updates lie on the device, and the device looks up the current one.
+    torch's fused optimizers accept such a learning rate; it is rounded to float32.
 
     Args:
-        optimizer: with its groups' own learning rates.
-        schedule: a pure function; it is called ahead of time.
-        on_device: whether only the device knows.
-        capacity: how many steps there are at most between two calls of `set_updates`.
+        optimizer: the optimizer, whose groups still have their own learning rates.
+        schedule: a pure function, because it is called ahead of time.
+        on_device: whether only the device knows if a step was skipped.
+        capacity: the largest number of steps between two calls of `set_updates`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LearningRates:
         self.set_updates(0)
 
     def after_step(self, skipped: Tensor | bool) -> None:
-        """Count one attempt, skipped or not."""
+        """Count one attempted step: `skipped` is a bool, or a tensor on the device that is above 0 if it was."""
         if isinstance(skipped, Tensor):
             self._made.add_(skipped == 0)
             for rates, current in zip(self._rates, self._current, strict=True):
@@ -52,7 +52,7 @@ class LearningRates:
             self.set_updates(self._updates + 1)
 
     def set_updates(self, updates: int) -> None:
-        """So many updates have been made in all."""
+        """Set how many updates have been made in all, and the learning rates that follow from it."""
         self._updates = updates
         if not self._on_device:
             factor = self._schedule(updates)
@@ -68,9 +68,10 @@ class LearningRates:
             group["lr"] = current[0]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the groups' own learning rates and the number of updates."""
         return {"base": self._base, "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After the optimizer's own, which replaces its groups' learning rates."""
+        """Resume from there. Call it after the optimizer's own, which replaces its groups' learning rates."""
         self._base = list(state["base"])
         self.set_updates(state["updates"])

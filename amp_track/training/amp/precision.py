@@ -1,8 +1,11 @@
-"""What each precision mode switches on, and whether a device can do it."""
+"""The precision modes: what each one switches on, and which devices can train in it.
+
+A mode is one entry of `_MODES`; its name also stands in `amp_track.records.values.PRECISIONS`, for code without torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,67 +16,36 @@ from amp_track.records.inspection import Support
 from amp_track.records.values import PRECISIONS
 
 
-@dataclass(frozen=True)
-class Precision:
-    """One of the four modes a user chooses between."""
-
-    name: str
-    autocast_dtype: torch.dtype | None
-    """The dtype that autocast gives to matrix products and convolutions; None leaves everything in float32."""
-    grad_scaler: bool
-    float32_precision: str
-    """How float32 matmul, convolution and recurrent kernels compute: `ieee`, or `tf32`.
-
-    amp and bf16 keep what they leave in float32 strict, so that they differ from fp32 by autocast alone.
-    """
-
-    @staticmethod
-    def named(name: str) -> Precision:
-        """`Precision.named("amp")`. Raises ValueError for a name that is none of the four."""
-        if name not in _MODES:
-            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}")
-        return _MODES[name]
-
-    def autocast(self, device_type: str) -> torch.autocast:
-        """The forward pass's context: off, but present, where the mode has no autocast."""
-        return torch.autocast(
-            device_type, dtype=self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
-        )
+def _any_device(device: torch.device) -> Support:
+    return Support(supported=True, reason="every device computes float32")
 
 
-_MODES = {
-    "fp32": Precision("fp32", None, grad_scaler=False, float32_precision="ieee"),
-    "tf32": Precision("tf32", None, grad_scaler=False, float32_precision="tf32"),
-    "amp": Precision("amp", torch.float16, grad_scaler=True, float32_precision="ieee"),
-    "bf16": Precision("bf16", torch.bfloat16, grad_scaler=False, float32_precision="ieee"),
-}
-assert tuple(_MODES) == PRECISIONS
+def _tf32_tensor_cores(device: torch.device) -> Support:
+    needs = "needs an NVIDIA GPU of compute capability 8.0 or newer"
+    if device.type != "cuda" or torch.version.hip is not None:
+        what = {"cpu": "a CPU", "cuda": "an AMD GPU"}.get(device.type, f"the device {device.type}")
+        return Support(supported=False, reason=f"{needs}, this is {what}")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return Support(supported=False, reason=f"{needs}, this one has {major}.{minor}")
+    return Support(supported=True, reason=f"compute capability {major}.{minor} has TF32 tensor cores")
 
 
-def support(name: str, device: torch.device) -> Support:
-    """Whether `device` can train in this mode, and the reason to show the user."""
-    if name == "fp32":
-        return Support(supported=True, reason="every device computes float32")
-    if name == "tf32":
-        needs = "needs an NVIDIA GPU of compute capability 8.0 or newer"
-        if device.type != "cuda" or torch.version.hip is not None:
-            what = {"cpu": "a CPU", "cuda": "an AMD GPU"}.get(device.type, f"the device {device.type}")
-            return Support(supported=False, reason=f"{needs}, this is {what}")
-        major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:
-            return Support(supported=False, reason=f"{needs}, this one has {major}.{minor}")
-        return Support(supported=True, reason=f"compute capability {major}.{minor} has TF32 tensor cores")
-    if name == "bf16" and device.type == "cuda" and not _has_bfloat16_units(device):
+def _float16_autocast(device: torch.device) -> Support:
+    if device.type == "cpu":
+        reason = "float16 works on a CPU, but slower than float32 unless it has fp16 units"
+        return Support(supported=True, reason=reason)
+    return Support(supported=True, reason=f"{device.type} autocasts to float16")
+
+
+def _bfloat16_units(device: torch.device) -> Support:
+    if device.type == "cuda" and not _has_bfloat16_units(device):
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
         return Support(
             supported=False,
             reason=f"needs a GPU with bfloat16 units (NVIDIA: 8.0 or newer), this one has {capability}",
         )
-    if name == "amp" and device.type == "cpu":
-        return Support(
-            supported=True, reason="float16 works on a CPU, but slower than float32 unless it has fp16 units"
-        )
-    return Support(supported=True, reason=f"{device.type} autocasts to {'float16' if name == 'amp' else 'bfloat16'}")
+    return Support(supported=True, reason=f"{device.type} autocasts to bfloat16")
 
 
 def _has_bfloat16_units(device: torch.device) -> bool:
@@ -81,11 +53,63 @@ def _has_bfloat16_units(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def _float32_switches() -> dict[str, Any]:
-    """Every object of torch.backends that holds an `fp32_precision` of its own.
+@dataclass(frozen=True)
+class Precision:
+    """One of the modes that a user chooses between."""
 
-    The one place that touches this interface (torch ≥ 2.9). If torch adds a backend or renames one, it shows as an
-    AttributeError here, or as a kernel whose precision `float32_precision` no longer reports.
+    name: str
+    autocast_dtype: torch.dtype | None
+    """The dtype that autocast gives to matrix products and convolutions; None leaves everything in float32."""
+    grad_scaler: bool
+    """Whether the loss is scaled by a GradScaler."""
+    float32_precision: str
+    """How float32 matmul, convolution and recurrent kernels compute: `ieee`, or `tf32`.
+
+    amp and bf16 keep what they leave in float32 strict, so that they differ from fp32 by autocast alone.
+    """
+    requirement: Callable[[torch.device], Support]
+    """Tells whether a device has what the mode needs, and the reason in words for the user."""
+
+    @staticmethod
+    def named(name: str) -> Precision:
+        """Return the mode of that name. Raises ValueError if there is none."""
+        if name not in _MODES:
+            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}")
+        return _MODES[name]
+
+    def autocast(self, device_type: str) -> torch.autocast:
+        """Return the forward pass's context, which is present but switched off if the mode has no autocast."""
+        return torch.autocast(
+            device_type, dtype=self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
+        )
+
+
+_MODES = {
+    mode.name: mode
+    for mode in (
+        Precision("fp32", None, grad_scaler=False, float32_precision="ieee", requirement=_any_device),
+        Precision("tf32", None, grad_scaler=False, float32_precision="tf32", requirement=_tf32_tensor_cores),
+        Precision("amp", torch.float16, grad_scaler=True, float32_precision="ieee", requirement=_float16_autocast),
+        Precision("bf16", torch.bfloat16, grad_scaler=False, float32_precision="ieee", requirement=_bfloat16_units),
+    )
+}
+assert tuple(_MODES) == PRECISIONS, "records.values.PRECISIONS names the same modes in the same order"
+
+
+def support(name: str, device: torch.device) -> Support:
+    """Return whether `device` can train in the mode of that name, and the reason to show the user.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    return Precision.named(name).requirement(device)
+
+
+def _float32_switches() -> dict[str, Any]:
+    """Return every object of torch.backends that holds an `fp32_precision` of its own, by name.
+
+    This is the only place that touches that interface (torch ≥ 2.9). If torch renames a backend, the result is an
+    AttributeError here; if it adds one, a kernel whose precision `float32_precision` does not report.
     """
     backends = torch.backends
     return {
@@ -100,18 +124,21 @@ def _float32_switches() -> dict[str, Any]:
 
 @contextmanager
 def float32_precision(mode: Precision) -> Iterator[dict[str, str]]:
-    """Within: every float32 kernel computes as the mode says. Yields the settings as read back; restores them after.
+    """Make every float32 kernel compute as the mode says within the block, and restore the settings after it.
 
-    Raises RuntimeError at the end if something else changed one in between: what was computed was not this mode.
+    Yields the settings as torch reports them. They are set one by one because the defaults differ: convolutions run in
+    TF32 unless told otherwise, matmuls do not, so that "fp32" in many comparisons is not float32 throughout. Setting
+    them through the older `allow_tf32` flags as well would raise.
 
-    Set one by one because the defaults differ: convolutions run in TF32 unless told otherwise, matmuls do not, which is
-    why "fp32" in many a comparison is not. Setting them through the older `allow_tf32` flags as well would raise.
+    Raises:
+        RuntimeError: at the end of the block, something had changed a setting: what was computed was not this mode.
     """
     switches = _float32_switches()
     before = {name: switch.fp32_precision for name, switch in switches.items()}
     try:
         for name, switch in switches.items():
-            # A CPU's TF32 (AMX) is not what this project calls tf32: there the mode is refused before this point.
+            # A CPU's TF32 (AMX) is not what this project calls tf32, and the mode is refused for CPUs before this
+            # point.
             switch.fp32_precision = mode.float32_precision if name.startswith("cu") else "ieee"
         settings = {name: switch.fp32_precision for name, switch in switches.items()}
         yield settings

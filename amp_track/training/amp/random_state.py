@@ -1,4 +1,4 @@
-"""The state of every random generator a training draws from, in types that `torch.load(weights_only=True)` reads."""
+"""The state of every random generator that a training uses, in types that `torch.load(weights_only=True)` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seed(number: int) -> None:
-    """All of them alike."""
+    """Seed torch's generators (CPU and devices), Python's and numpy's with the same number."""
     torch.manual_seed(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)
@@ -20,7 +20,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Within, the generators on the CPU draw from there; afterwards they go on as before."""
+    """Seed the generators of the CPU within the block, and restore their states after it."""
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     torch.default_generator.manual_seed(number)  # torch.manual_seed would seed every device's
     random.seed(number)
@@ -34,7 +34,7 @@ def seeded(number: int) -> Iterator[None]:
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """Of torch on the CPU and on `device`, of Python and of numpy."""
+    """Return the states of torch's generators on the CPU and on `device`, of Python's and of numpy's."""
     version, numbers, next_gaussian = random.getstate()
     numpy_state = numpy.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
@@ -52,7 +52,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Go on from what `capture` returned."""
+    """Set every generator to the state that `capture` returned."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None and device.type != "cpu":
         torch.get_device_module(device).set_rng_state(state["device"], *_which(device))
@@ -70,5 +70,5 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
 
 
 def _which(device: torch.device) -> tuple[torch.device, ...]:
-    """MPS has one device, and its functions take none."""
+    """Return the device argument of a device module's functions: MPS has one device, and its functions take none."""
     return () if device.type == "mps" else (device,)

@@ -1,4 +1,4 @@
-"""Scalars that a step leaves on the device, kept there until they are fetched together."""
+"""A log of scalars that stay on the device until they are fetched together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 _LOOSE = 64
+"""Scalars that are kept as separate tensors before they are copied into the buffer."""
 
 
 class ScalarLog:
-    """A preallocated buffer for up to `capacity` scalars.
+    """A preallocated buffer for up to `capacity` float32 scalars on a device.
 
-    Appending keeps the tensor itself and launches nothing; every 64 of them go into the buffer at once. A copy for each
-    would cost a tiny step 1 %.
+    Appending keeps the tensor itself and launches no kernel; every 64 tensors are copied into the buffer at once. A
+    copy for each would cost a tiny step 1 %.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -24,12 +25,13 @@ class ScalarLog:
         return self._packed + len(self._loose)
 
     def append(self, scalar: Tensor) -> None:
-        """Remember a scalar that nobody changes afterwards."""
+        """Append a scalar tensor, which must not be changed in place afterwards."""
         self._loose.append(scalar)
         if len(self._loose) == _LOOSE:
             self._pack()
 
     def _pack(self) -> None:
+        """Copy the separate tensors into the buffer."""
         if self._loose:
             end = self._packed + len(self._loose)
             self._buffer[self._packed : end].copy_(torch.stack(self._loose), non_blocking=True)
@@ -37,12 +39,13 @@ class ScalarLog:
             self._loose = []
 
     def fetch(self) -> list[float]:
-        """All of them, and forget them. Waits for the device once."""
+        """Return all scalars as numbers, and empty the log. Waits for the device once."""
         self._pack()
         values: list[float] = self._buffer[: self._packed].tolist()
         self._packed = 0
         return values
 
     def clear(self) -> None:
+        """Empty the log."""
         self._loose = []
         self._packed = 0

@@ -1,7 +1,7 @@
-"""TrainStep: the one AMP-aware optimizer step for every precision.
+"""TrainStep is the AMP-aware optimizer step for every precision.
 
-Between two reads nothing here waits for the device: no `.item()`, no `get_scale()`. (A non-fused optimizer waits once a
-step inside `GradScaler.step` itself; use a fused one. A diagnosed step waits to time itself.)
+Nothing in it waits for the device between two reads: no `.item()`, no `get_scale()`. (An optimizer that is not fused
+waits once a step inside `GradScaler.step` itself; use a fused one. A diagnosed step waits in order to time itself.)
 """
 
 from __future__ import annotations
@@ -27,45 +27,49 @@ from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
 from amp_track.training.amp.tensors import batch_length, move, sum_dtype
 
 CAPACITY = 1024
-"""Batches whose losses fit the buffer on the device: unread, they are fetched when it is full."""
+"""How many batches' losses the buffer on the device holds. When it is full, they are fetched even if nobody reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """What happened in the optimizer steps completed since the last read. Steps count from 1 over the training."""
+    """Totals of the optimizer steps completed since the last read. Steps are numbered from 1 over the training."""
 
     first_step: int
     step_losses: tuple[float, ...]
     """The mean loss over the samples of each step."""
     step_samples: tuple[int, ...]
+    """The number of samples of each step."""
     score_sum: float | None
-    """Over samples; None where no `score` was given."""
+    """The sum of scores over samples; None if no `score` was given."""
     non_finite_losses: tuple[tuple[int, int], ...]
-    """(step, batch within it) of each loss that was inf or NaN: divergence or a bug, not the overflow that a GradScaler
-    is for."""
+    """(step, batch within it, from 1) of each loss that was inf or NaN: divergence or a bug, not the overflow that a
+    GradScaler handles."""
     skipped_steps: tuple[int, ...]
-    """Those whose gradients overflowed, so that no update was made."""
+    """Steps whose gradients overflowed, so that no update was made."""
     scale_changes: tuple[tuple[int, float], ...]
-    """(step, scale after it)."""
+    """(step, scale after it) for each step that changed the scale."""
     diagnosed: tuple[LayerGradients, ...]
+    """What was counted in each layer at each diagnosed step."""
 
     @property
     def steps(self) -> int:
+        """The number of optimizer steps."""
         return len(self.step_losses)
 
     @property
     def samples(self) -> int:
+        """The number of samples over all steps."""
         return sum(self.step_samples)
 
     @property
     def loss(self) -> float:
-        """Mean over samples."""
+        """Mean loss over samples; NaN if there are none."""
         losses = zip(self.step_losses, self.step_samples, strict=True)
         return sum(loss * samples for loss, samples in losses) / self.samples if self.samples else math.nan
 
     @property
     def score(self) -> float | None:
-        """Mean over samples."""
+        """Mean score over samples; None without any, or if no `score` was given."""
         return self.score_sum / self.samples if self.score_sum is not None and self.samples else None
 
 
@@ -75,7 +79,7 @@ class TrainStep:
         model = Net().cuda()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
         step = TrainStep(model, optimizer, cross_entropy, "amp")
-        with float32_precision(step.precision):  # or "fp32" computes its convolutions in TF32
+        with float32_precision(step.precision):  # else "fp32" computes convolutions in TF32
             for epoch in range(epochs):
                 for input, target in loader:
                     step(input, target)
@@ -84,17 +88,19 @@ class TrainStep:
                 torch.save(step.state_dict(), "checkpoint.pt")
 
     Args:
-        model: on its device, in float32; autocast chooses the dtypes.
-        optimizer: of the model's parameters: fused, foreach or plain. A fused one needs no host sync under amp.
+        model: the model, on its device and in float32; autocast chooses the dtypes.
+        optimizer: an optimizer of the model's parameters, fused, foreach or plain. A fused one needs no host sync under
+            amp.
         loss: (output, target) -> scalar tensor, the mean over the batch.
-        precision: which mode, or its name: fp32, tf32, amp, bf16.
+        precision: the mode, or its name: fp32, tf32, amp, bf16.
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
-        schedule: updates made so far -> factor of the learning rate. Counts updates, not the steps that amp skips.
-        clip_norm: the largest norm of the gradients, taken after unscaling, once per update.
-        channels_last: keep the model and four-dimensional inputs in that memory order.
-        compile: torch.compile the forward pass, its backward without autocast (a setting of the whole process).
-        diagnose_every: look at the gradients of every layer at every such step; see `amp_track.training.amp.diagnosis`.
-        scaler: for amp; by default a new one with torch's own settings. One for the whole training.
+        schedule: updates made so far -> factor of the learning rate. It counts updates, not the steps that amp skips.
+        clip_norm: the norm to clip gradients to, after unscaling, once per update.
+        channels_last: give the model and four-dimensional inputs that memory order.
+        compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
+        diagnose_every: N; count overflow and underflow in every layer at every N-th step, see
+            `amp_track.training.amp.diagnosis`.
+        scaler: the GradScaler for amp; by default a new one with torch's own settings. Use one for the whole training.
         data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
             this process.
 
@@ -126,7 +132,8 @@ class TrainStep:
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The model as it is called: compiled, or itself."""
-        # Gradients lie in the buckets they are sent in (and are zeroed there, not freed): else each weighs twice.
+        # Gradients stay in the buckets they are sent in (and are zeroed there, not freed): otherwise each takes twice
+        # the memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         self.optimizer = optimizer
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
@@ -138,7 +145,7 @@ class TrainStep:
         self.steps = 0
         """Optimizer steps attempted since the start of training."""
         self.phase = "model"
-        """What the step was doing last: says where memory ran out."""
+        """What the step is doing, or did last: `model`, `data`, `forward`, `backward`, `optimizer`."""
         self._loss = loss
         self._score = score
         self._clip_norm = clip_norm
@@ -154,21 +161,23 @@ class TrainStep:
         self._clear()
 
     def _clear(self) -> None:
+        """Forget what was fetched from the device."""
         self._parts: list[tuple[float, int, bool]] = []
         self._scale_changes: list[tuple[int, float]] = []
         self._skipped: list[int] = []
 
     def __call__(self, input: Any, target: Any, *, share: float = 1.0, update: bool = True) -> Tensor:
-        """Train on one batch and return its loss: a scalar, detached, still on the device. It is also what `read` reads
-        later: do not change it in place.
+        """Train on one batch and return its loss: a scalar, detached, still on the device.
+
+        `read` fetches the same tensor later: do not change it in place.
 
         Args:
-            input: what the model takes: a tensor, or tuples, lists and dicts of tensors, first dimension N. Moved to
-                the device without waiting; from pinned memory, the copy runs beside the computation.
-            target: what the loss takes, first dimension N.
-            share: this batch's part of the samples of its optimizer step, when several batches make one step; times
-                the number of processes when they train together. With 0 its samples do not count.
-            update: make the optimizer step now; False only adds up gradients.
+            input: the model's input: a tensor, or tuples, lists and dicts of tensors, first dimension N. It is moved to
+                the device without waiting; from pinned memory, the copy runs while the device computes.
+            target: the loss's target, first dimension N.
+            share: this batch's fraction of the samples of its optimizer step, if several batches make one step; times
+                the number of processes if several train together. With 0 its samples do not count.
+            update: make the optimizer step now; False only accumulates gradients.
         """
         if len(self._unfetched) == CAPACITY:
             self._fetch()
@@ -217,7 +226,7 @@ class TrainStep:
         self.steps += 1
 
     def _fetch(self) -> None:
-        """Bring what lies on the device to the host. Waits for the device."""
+        """Fetch losses and overflows from the device. Waits for the device."""
         fetched = zip(self._losses.fetch(), self._unfetched, strict=True)
         self._parts += [(loss, *part) for loss, part in fetched]
         self._unfetched = []
@@ -229,7 +238,7 @@ class TrainStep:
                 self._rates.set_updates(self.history.updates)
 
     def read(self) -> StepTotals:
-        """Every optimizer step completed since the last read. Waits for the device."""
+        """Return the totals of every optimizer step completed since the last read. Waits for the device."""
         self._fetch()
         first_step = step = self.steps - sum(update for _, _, update in self._parts) + 1
         losses: list[float] = []
@@ -262,7 +271,7 @@ class TrainStep:
         return totals
 
     def non_finite_weights(self) -> str:
-        """The name of the first parameter that holds inf or NaN, or the empty text. Waits for the device."""
+        """Return the name of the first parameter that holds inf or NaN, or "" if none does. Waits for the device."""
         largest = nn.utils.get_total_norm(self._parameters, norm_type=math.inf)  # keeps NaN
         if math.isfinite(float(largest)):
             return ""
@@ -270,11 +279,13 @@ class TrainStep:
         return next((name for name, parameter in named if not bool(torch.isfinite(parameter).all())), "(optimizer)")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the training goes on from: model, optimizer, scaler, schedule, counters, what was not read yet
-        (but for a diagnosis), and random generators, in types that `torch.load(weights_only=True)` reads.
+        """Return everything needed to resume, in types that `torch.load(weights_only=True)` reads.
+
+        That is the state of model, optimizer, scaler, schedule and random generators, the counters, and the totals that
+        were not read yet (except for a diagnosis). Waits for the device.
 
         Raises:
-            ValueError: between batches of one optimizer step: added-up gradients are no part of it.
+            ValueError: called between the batches of one optimizer step, whose gradients are not part of the state.
         """
         self._fetch()
         if self._parts and not self._parts[-1][2]:
@@ -296,7 +307,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there: with the same model, optimizer, precision and schedule, to the bit on a CPU."""
+        """Resume from there. With the same model, optimizer, precision and schedule it is exact to the bit on a CPU."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.history is not None:
@@ -316,9 +327,11 @@ class TrainStep:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    """`torch.compile` with a backward pass that does not inherit the forward's autocast, which can overflow without a
-    word (pytorch#153044). The one place that touches this private setting, which holds for the whole process; should it
-    go, compile keeps its default."""
+    """Return the model compiled by `torch.compile`, with a backward pass that does not inherit the forward's autocast.
+
+    An inherited autocast can overflow silently (pytorch#153044). This is the only place that touches the private
+    setting for it, which holds for the whole process; if torch removes it, compile keeps its default.
+    """
     from torch._functorch import config
 
     if hasattr(config, "backward_pass_autocast"):

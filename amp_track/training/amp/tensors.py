@@ -1,4 +1,4 @@
-"""Tensors in nested tuples, lists and dicts: moved, mapped, counted."""
+"""Functions over the tensors in nested tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import Tensor
 
 
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
-    """The same structure with its tensors on `device`, without waiting. `channels_last` changes the memory order of
-    four-dimensional tensors."""
+    """Return the same structure with its tensors on `device`, without waiting for the copies.
+
+    `channels_last` gives four-dimensional tensors that memory order.
+    """
 
     def moved(tensor: Tensor) -> Tensor:
         if channels_last and tensor.dim() == 4:
@@ -22,7 +24,7 @@ def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> An
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The same structure of tuples, named tuples, lists and dicts with its tensors replaced."""
+    """Return the same structure of tuples, named tuples, lists and dicts, with `function` applied to each tensor."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, dict):
@@ -34,7 +36,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Every tensor in a structure of tuples, lists and dicts."""
+    """Yield every tensor in a structure of tuples, lists and dicts, in their order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, dict):
@@ -46,10 +48,10 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """For sums over an epoch: float64 keeps a long one's last digits; MPS does not have it."""
+    """Return the dtype for sums over an epoch: float64, which keeps a long epoch's last digits, but MPS lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor."""
+    """Return the number of samples in a batch: the first dimension of its first tensor."""
     return len(next(tensors(batch)))

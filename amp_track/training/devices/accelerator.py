@@ -1,8 +1,9 @@
-"""CUDA, ROCm, XPU and MPS devices, through torch.accelerator."""
+"""Devices with a caching allocator of torch: CUDA, ROCm, XPU and MPS, through torch.accelerator."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import torch
 
@@ -11,20 +12,29 @@ from amp_track.training.devices.base import Device, MemoryPeak
 
 
 class AcceleratorDevice(Device):
-    """CUDA, ROCm, XPU, MPS: torch.accelerator's caching allocator. The budget is the allocator's own limit
-    (`set_per_process_memory_fraction`), which counts reserved memory, not the context nor other processes."""
+    """A CUDA, ROCm, XPU or MPS device, whose memory torch.accelerator's caching allocator hands out.
+
+    The budget is the allocator's own limit (`set_per_process_memory_fraction`), which counts reserved memory, but
+    neither the context nor other processes.
+    """
+
+    has_queue = True
+    is_shared = False
 
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
+        is_cuda = torch_device.type == "cuda"
+        self.pins_memory = is_cuda
+        self.distributed_backend = "nccl" if is_cuda else None
         self._reserved_before_reset_bytes = 0
 
     @property
     def name(self) -> str:
-        if self.torch_device.type == "cuda":
+        if self.kind == "cuda":
             return torch.cuda.get_device_name(self.torch_device)
-        if self.torch_device.type == "xpu":
+        if self.kind == "xpu":
             return torch.xpu.get_device_name(self.torch_device)
-        return f"{platform.processor() or platform.machine()} ({self.torch_device.type})"
+        return f"{platform.processor() or platform.machine()} ({self.kind})"
 
     def capacity_bytes(self) -> int:
         return int(torch.accelerator.get_memory_info(self.torch_device)[1])
@@ -33,11 +43,16 @@ class AcceleratorDevice(Device):
         return int(torch.accelerator.get_memory_info(self.torch_device)[0])
 
     def budget_support(self) -> Support:
-        if self.torch_device.type in ("cuda", "xpu"):
+        if self.kind in ("cuda", "xpu"):
             return Support(supported=True, reason="the caching allocator limits reserved memory")
-        return Support(
-            supported=False, reason=f"torch cannot limit a process's memory on {self.torch_device.type} exactly"
-        )
+        return Support(supported=False, reason=f"torch cannot limit a process's memory on {self.kind} exactly")
+
+    def of_processes(self, count: int) -> Sequence[Device]:
+        first = self.torch_device.index or 0
+        return [AcceleratorDevice(torch.device(self.kind, first + rank)) for rank in range(count)]
+
+    def set_up_process(self) -> None:
+        torch.accelerator.set_device_index(self.torch_device.index or 0)  # what nccl sends objects through
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)
@@ -51,11 +66,11 @@ class AcceleratorDevice(Device):
             self._limit_fraction(1.0)
 
     def _limit_fraction(self, fraction: float) -> None:
-        backend = torch.cuda if self.torch_device.type == "cuda" else torch.xpu
+        backend = torch.cuda if self.kind == "cuda" else torch.xpu
         backend.set_per_process_memory_fraction(fraction, self.torch_device)
 
     def reset_peak(self) -> None:
-        # torch resets both peaks at once; the reserved one is to go on.
+        # torch resets both peaks at once, but the reserved one has to last.
         self._reserved_before_reset_bytes = self.peak().reserved_bytes
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
 

@@ -1,11 +1,12 @@
 """The interface of a kind of device: its name, capacity, budget, and meter of peak memory.
 
-A budget is enforced, never simulated: what goes over it really fails to allocate.
+A budget is enforced, never simulated: an allocation that exceeds it really fails.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,51 +16,76 @@ from amp_track.records.inspection import Support
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPeak:
-    """Peaks since the budget began (`reserved_bytes`) and since the last `reset_peak` (`allocated_bytes`)."""
+    """Peak memory since the budget began (`reserved_bytes`) and since the last `reset_peak` (`allocated_bytes`)."""
 
     allocated_bytes: int
     reserved_bytes: int
-    """From the meter that the budget limits."""
+    """Read from the meter that the budget limits."""
 
 
 class Device(ABC):
-    """Where a job runs. Made in the process that uses it."""
+    """The device that a job runs on. Make it in the process that uses it."""
+
+    has_queue: bool
+    """Whether it works through a queue behind the host's back, and not within the call that gives it work."""
+    is_shared: bool
+    """Whether the processes that train together share this one device and its memory, and not have one each."""
+    pins_memory: bool = False
+    """Whether batches are copied to it from pinned memory, while it computes."""
+    distributed_backend: str | None = None
+    """The backend of torch.distributed for it; None if several processes cannot train together on such devices."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
 
     @property
+    def kind(self) -> str:
+        """The name of its kind in torch: `cpu`, `cuda`."""
+        return self.torch_device.type
+
+    @property
     @abstractmethod
     def name(self) -> str:
-        """The model, as a person would say it: `NVIDIA H200`, `AMD EPYC`."""
+        """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
 
     @abstractmethod
     def capacity_bytes(self) -> int:
-        """All the memory there is."""
+        """Return the device's whole memory."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """What a job could take now: the budget where none is given."""
+        """Return the memory that a job could take now, which is its budget if none is given."""
 
     @abstractmethod
     def budget_support(self) -> Support:
-        """Whether a budget can be enforced here, and why not."""
+        """Return whether a budget can be enforced on this device, and the reason."""
+
+    @abstractmethod
+    def of_processes(self, count: int) -> Sequence[Device]:
+        """Return the devices that so many processes use: this one and those after it, or this one if they share it."""
+
+    @abstractmethod
+    def set_up_process(self) -> None:
+        """Prepare this process for training together with others. Call it before they are connected."""
 
     @abstractmethod
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        """From here on, this process may take `budget_bytes` more (None: what is free), and the meter counts from here.
-        With `enforce=False` it counts as under that budget, and nothing is limited."""
+        """Let this process take `budget_bytes` more from now on (None: what is free), and start the meter.
+
+        With `enforce=False` the meter counts as under that budget, and nothing is limited.
+        """
 
     @abstractmethod
     def lift_budget(self) -> None:
-        """Let the process report what happened after it ran out of memory."""
+        """Remove the limit, so that a process that ran out of memory can report it."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Start a new peak of allocated memory; the reserved peak goes on."""
+        """Start a new peak of allocated memory; the reserved peak stays."""
 
     @abstractmethod
-    def peak(self) -> MemoryPeak: ...
+    def peak(self) -> MemoryPeak:
+        """Return the peaks so far."""
 
-    def synchronize(self) -> None:  # noqa: B027 — where work is not queued there is nothing to wait for
-        """Wait until all queued work is done: before every reading of the clock."""
+    def synchronize(self) -> None:  # noqa: B027 — without a queue there is nothing to wait for
+        """Wait until all queued work is done. Call it before every reading of the clock."""

@@ -6,6 +6,7 @@ import mmap
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ _KIBIBYTE = 1024
 
 
 def _proc_status(key: str) -> int:
-    """A size of this process, in bytes, from Linux's /proc/self/status."""
+    """Return a size of this process in bytes, from Linux's /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * _KIBIBYTE
@@ -27,7 +28,7 @@ def _proc_status(key: str) -> int:
 
 
 def _cgroup_bytes() -> tuple[int, int] | None:
-    """Limit and use of this process's control group: in a container the machine's memory is not all ours."""
+    """Return limit and use of this process's control group in bytes: a container may have less than the machine."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text().strip()
@@ -40,11 +41,20 @@ def _cgroup_bytes() -> tuple[int, int] | None:
 
 
 class CpuDevice(Device):
-    """Main memory. The budget is RLIMIT_DATA above what the process holds when it begins, so that running out is a real
-    failed allocation, repeatable to the exact batch; the meter is VmPeak, whose growth is what the budget limits.
+    """The CPU, with main memory as its memory.
 
-    Peak resident memory is another quantity, and as a search's meter misleads by 5-40 %: see `peak_resident_bytes`.
+    The budget is RLIMIT_DATA above what the process holds when the budget begins, so that running out is a real failed
+    allocation, repeatable to the exact batch; the meter is VmPeak, whose growth is what the budget limits. Peak
+    resident memory is another quantity, and as a search's meter misleads by 5-40 %: see `peak_resident_bytes`.
+
+    Args:
+        torch_device: the device as torch names it.
+        processes: how many processes train together, and share what memory is free.
     """
+
+    has_queue = False
+    is_shared = True
+    distributed_backend = "gloo"
 
     def __init__(self, torch_device: torch.device, processes: int = 1) -> None:
         super().__init__(torch_device)
@@ -77,8 +87,14 @@ class CpuDevice(Device):
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
 
+    def of_processes(self, count: int) -> Sequence[Device]:
+        return [self]
+
+    def set_up_process(self) -> None:
+        torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
+
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        # The thread pool's stacks belong to the process, not to the batch: start it before the count begins.
+        # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if sys.platform != "linux":
             self._start_bytes = psutil.Process().memory_info().rss
@@ -87,8 +103,9 @@ class CpuDevice(Device):
 
         heap.keep_to_one_arena()
         if budget_bytes is not None:
-            # At a price in speed that only a job with a budget pays. Without, what the process happens to have free is
-            # used first and does not show: a few MiB, and 20 % of a small job's speed, were it taken away.
+            # This costs speed, which only a job with a budget pays. Without a budget the process first uses what free
+            # blocks it happens to hold, which the meter does not see: a few MiB. Taking them away would cost a small
+            # job 20 % of its speed.
             heap.make_exact()
             self._is_exact = True
         self._start_bytes = self._held_bytes()
@@ -116,8 +133,8 @@ class CpuDevice(Device):
         self._before_reset_bytes = max(self._before_reset_bytes, self._peak_since_reset())
         if self._is_exact:
             heap.use_up_large_free_blocks()
-        # VmPeak cannot be reset. Instead the address space is padded up to it, with a mapping that may not be touched
-        # and that RLIMIT_DATA does not count, so that whatever is allocated next shows as a new peak.
+        # VmPeak cannot be reset. Instead a mapping that may not be touched, and that RLIMIT_DATA does not count, fills
+        # the address space up to it, so that whatever is allocated next shows as a new peak.
         held, peak = self._held_bytes(), _proc_status("VmPeak")
         if self._padding is not None:
             self._padding.close()
@@ -138,7 +155,7 @@ class CpuDevice(Device):
 
 
 def peak_resident_bytes() -> int:
-    """The most main memory this process has held at once, libraries and all: what `top` shows, not what a budget
+    """Return the peak of this process's resident main memory, libraries included: what `top` shows, not what a budget
     limits."""
     if sys.platform == "linux":
         return _proc_status("VmHWM")

@@ -1,4 +1,4 @@
-"""What an exception says of memory: out of memory, a kernel's limit, or neither."""
+"""Tell from an exception whether memory ran out, or whether a kernel's limit was reached."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OUT_OF_MEMORY = (
     "HIP error: out of memory",
 )
 
-
+# Messages of kernels that cannot take so large a batch.
 _KERNEL_LIMIT = (
     "CUDA error: invalid configuration argument",
     "canUse32BitIndexMath",
@@ -36,19 +36,19 @@ _KERNEL_LIMIT = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, and nothing else."""
+    """True if an exception says that memory ran out, and nothing else."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def is_kernel_limit(error: BaseException) -> bool:
-    """Whether an exception says that the batch is too large for a kernel of the device, however much memory it has."""
+    """True if an exception says that the batch is too large for a kernel of the device, however much memory it has."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _KERNEL_LIMIT)
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """What the failed allocation asked for, if the message says so."""
+    """Return how many bytes the failed allocation asked for, or None if the message does not say."""
     if match := re.search(r"you tried to allocate (\d+) bytes", str(error)):
         return int(match.group(1))
     if match := re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", str(error)):

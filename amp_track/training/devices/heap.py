@@ -1,11 +1,11 @@
 """Make a process's memory a function of what it allocates, so that a CPU budget has one exact edge.
 
-Out of the box glibc keeps freed blocks for later, serves large requests from whatever free space its heap inherited,
-and moves its thresholds as it goes; Python adds a MiB at a time. The peak of one and the same job then differs by
-several per cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the sandbox
-asks for, the same job takes the same memory: to the page within one command; between commands with different
-environments and folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM,
-which makes thousands of small tensors.
+By default glibc keeps freed blocks for later, serves large requests from whatever free space its heap inherited, and
+adjusts its thresholds while it runs; Python adds a MiB at a time. The peak of the same job then differs by several per
+cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the sandbox asks for,
+the same job takes the same memory: to the page within one command; between commands with different environments and
+folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
+thousands of small tensors.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ import re
 from pathlib import Path
 
 _M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
+"""The number of this option in glibc's malloc.h."""
 _LARGE_BLOCK_BYTES = 32 * 1024
 _SMALL_BLOCKS_BYTES, _PYTHON_OBJECTS_BYTES = 8 * 2**20, 4 * 2**20
 _kept: list[bytes] = []
 
 
 def keep_to_one_arena() -> None:
-    """From here on no thread gets a heap of its own, which takes 64 MiB of addresses, and so of the meter, whatever it
-    holds: data loaders and gloo start threads. Does nothing without glibc."""
+    """Give no thread a heap of its own from now on.
+
+    Such a heap takes 64 MiB of addresses, and so of the meter, however little it holds, and data loaders and gloo start
+    threads. Does nothing without glibc.
+    """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def make_exact() -> None:
-    """From here on in this process every block of 32 KiB or more is taken from the system and handed back when freed.
+    """Take every block of 32 KiB or more from the system, and return it when it is freed, from now on in this process.
 
     Smaller blocks come from a reserve that this function sets aside (8 MiB, and 4 MiB for Python objects), and that a
-    budget begun afterwards does not count. Costs speed: a page fault for each page of each large block. Does nothing
-    without glibc (musl).
+    budget begun afterwards does not count. This costs speed: a page fault for each page of each large block. Does
+    nothing without glibc (musl).
     """
     libc = _glibc()
     if libc is None:
@@ -50,6 +53,7 @@ def make_exact() -> None:
 
 
 def _glibc() -> ctypes.CDLL | None:
+    """Return the C library with its allocator's functions typed, or None if it is not glibc."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         if not hasattr(libc, "mallopt"):
@@ -64,10 +68,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def use_up_large_free_blocks() -> None:
-    """malloc looks for free space in its heap before it asks the system, whatever the threshold. A forked process
-    inherits megabytes of it, more or less from run to run, and what is freed later can leave more."""
+    """Allocate every free block of 32 KiB or more in the heap, so that later ones come from the system.
+
+    malloc looks for free space in its heap before it asks the system, whatever the threshold. A forked process inherits
+    megabytes of it, a different amount in each run, and freeing memory later can leave more.
+    """
     libc = _glibc()
-    gc.collect()  # else what the garbage held is freed at some later moment, and makes such blocks
+    gc.collect()  # otherwise garbage is freed at some later moment, and leaves such blocks
     heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     if libc is None or heap is None:
         return
@@ -78,7 +85,7 @@ def use_up_large_free_blocks() -> None:
 
 
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
-    """Free space in pieces just too small for a large block: one block in five stays taken, to keep them apart."""
+    """Make free space in pieces just too small for a large block: one block in five stays taken, to separate them."""
     blocks = [libc.malloc(_LARGE_BLOCK_BYTES // 5) for _ in range(_SMALL_BLOCKS_BYTES // (_LARGE_BLOCK_BYTES // 5))]
     for index, block in enumerate(blocks):
         if index % 5:
@@ -86,9 +93,12 @@ def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
 
 
 def _set_python_objects_aside() -> None:
-    """Python asks for its small objects' memory a MiB at a time and returns each MiB once it is empty: keep one object
-    in each, so that the rest of it stays at hand. An object of more than 512 bytes, its head of 33 counted, would be
-    malloc's."""
+    """Make Python hold free memory for small objects.
+
+    Python asks for the memory of its small objects a MiB at a time and returns each MiB once it is empty: keeping one
+    object in each keeps the rest of it available. Objects of more than 512 bytes, their header of 33 bytes included,
+    would be allocated by malloc.
+    """
     size = 512
     objects = [bytes(size - 33) for _ in range(_PYTHON_OBJECTS_BYTES // size)]
     _kept.extend(objects[:: 2**20 // size // 2])

@@ -1,4 +1,4 @@
-"""From the name on the command line to a device, and the checks that need one."""
+"""Open the device that a command line names, and check what is asked of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from amp_track.training.devices.cpu import CpuDevice
 
 
 def open_device(text: str, rank: Rank = ALONE) -> Device:
-    """The device that `--device` names, or of the processes that train together, this one's: the next ones after it.
+    """Return the device that `--device` names, or the one for this rank of the processes that train together.
+
+    The first process gets the named accelerator, the others get the ones after it; all share one CPU.
 
     Raises:
-        BadInput: there is none of that name here; says which there are.
+        BadInput: this machine has no device of that name; the message lists those it has.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if text == "auto":
@@ -32,14 +34,16 @@ def open_device(text: str, rank: Rank = ALONE) -> Device:
 
 
 def check_processes(device: Device, processes: int) -> None:
-    """Raises BadInput where so many cannot train together."""
-    if processes == 1 or device.torch_device.type == "cpu":
+    """Raise BadInput if so many processes cannot train together on this device."""
+    if processes == 1:
         return
-    if device.torch_device.type != "cuda":
+    if device.distributed_backend is None:
         raise BadInput(
-            f"--processes: got {processes}, expected 1 on {device.torch_device.type}: several train together on CUDA "
+            f"--processes: got {processes}, expected 1 on {device.kind}: several train together on CUDA "
             "devices and on CPUs; leave it out"
         )
+    if device.is_shared:
+        return
     there = torch.accelerator.device_count() - (device.torch_device.index or 0)
     if processes > there:
         raise BadInput(
@@ -48,25 +52,20 @@ def check_processes(device: Device, processes: int) -> None:
         )
 
 
-def devices_of(device: Device, processes: int) -> list[Device]:
-    """Those of so many processes; of accelerators, this one and the next ones."""
-    if device.torch_device.type == "cpu":
-        return [device]
-    first = device.torch_device.index or 0
-    return [AcceleratorDevice(torch.device(device.torch_device.type, first + rank)) for rank in range(processes)]
-
-
 def free_bytes_each(device: Device, processes: int) -> int:
-    """What each of so many processes could take now: main memory is one for all of them, and of accelerators the
-    fullest one decides."""
-    if device.torch_device.type == "cpu":
-        return device.free_bytes() // processes
-    return min(each.free_bytes() for each in devices_of(device, processes))
+    """Return the memory that each of so many processes could take now.
+
+    They share the memory of one device; or each has its own, and the fullest one decides.
+    """
+    free_bytes = min(each.free_bytes() for each in device.of_processes(processes))
+    return free_bytes // processes if device.is_shared else free_bytes
 
 
 def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
-    """Raises BadInput when the budget cannot be enforced here, or is more than the device has: main memory is one for
-    all processes."""
+    """Raise BadInput if the budget cannot be enforced here, or is more than the device has.
+
+    Each process has the budget for itself, even if they share the device.
+    """
     if budget_bytes is None:
         return
     support = device.budget_support()
@@ -74,7 +73,7 @@ def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -
         raise BadInput(
             f"--memory-budget: got {format_bytes(budget_bytes)}, expected none: {support.reason}; leave it out"
         )
-    of_all = budget_bytes * (processes if device.torch_device.type == "cpu" else 1)
+    of_all = budget_bytes * processes if device.is_shared else budget_bytes
     capacity = device.capacity_bytes()
     if of_all > capacity:
         times = f" for each of {processes} processes" if of_all != budget_bytes else ""

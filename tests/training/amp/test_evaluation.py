@@ -40,5 +40,4 @@ def test_it_sees_the_weights_as_they_are_now() -> None:
         evaluate(inputs, targets)
         losses.append(evaluate.read().loss)
         train(inputs, targets)
-    assert losses == sorted(losses, reverse=True)
-    assert len(set(losses)) == 3
+    assert losses[0] > losses[1] > losses[2]

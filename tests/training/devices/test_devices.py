@@ -78,14 +78,15 @@ def digits(sandbox: Sandbox) -> Job:
 
 def test_the_peak_of_a_job_is_always_the_same(sandbox: Sandbox, digits: Job) -> None:
     job = dataclasses.replace(digits, batch_size=300, probe=True)
-    peaks = [sandbox.run(job).max_memory_bytes or 0 for _ in range(5)]
-    assert max(peaks) <= 1.002 * min(peaks)
+    peaks = [sandbox.run(job).max_memory_bytes or 0 for _ in range(4)]
+    assert 0 < max(peaks) <= 1.002 * min(peaks)
 
 
 def test_a_probe_takes_what_the_training_takes(sandbox: Sandbox, digits: Job) -> None:
-    training = dataclasses.replace(digits, batch_size=300, epochs=4)
-    probe = dataclasses.replace(training, probe=True)
-    assert sandbox.run(probe).max_memory_bytes == pytest.approx(sandbox.run(training).max_memory_bytes, rel=0.002)
+    training = dataclasses.replace(digits, batch_size=300, epochs=2)
+    probed, trained = (sandbox.run(dataclasses.replace(training, probe=probe)) for probe in (True, False))
+    assert trained.max_memory_bytes is not None
+    assert probed.max_memory_bytes == pytest.approx(trained.max_memory_bytes, rel=0.002)
 
 
 def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:

@@ -1,0 +1,54 @@
+"""What the fork server imports for every job: a module that it cannot find fails each job, and is not passed over."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import FAULTS, ROOT
+
+from amp_track.sandbox import sandbox
+
+
+@pytest.mark.parametrize("name", [sandbox._PRELOAD_MODULE, *sandbox.REQUIRED_MODULES])
+def test_every_name_is_a_module(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None
+
+
+_INSPECT = f"""
+from amp_track.records.job import Job
+from amp_track.sandbox.sandbox import Sandbox
+box = Sandbox({FAULTS!r})
+box._context.set_forkserver_preload({{preload!r}})
+print(box.inspect(Job(workload={FAULTS!r})).workload_name)
+"""
+
+_RENAMED = """
+from amp_track.sandbox import sandbox
+sandbox.REQUIRED_MODULES = ("amp_track.sandbox.renamed_since",)
+"""
+
+
+@pytest.mark.parametrize(
+    ("preload", "said"),
+    [
+        (["amp_track.sandbox.no_such_module"], f"RuntimeError: got a fork server without {sandbox._PRELOAD_MODULE}"),
+        (
+            ["renamed", sandbox._PRELOAD_MODULE],
+            "ModuleNotFoundError: No module named 'amp_track.sandbox.renamed_since'",
+        ),
+    ],
+)
+def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: str) -> None:
+    """With a fork server of its own, which imports the modules that it is told to."""
+    (tmp_path / "renamed.py").write_text(_RENAMED)
+    done = subprocess.run(
+        [sys.executable, "-c", _INSPECT.format(preload=preload)], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "RuntimeError: got a fork server" in done.stderr
+    assert said in done.stderr
