@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support import DIGITS, FAULTS, ROOT, Done
 
 from amp_track import cli
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
+
+# The same few examples each time, so that a failure is the change's; `HYPOTHESIS_PROFILE=thorough` draws new ones.
+settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

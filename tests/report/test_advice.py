@@ -19,7 +19,7 @@ def layers(*summaries: LayerSummary, first: NonFinite | None = None, seconds: fl
     return Diagnosis(every=100, steps=10, seconds=seconds, layers=summaries, first_non_finite=first)
 
 
-def layer(name: str, underflowing: float = 0.0, largest_output: float = 1.0) -> LayerSummary:
+def layer(name: str, underflowing: float = 0.0, largest_output: float | None = 1.0) -> LayerSummary:
     return LayerSummary(
         layer=name, has_gradients=True, non_finite=0.0, underflowing=underflowing, zero=0.0,
         largest_output=largest_output,
@@ -59,6 +59,36 @@ def test_a_step_skipped_for_its_loss_is_no_overflow_of_gradients() -> None:
     assert line.startswith("the loss was inf or NaN in 1 batches")
 
 
+@pytest.mark.parametrize(
+    ("last_fall", "steps", "is_normal"),
+    [(50, 1000, True), (51, 1000, False), (50, 100, True), (51, 100, False), (100, 2000, True), (101, 2000, False)],
+)
+def test_a_twentieth_of_the_training_but_at_least_50_steps_is_its_start(
+    last_fall: int, steps: int, is_normal: bool
+) -> None:
+    history = scale((0, 65536.0), (last_fall, 32768.0), (steps, 32768.0))
+    line = one_line(outcome(steps, scale=history, skipped_steps=1))
+    assert line.startswith(f"1 of the first {last_fall:,} steps overflowed and were skipped")
+    assert ("normal" in line) == is_normal
+
+
+def test_an_overflow_at_the_very_last_step_is_counted() -> None:
+    history = scale((0, 65536.0), (1000, 32768.0), (1000, 32768.0))
+    assert one_line(outcome(scale=history, skipped_steps=1)).startswith("1 of the first 1,000 steps overflowed")
+
+
+@pytest.mark.parametrize(
+    ("unexplained", "steps", "are_too_many"), [(10, 1000, False), (11, 1000, True), (2, 100, False), (3, 100, True)]
+)
+def test_one_per_cent_but_at_least_two_steps_may_overflow_beyond_what_growth_explains(
+    unexplained: int, steps: int, are_too_many: bool
+) -> None:
+    grows_twice = scale((0, 4.0), (1, 2.0), (20, 4.0), (21, 2.0), (40, 4.0), (steps, 4.0))
+    lines = explain(outcome(steps, scale=grows_twice, skipped_steps=1 + 2 + unexplained), "amp")
+    assert lines[0].startswith("1 of the first 1 steps")
+    assert [line.split(" after that")[0] for line in lines[1:]] == [f"{2 + unexplained} steps"] * are_too_many
+
+
 def test_trials_of_a_larger_scale_are_not_remarked_on() -> None:
     history = scale((0, 1024.0), (2000, 2048.0), (2001, 1024.0), (4001, 2048.0), (4002, 1024.0), (5000, 1024.0))
     assert explain(outcome(steps=5000, scale=history, skipped_steps=2), "amp") == []
@@ -89,6 +119,16 @@ def test_a_scale_that_never_came_back(losses: NonFiniteLosses | None, what: str)
     assert f"the scale fell below 1 at step 812 and never recovered: {what}; try bf16" in lines
 
 
+def test_a_scale_that_was_never_above_1_fell_below_it_at_the_start() -> None:
+    (line,) = explain(outcome(scale=scale((0, 0.5), (10, 0.25), (1000, 0.25)), skipped_steps=1), "amp")
+    assert line.startswith("the scale fell below 1 at step 0 and never recovered")
+
+
+def test_a_scale_of_1_is_not_below_it() -> None:
+    line = one_line(outcome(scale=scale((0, 2.0), (5, 1.0), (1000, 1.0)), skipped_steps=1))
+    assert "until the scale was down from 2 to 1" in line
+
+
 def test_a_scale_that_came_back_is_another_matter() -> None:
     history = scale((0, 2.0), (5, 1.0), (6, 0.5), (500, 1.0), (1000, 1.0))
     assert not any("never recovered" in line for line in explain(outcome(scale=history, skipped_steps=2), "amp"))
@@ -100,6 +140,19 @@ def test_a_loss_that_is_not_finite_is_no_overflow_of_gradients() -> None:
     assert line.startswith("the loss was inf or NaN in 2 batches, first at step 812, batch 3 of it")
     assert "no precision cures it" in line
     assert "try bf16" in one_line(outcome(non_finite_losses=losses), "amp")
+
+
+def test_the_first_batch_of_a_step_needs_no_number() -> None:
+    at = {batch: NonFiniteLosses(batches=2, first_step=812, first_batch=batch) for batch in (1, 2)}
+    first = "the loss was inf or NaN in 2 batches, first at step 812"
+    assert one_line(outcome(non_finite_losses=at[1]), "fp32").startswith(f"{first}: look at that batch")
+    assert one_line(outcome(non_finite_losses=at[2]), "fp32").startswith(f"{first}, batch 2 of it: look at that batch")
+
+
+def test_no_precision_cures_weights_that_are_not_finite() -> None:
+    losses = NonFiniteLosses(batches=2, first_step=812, first_batch=1)
+    lines = explain(outcome(non_finite_losses=losses, non_finite_weights="fc.weight"), "amp")
+    assert "no precision cures it" in lines[1]
 
 
 def test_weights_that_are_not_finite_come_first() -> None:
@@ -126,17 +179,61 @@ def test_what_float16_would_do_to_a_training_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "try_this"),
-    [(0, "try --loader-workers, which load it meanwhile"), (3, "try more --loader-workers than 3, or data that")],
+    ("precision", "largest_output", "is_said"),
+    [
+        ("fp32", 65505.0, True),
+        ("fp32", 65504.0, False),
+        ("fp32", None, False),
+        ("bf16", 1e5, True),
+        ("amp", 1e5, False),
+    ],
 )
-def test_a_training_that_waits_for_data_is_told_so(workers: int, try_this: str) -> None:
+def test_only_what_amp_would_overflow_is_said(precision: str, largest_output: float | None, is_said: bool) -> None:
+    found = layers(layer("a", 0.25, largest_output), layer("b", 0.25, 1.0))
+    lines = explain(outcome(diagnosis=found), precision)
+    assert ["puts out" in line for line in lines] == [True] * is_said + [False], "a quarter underflowing is no matter"
+
+
+def test_gradients_below_float16_are_told_with_the_scale_they_had() -> None:
+    found = layers(layer("a", 0.4), first=NonFinite(step=3, layer="a", in_pass="backward"), seconds=0.2)
+    first, with_scale, _ = explain(outcome(diagnosis=found, scale=scale((0, 8192.0), (1000, 8192.0))), "amp")
+    without = explain(outcome(diagnosis=found), "amp")[1]
+    assert first == "a gradient of layer a was the first that was not finite, at step 3"
+    assert "smallest normal number at scale 8,192, and lose precision" in with_scale
+    assert "smallest normal number, and lose precision" in without
+
+
+def test_a_diagnosis_of_nothing_says_what_it_took_where_the_training_took_time() -> None:
+    assert len(explain(outcome(diagnosis=layers()), "fp32")) == 1
+    assert explain(Outcome(verdict=Verdict.FITS, diagnosis=layers()), "fp32") == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "try_this"),
+    [
+        (None, "try --loader-workers, which load it meanwhile"),
+        (0, "try --loader-workers, which load it meanwhile"),
+        (3, "try more --loader-workers than 3, or data that"),
+    ],
+)
+def test_a_training_that_waits_for_data_is_told_so(workers: int | None, try_this: str) -> None:
     (line,) = explain(outcome(waited_seconds=6.3), "fp32", loader_workers=workers)
     assert line.startswith("the training waited for data 63% of its time (6.3 s)")
     assert try_this in line
 
 
+def test_a_fifth_of_the_training_and_a_second_are_worth_a_word() -> None:
+    assert len(explain(Outcome(verdict=Verdict.FITS, train_seconds=5.0, waited_seconds=1.0), "fp32")) == 1
+
+
 @pytest.mark.parametrize(
-    "found", [outcome(waited_seconds=1.9), Outcome(verdict=Verdict.FITS, train_seconds=1, waited_seconds=0.9)]
+    "found",
+    [
+        outcome(waited_seconds=1.9),
+        Outcome(verdict=Verdict.FITS, train_seconds=1, waited_seconds=0.9),
+        Outcome(verdict=Verdict.OOM, waited_seconds=9.0),
+    ],
+    ids=["less than a fifth", "less than a second", "of a training that has no time"],
 )
 def test_little_waiting_is_not_worth_a_word(found: Outcome) -> None:
     assert explain(found, "fp32", loader_workers=0) == []

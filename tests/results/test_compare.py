@@ -108,9 +108,15 @@ def test_three_per_cent_are_no_difference() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_exactly_3_per_cent_slower_either_way_is_no_difference() -> None:
+    assert [judge(0.97), judge(1 / 0.97)] == [Speed.SAME, Speed.SAME]
+    assert [str(judge(speedup)) for speedup in (0.5, 1, 2)] == ["slower", "no difference", "faster"]
+
+
 def test_numbers_are_put_in_order_and_text_is_left() -> None:
     assert in_order(["64", "8", "1e1"]) == ["8", "1e1", "64"]
     assert in_order(["relu", "gelu"]) == ["relu", "gelu"]
+    assert as_numbers(["1", "2e1"]) == [1, 20]
     assert as_numbers(["1", "nan"]) is None
 
 
@@ -193,6 +199,79 @@ def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
     assert "oom in backward (1 of 2)" in shown(result)
 
 
+def test_means_and_peaks_are_of_the_seeds_that_fit() -> None:
+    outcomes = (
+        Outcome(
+            verdict=Verdict.FITS, samples_per_second=10.0, eval_samples_per_second=30.0, train_seconds=10.0,
+            waited_seconds=4.0, max_allocated_bytes=5, eval_max_allocated_bytes=9, quality=0.8, steps=10,
+            skipped_steps=1,
+        ),
+        Outcome(
+            verdict=Verdict.FITS, samples_per_second=20.0, eval_samples_per_second=50.0, train_seconds=20.0,
+            waited_seconds=2.0, max_allocated_bytes=7, eval_max_allocated_bytes=8, quality=0.6, steps=20,
+            skipped_steps=2,
+        ),
+        outcome(None),
+        Outcome(verdict=Verdict.CRASHED, samples_per_second=1.0, quality=0.1, steps=99),
+    )  # fmt: skip
+    trainings = [
+        SeedResult(precision="fp32", seed=seed, outcome=found, run_id=f"run{seed}")
+        for seed, found in enumerate(outcomes)
+    ]
+    cell = Cell(value="16", precision="fp32", trainings=tuple(trainings))
+    result = dataclasses.replace(compared({"fp32": [1]}, over=["16"]), cells=(cell,), precisions=("fp32",))
+    assert result.row(cell) == {
+        "value": "16", "precision": "fp32", "verdict": "oom", "samples_per_second": 15.0, "speedup": 1.0,
+        "train_seconds": 15.0, "waited_fraction": pytest.approx(0.25), "train_memory_bytes": 7,
+        "train_memory_ratio": 1.0, "eval_samples_per_second": 40.0, "eval_speedup": 1.0, "eval_memory_bytes": 9,
+        "eval_memory_ratio": 1.0, "quality": pytest.approx(0.7), "quality_half_width": pytest.approx(1.2706, rel=1e-3),
+        "steps": 30, "skipped_steps": 3, "run_ids": ["run0", "run1", "run2", "run3"],
+    }  # fmt: skip
+    assert cell.waits_for_data, "one of them did"
+
+
+def test_a_cell_where_nothing_fits_has_no_number() -> None:
+    result = compared({"fp32": [None]}, option=None)
+    row = result.row(result.cells[0])
+    assert {name for name, value in row.items() if value is not None} == {
+        "precision", "verdict", "steps", "skipped_steps", "run_ids",
+    }  # fmt: skip
+    assert not result.has_quality
+
+
+def test_equivalence_is_for_several_seeds_that_have_a_quality() -> None:
+    speeds: dict[str, list[float | None]] = {"fp32": [100], "amp": [None]}
+    assert compared(speeds, option=None).as_json()["equivalence"] == []
+    (found,) = compared(speeds, option=None, seeds=2).as_json()["equivalence"]
+    assert found["value"] == ""
+    assert list(found["precisions"]) == ["fp32", "amp"]
+    assert compared({"fp32": [None]}, option=None, seeds=2).as_json()["equivalence"] == []
+
+
+def test_equivalence_at_a_value_is_of_its_own_trainings() -> None:
+    result = compared({"fp32": [100, 50]}, over=["16", "64"], seeds=2)
+    assert [training.run_id for training in result.seeds_at("64").trainings] == ["fp32-64-0", "fp32-64-1"]
+
+
+def test_a_ratio_needs_both_numbers() -> None:
+    result = compared({"fp32": [100, None], "amp": [None, 50]}, over=["16", "64"])
+    assert result.speedups("amp") == [None, None]
+    assert result.speedups("fp32") == [1.0, None]
+    nothing = dataclasses.replace(outcome(1.0), samples_per_second=0.0)
+    stuck = SeedResult(precision="fp32", seed=0, outcome=nothing, run_id="r")
+    cells = (Cell(value="16", precision="fp32", trainings=(stuck,)), result.cell("64", "amp"))
+    assert dataclasses.replace(result, cells=cells).ratio(cells[0], "samples_per_second") is None
+
+
+def test_a_value_is_named_with_its_option() -> None:
+    assert compared({"fp32": [100]}, over=["16"]).at("16") == "width=16"
+    assert compared({"fp32": [100]}, option=None).at("") == ""
+
+
+def test_cells_are_not_printed_with_a_result() -> None:
+    assert "fp32-" not in repr(compared({"fp32": [100]}, option=None))
+
+
 def test_a_quality_that_is_no_number_is_none() -> None:
     diverged = SeedResult(precision="amp", seed=0, outcome=outcome(1, quality=math.nan), run_id="r")
     assert Cell(value="", precision="amp", trainings=(diverged,)).quality is None
@@ -212,6 +291,8 @@ def test_the_json_has_the_promised_shape() -> None:
     ]  # fmt: skip
     assert shape["rows"][1]["speedup"] == 1.8
     assert shape["over"] == {"option": "width", "values": ["16"]}
+    assert shape["device"] == {"kind": "cuda", "name": "A GPU"}
+    assert (shape["answers"], shape["report"]) == ([], "")
     assert compared({"fp32": [100]}, option=None).as_json()["over"] is None
 
 

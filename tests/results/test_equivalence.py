@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, compare, interval
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, Comparison, Interval, compare, interval
 
 pairs = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=2, max_size=12)
 
@@ -18,8 +18,59 @@ def test_an_interval_is_students() -> None:
     assert interval([0.5, 0.5, 0.5]).half_width == 0
 
 
+def test_two_values_have_an_interval_and_one_has_none() -> None:
+    found = interval([0.4, 0.6])
+    assert found.low == pytest.approx(
+        0.5 - 12.706 * 0.1, rel=1e-3
+    )  # t of one degree of freedom, times the mean's error
+    assert found.half_width == pytest.approx(1.2706, rel=1e-3)
+    assert interval([0.5]) == Interval(mean=0.5, low=None, high=None)
+    assert (
+        Interval(mean=0.5, low=0.4, high=None).half_width is Interval(mean=0.5, low=None, high=0.6).half_width is None
+    )
+
+
+def test_rounding_does_not_put_the_mean_of_equal_values_outside_of_its_interval() -> None:
+    assert interval([0.623] * 7) == Interval(mean=0.623, low=0.623, high=0.623)
+    found = compare([0.623] * 7, [0.0] * 7, 0.01)
+    assert found.low == found.difference == found.high == 0.623
+
+
+def test_nearly_equal_values_have_a_narrow_interval_and_raise_no_warning() -> None:
+    nearly = [0.9, 0.9, math.nextafter(0.9, 1)]
+    assert interval(nearly).half_width == pytest.approx(0, abs=1e-15)
+    assert compare(nearly, [0.0] * 3, 0.01).verdict == DIFFERENT
+
+
 def test_one_seed_tells_nothing() -> None:
-    assert compare([0.9], [0.9], 0.01).verdict == UNKNOWN
+    found = compare([0.9], [0.8], 0.01)
+    assert found == Comparison(verdict=UNKNOWN, difference=pytest.approx(0.1), low=None, high=None, margin=0.01)
+
+
+def test_two_seeds_may_tell() -> None:
+    assert compare([0.81, 0.9102], [0.8, 0.9], 0.02).verdict == EQUIVALENT
+
+
+def test_each_value_needs_the_references_of_its_seed() -> None:
+    with pytest.raises(ValueError):
+        compare([0.9, 0.8], [0.9, 0.8, 0.7], 0.01)
+
+
+def test_the_interval_of_a_difference_is_students_at_90_per_cent() -> None:
+    found = compare([0.91, 0.93, 0.92, 0.90, 0.94], [0.0] * 5, 0.01)
+    assert found.difference == pytest.approx(0.92)
+    assert found.high is not None
+    assert found.high - found.difference == pytest.approx(2.132 * 0.0158114 / math.sqrt(5), rel=1e-3)
+    assert found.margin == 0.01
+
+
+def test_verdicts_are_called_what_scripts_know_them_by() -> None:
+    assert (EQUIVALENT, DIFFERENT) == ("equivalent", "different")
+
+
+@pytest.mark.parametrize("other", [0.75, 0.25, 1.5, -0.5])
+def test_a_difference_of_the_whole_margin_is_not_within_it(other: float) -> None:
+    assert compare([other] * 3, [0.5] * 3, abs(other - 0.5)).verdict == DIFFERENT
 
 
 def test_the_three_verdicts() -> None:

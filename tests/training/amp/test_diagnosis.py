@@ -1,16 +1,17 @@
 import math
+import time
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_track import TrainStep
 from amp_track.records.diagnosis import LayerGradients
-from amp_track.training.amp.diagnosis import _PIECE, SMALLEST_NORMAL, _counts, _pieces
+from amp_track.training.amp.diagnosis import _PIECE, SMALLEST_NORMAL, GradientDiagnosis, _counts, _pieces
 
 
 class Net(nn.Module):
@@ -59,8 +60,73 @@ def test_layers_come_in_the_order_of_the_passes() -> None:
     assert list(looks) == ["second", "first", "frozen"]
     assert [looks[name].forward_order for name in ("first", "frozen", "second")] == [0, 1, 2]
     assert [looks[name].backward_order for name in ("second", "first")] == [0, 1]
-    assert looks["frozen"].values == 0
+    frozen = looks["frozen"]
+    assert (frozen.values, frozen.non_finite, frozen.underflowing, frozen.zero) == (0, 0, 0, 0)
     assert looks["first"].values == 16 * 8 + 8
+
+
+class Odd(nn.Module):
+    """Owns a parameter beside its layers: one of numbers, one of a list, a container, and one called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor([2.0]))
+        self.counted = Counted()
+        self.inner = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+        self.twice = nn.Identity()
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.counted(input)
+        hidden = self.twice(self.inner(input) * self.factor)
+        return self.twice(-3 * hidden)
+
+
+class Counted(nn.Module):
+    def forward(self, input: Tensor) -> list[Tensor]:
+        return [torch.arange(9), torch.zeros(0)]
+
+
+def looked_at(model: nn.Module, input: Tensor, **settings: bool) -> tuple[GradientDiagnosis, dict[str, LayerGradients]]:
+    diagnosis = GradientDiagnosis(model, 1, **settings)
+    with diagnosis.watching():
+        model(input).sum().backward()
+    diagnosis.look(7)
+    return diagnosis, by_layer(diagnosis.read())
+
+
+def test_a_layer_is_what_owns_parameters_or_has_nothing_in_it() -> None:
+    model = Odd()
+    with torch.no_grad():
+        model.inner[0].weight.copy_(torch.eye(2))
+    diagnosis, looks = looked_at(model, torch.tensor([[1.0, -5.0]]))
+    assert list(looks) == ["(model)", "inner.0", "inner.1", "twice"], "not counted, which puts out no numbers"
+    assert {name: look.largest_output for name, look in looks.items()} == {
+        "inner.0": 5.0, "inner.1": 1.0, "twice": 6.0, "(model)": 6.0,
+    }  # fmt: skip
+    assert [name for name, look in looks.items() if look.values] == ["(model)", "inner.0"]
+    assert looks["inner.0"].zero == 2, "ReLU stops one row's gradient"
+    assert looks["(model)"].step == 7
+    assert diagnosis.read() == ()
+
+
+def test_without_outputs_only_gradients_are_looked_at() -> None:
+    _, looks = looked_at(Odd(), torch.ones(1, 2), outputs=False)
+    assert list(looks) == ["(model)", "inner.0"]
+    assert all(look.largest_output is look.forward_order is None for look in looks.values())
+
+
+def test_what_it_takes_is_the_time_of_hooks_outputs_and_gradients() -> None:
+    model, started = Odd(), time.perf_counter()
+    diagnosis = GradientDiagnosis(model, 1)
+    seconds = [diagnosis.seconds]
+    with diagnosis.watching():
+        seconds.append(diagnosis.seconds)
+        loss = model(torch.ones(1, 2)).sum()
+        seconds.append(diagnosis.seconds)
+        loss.backward()
+    diagnosis.look(1)
+    seconds.append(diagnosis.seconds)
+    assert seconds[0] == 0 < seconds[1] < seconds[2] < seconds[3] < time.perf_counter() - started
 
 
 def test_counts_are_of_the_scaled_gradients() -> None:
@@ -131,14 +197,17 @@ def test_a_sparse_gradient_counts_the_values_it_holds() -> None:
     assert by_layer(step.read().diagnosed)["words"].values == 3 * 4
 
 
+LARGEST = torch.finfo(torch.float32).max
 values = st.one_of(
-    st.just(0.0), st.just(math.inf), st.just(-math.inf), st.just(math.nan), st.just(SMALLEST_NORMAL),
+    st.just(0.0), st.just(LARGEST), st.just(-LARGEST),
+    st.just(math.inf), st.just(-math.inf), st.just(math.nan), st.just(SMALLEST_NORMAL),
     st.floats(-1e6, 1e6, width=32), st.floats(-(2.0**-13), 2.0**-13, width=32),
 )  # fmt: skip
 
 
 @settings(deadline=None)
 @given(st.lists(values, min_size=1, max_size=50))
+@example([LARGEST, SMALLEST_NORMAL, math.nan, math.inf])
 def test_counts(numbers: list[float]) -> None:
     tensor = torch.tensor(numbers, dtype=torch.float32)
     expected = [
@@ -149,7 +218,7 @@ def test_counts(numbers: list[float]) -> None:
     assert _counts(tensor).tolist() == expected
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (5, 2**19), (1, 2**21), (64, 128, 16, 16)])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 4), (5, 2**19), (1, 2**21), (3, 2**20 + 1), (64, 128, 16, 16)])
 def test_pieces_are_views_that_make_up_the_whole(shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape)
     if len(shape) == 4:
@@ -158,6 +227,17 @@ def test_pieces_are_views_that_make_up_the_whole(shape: tuple[int, ...]) -> None
     assert sum(piece.numel() for piece in pieces) == tensor.numel()
     assert all(piece.numel() <= max(_PIECE, tensor[:1].numel() if shape else 1) for piece in pieces)
     assert all(piece.data_ptr() - tensor.data_ptr() < tensor.nbytes or not tensor.numel() for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((2**20,), [2**20]), ((2**20 + 1,), [2**20, 1]), ((5, 2**19), [2**20, 2**20, 2**19]),
+        ((2, 2**20 + 1), [2**20 + 1, 2**20 + 1]),
+    ],
+)  # fmt: skip
+def test_a_piece_is_as_many_whole_rows_as_make_a_million_values(shape: tuple[int, ...], sizes: list[int]) -> None:
+    assert [piece.numel() for piece in _pieces(torch.empty(shape))] == sizes
 
 
 def test_gradients_that_are_freed_as_they_arrive_are_left_out() -> None:

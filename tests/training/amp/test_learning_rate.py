@@ -70,3 +70,40 @@ def test_the_device_looks_up_to_capacity_updates_ahead() -> None:
         made += not skipped
         assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + made))
         assert float(optimizer.param_groups[1]["lr"]) == pytest.approx(0.02 / (1 + made))
+
+
+def optimizer_of(*rates: float, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates], fused=fused)
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: bool) -> None:
+    optimizer = optimizer_of(0.5, 0.25, fused=on_device)
+    rates = LearningRates(optimizer, lambda updates: 1.0 / (1 + updates), on_device=on_device, capacity=4)
+    assert rates_of(optimizer) == [0.5, 0.25]
+    rates.set_updates(3)
+    assert rates_of(optimizer) == [0.125, 0.0625]
+    state = rates.state_dict()
+    assert state == {"base": [0.5, 0.25], "updates": 3}
+
+    resumed = optimizer_of(8.0, 8.0, fused=on_device)
+    others = LearningRates(resumed, lambda updates: 1.0 / (1 + updates), on_device=on_device, capacity=4)
+    others.load_state_dict(state)
+    assert rates_of(resumed) == [0.125, 0.0625]
+    others.after_step(torch.zeros(()) if on_device else False)
+    assert rates_of(resumed) == pytest.approx([0.1, 0.05])
+    others.after_step(torch.ones(()) if on_device else True)
+    assert rates_of(resumed) == pytest.approx([0.1, 0.05]), "it was skipped"
+    assert {type(group["lr"]) for group in resumed.param_groups} == {torch.Tensor if on_device else float}
+
+
+def test_the_device_knows_1024_updates_ahead_unless_told_otherwise() -> None:
+    optimizer = optimizer_of(1.0, fused=True)
+    rates = LearningRates(optimizer, float, on_device=True)
+    for _ in range(1024):
+        rates.after_step(torch.zeros(()))
+    assert rates_of(optimizer) == [1024.0]

@@ -1,4 +1,5 @@
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.training.amp.scale_history import skips_on_device
+from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory, skips_on_device
 
 OPTIMIZERS = {
     "fused Adam": lambda groups: torch.optim.Adam(groups, fused=True),
@@ -41,6 +42,49 @@ def batch(number: int, *, overflows: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 def changes_of(scales: list[float]) -> list[tuple[int, float]]:
     return [(n, after) for n, (before, after) in enumerate(itertools.pairwise(scales), 1) if before != after]
+
+
+class Weight:
+    """A single number with a scaler, whose gradient is finite or not."""
+
+    def __init__(self, *, fused: bool, init_scale: float = 4.0, **settings: int) -> None:
+        self.weight = nn.Parameter(torch.ones(1))
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.0, fused=fused)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=3)
+        self.history = ScaleHistory(self.scaler, self.optimizer, **settings)
+
+    def attempt(self, *, overflows: bool) -> torch.Tensor | bool:
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.weight.sum() * (math.inf if overflows else 1.0)).backward()
+        return self.history.step(self.scaler, self.optimizer)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_steps_and_updates_are_counted_from_where_a_checkpoint_left_them(fused: bool) -> None:
+    one = Weight(fused=fused)
+    overflows = [False, True, False, False, False, True]
+    said = [one.attempt(overflows=each) for each in overflows]
+    assert [bool(skipped) for skipped in said] == overflows
+    assert {type(skipped) for skipped in said} == {torch.Tensor if fused else bool}
+    assert one.history.read() == ScaleChanges(changes=((2, 2.0), (5, 4.0), (6, 2.0)), skipped_steps=(2, 6))
+    assert one.history.read() == ScaleChanges()
+    assert one.history.state_dict() == {"steps": 6, "updates": 4}
+    one.attempt(overflows=True)  # after the checkpoint, so it is no part of what comes back
+    one.history.load_state_dict({"steps": 10, "updates": 7}, one.scaler)
+    assert one.scaler.get_scale() == 1.0
+    one.attempt(overflows=True)
+    assert one.history.read() == ScaleChanges(changes=((11, 0.5),), skipped_steps=(11,))
+    one.attempt(overflows=False)
+    one.history.read()
+    assert one.history.state_dict() == {"steps": 12, "updates": 8}
+
+
+def test_a_history_holds_1024_steps_unless_told_otherwise() -> None:
+    one = Weight(fused=True)
+    for _ in range(1024):
+        one.attempt(overflows=False)
+    one.history.read()
+    assert one.history.updates == 1024
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

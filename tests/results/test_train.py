@@ -1,0 +1,59 @@
+"""What `train --json` says."""
+
+import dataclasses
+import json
+
+from amp_track.records.diagnosis import Diagnosis
+from amp_track.records.inspection import Inspection, Support
+from amp_track.records.job import Job
+from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
+from amp_track.results.train import TrainResult
+
+INSPECTION = Inspection(
+    device="cuda:0", device_kind="cuda", device_name="A GPU", free_bytes=100,
+    budget_support=Support(supported=True, reason=""), precisions=(), workload_name="digits", workload_digest="d",
+    batch_size=64, epochs=3, learning_rate=0.1, loader_workers=0, options=(), quality_name="accuracy",
+    higher_is_better=True, training_samples=1000, evaluation_samples=100, dataset_digest="e", versions=(),
+)  # fmt: skip
+OUTCOME = Outcome(
+    verdict=Verdict.FITS, quality=0.9, wall_seconds=7.0, train_seconds=5.0, waited_seconds=4.0, steps=20,
+    skipped_steps=2, samples_per_second=100.0, max_memory_bytes=60,
+)  # fmt: skip
+AS_JSON = {
+    "run_id": "run", "workload": "experiments/digits.py", "precision": "amp", "batch_size": 8, "verdict": "fits",
+    "quality": {"name": "accuracy", "value": 0.9}, "wall_seconds": 7.0, "samples_per_second": 100.0,
+    "max_memory_bytes": 60, "steps": 20, "skipped_steps": 2, "scale": None,
+    "device": {"kind": "cuda", "name": "A GPU"}, "memory_budget_bytes": 64, "waited_fraction": 0.8,
+    "non_finite_losses": 0, "diagnosis": None,
+}  # fmt: skip
+
+
+def trained(**changes: object) -> TrainResult:
+    return TrainResult(
+        run_id="run", job=Job(batch_size=8, memory_budget_bytes=64, loader_workers=3), inspection=INSPECTION,
+        outcome=dataclasses.replace(OUTCOME, **changes),
+    )  # fmt: skip
+
+
+def test_the_json_is_what_was_measured_and_what_it_means() -> None:
+    found = trained().as_json()
+    (advice,) = found.pop("advice")
+    assert found == AS_JSON
+    assert "more --loader-workers than 3" in advice
+
+
+def test_the_json_has_the_scale_and_the_diagnosis_where_there_are_some() -> None:
+    found = trained(
+        waited_seconds=None,
+        scale=ScaleReport(initial=8.0, final=4.0, history=((0, 8.0), (2, 4.0), (20, 4.0))),
+        non_finite_losses=NonFiniteLosses(batches=7, first_step=2, first_batch=1),
+        diagnosis=Diagnosis(every=10, steps=2, seconds=0.5, layers=()),
+    ).as_json()
+    assert found == AS_JSON | {
+        "waited_fraction": None,
+        "scale": {"initial": 8.0, "final": 4.0, "history": [[0, 8.0], [2, 4.0], [20, 4.0]]},
+        "non_finite_losses": 7,
+        "diagnosis": {"every": 10, "steps": 2, "seconds": 0.5, "layers": (), "first_non_finite": None},
+        "advice": found["advice"],
+    }
+    assert json.loads(json.dumps(found))["scale"] == found["scale"]
