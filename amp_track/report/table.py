@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from rich.console import Console, ConsoleOptions, RenderableType
 
 Row = tuple[str, ...]
 """The text of each cell. A newline asks for a new line; a no-break space keeps a number and its unit together."""
@@ -48,13 +45,3 @@ class Table:
     def rows(self) -> list[Row]:
         """The rows of all sections."""
         return [row for section in self.sections for row in section]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        from amp_track.report import terminal
-
-        return terminal.renderables(self, options.max_width)
-
-    def _repr_html_(self) -> str:
-        from amp_track.report import html
-
-        return html.table_html(self)

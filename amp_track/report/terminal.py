@@ -14,7 +14,7 @@ from rich.text import Text
 from amp_track.report.table import Row, Table
 
 WIDTH = 100
-"""Of output that is not a terminal, and of report.txt."""
+"""The width of output that is not a terminal, and of report.txt."""
 _LONGEST_PIECE = 20
 """A longer part of a name is broken anywhere before its column claims more room."""
 _BREAKS = re.compile(r"(?<=\w[._/-])(?=[^\W\d]{2})")
@@ -22,11 +22,12 @@ _BREAKS = re.compile(r"(?<=\w[._/-])(?=[^\W\d]{2})")
 
 
 def print_table(table: Table) -> None:
-    """Print on stdout: in the terminal's width, elsewhere in 100 columns."""
+    """Print a table on stdout, in the terminal's width, or in 100 columns where there is none."""
     console = Console(force_jupyter=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, force_jupyter=False)
-    console.print(table)
+    for renderable in renderables(table, console.width):
+        console.print(renderable)
 
 
 def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDTH) -> str:
@@ -35,7 +36,8 @@ def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDT
     # A console prints into the cell of a notebook, whatever its file, unless told not to.
     console = Console(file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False)
     for table in tables:
-        console.print(table)
+        for renderable in renderables(table, width):
+            console.print(renderable)
     for note in notes:
         file.write("· " + "\n  ".join(wrap(note, width - 2)) + "\n")
     return file.getvalue()

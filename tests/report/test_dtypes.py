@@ -1,12 +1,11 @@
-import io
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.report.dtypes import dtypes_table, layer_groups, sentence
+from amp_track.report.terminal import render_text
 
 DTYPES = st.sampled_from(["float16", "float32"])
 OPERATIONS = st.builds(
@@ -38,9 +37,7 @@ def report(*operations: OperationDtypes, precision: str = "amp") -> DtypesReport
 
 
 def printed(what: DtypesReport, *, width: int = 120) -> str:
-    console = Console(record=True, width=width, file=io.StringIO())
-    console.print(dtypes_table(what))
-    return console.export_text()
+    return render_text([dtypes_table(what)], [], width=width)
 
 
 @given(st.lists(OPERATIONS, max_size=30).map(tuple))

@@ -6,6 +6,7 @@ import pytest
 from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 
 from amp_track.report import compare, fit, html, search
+from amp_track.report.html import table_html
 from amp_track.report.table import Column, Table
 from amp_track.results.shown import Shown
 
@@ -52,7 +53,7 @@ class Reader(HTMLParser):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_a_real_one_with_every_cell(name: str) -> None:
     table = TABLES[name]
-    reader = Reader(table._repr_html_())
+    reader = Reader(table_html(table))
     (rows,) = reader.tables
     assert rows[0] == [column.heading for column in table.columns]
     for row, cells in zip(rows[1:], table.rows, strict=True):
@@ -65,14 +66,14 @@ def test_a_table_is_a_real_one_with_every_cell(name: str) -> None:
 def test_a_cell_spans_the_rows_of_its_section() -> None:
     columns = (Column("layer", key=True, spans=True), Column("operation"))
     table = Table(title="t", columns=columns, sections=((("a", "mm"), ("", "add")), (("b", "mm"),)))
-    reader = Reader(table._repr_html_())
+    reader = Reader(table_html(table))
     assert reader.tables == [[["layer", "operation"], ["a", "mm"], ["add"], ["b", "mm"]]]
     assert reader.spans == [1, 1, 2, 1, 1, 1, 1]
 
 
 def test_text_is_never_taken_for_html() -> None:
     table = Table(title="<b>&amp;", columns=(Column("<i>"),), sections=((("<script>alert(1)</script>",),),))
-    shown = table._repr_html_()
+    shown = table_html(table)
     assert not re.search("<(b|i|script)[ >]", shown)
     assert Reader(shown).tables == [[["<i>"], ["<script>alert(1)</script>"]]]
     assert "<b>&amp;" in Reader(shown).text

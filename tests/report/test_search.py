@@ -1,18 +1,17 @@
 import dataclasses
-import io
 import re
 from pathlib import Path
 
 import numpy
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from amp_track.planner.frontier import Edge
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.report import fit as fit_report
 from amp_track.report import search as report
+from amp_track.report.terminal import render_text
 from amp_track.results.fit import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 
@@ -52,9 +51,7 @@ def result() -> SearchResult:
 
 
 def text(result: SearchResult) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(report.search_table(result))
-    return console.export_text()
+    return render_text([report.search_table(result)], [], width=200)
 
 
 def test_an_untrained_batch_is_shown_for_what_it_is(result: SearchResult) -> None:
@@ -73,9 +70,7 @@ def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) ->
     assert re.search(r"│ tf32 +│ left out │", text(result))
     assert "tf32 left out: needs an NVIDIA GPU" in report.notes(result)
     assert "tf32 left out: needs an NVIDIA GPU" in fit_report.fit_notes(result.fit)
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(fit_report.fit_table(result.fit))
-    shown = console.export_text()
+    shown = render_text([fit_report.fit_table(result.fit)], [], width=200)
     assert "one sample needs 70 MiB" in shown
     assert "one more runs out of memory in evaluation" in shown
 
