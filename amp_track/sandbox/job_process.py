@@ -173,8 +173,10 @@ def _outcome_of_exception(error: BaseException, phase: str, device: Device | Non
 
 
 def _set_up_process() -> None:
-    """Make this a job's process: it prints to stderr, ignores Ctrl-C, ends with its parent, and is the kernel's first
-    choice when memory runs out."""
+    """Make this a job's process.
+
+    It prints to stderr, ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
+    """
     sys.stdout.flush()
     os.dup2(2, 1)  # stdout belongs to the command's result
     signal.signal(signal.SIGINT, signal.SIG_IGN)

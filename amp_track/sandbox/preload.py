@@ -23,8 +23,10 @@ It is kept and not raised because the fork server ignores an ImportError: each j
 
 
 def _is_installed(name: str) -> bool:
-    """True for an installed package. A user's own modules change while a search runs, and importing them may do
-    anything."""
+    """True for an installed package.
+
+    A user's own modules are left out: they change while a search runs, and importing them may do anything.
+    """
     try:
         spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):

@@ -38,15 +38,15 @@ def load(file: Path) -> dict[str, Any]:
     """
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        found = state["format"]
+        state_format = state["format"]
     except Exception as error:  # zip, pickle and type errors alike: torch.load promises none of them
         raise BadInput(
             f"--resume: got {file.name}, which cannot be read ({type(error).__name__}), expected a checkpoint that "
             "--checkpoint-every made; start a new training"
         ) from error
-    if found != _FORMAT:
+    if state_format != _FORMAT:
         raise BadInput(
-            f"--resume: got a checkpoint of format {found}, expected {_FORMAT}; "
+            f"--resume: got a checkpoint of format {state_format}, expected {_FORMAT}; "
             "resume it with the amp_track that made it"
         )
     return state

@@ -155,8 +155,10 @@ class CpuDevice(Device):
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident main memory, libraries included: what `top` shows, not what a budget
-    limits."""
+    """Return the peak of this process's resident main memory in bytes, libraries included.
+
+    It is what `top` shows, not what a budget limits.
+    """
     if sys.platform == "linux":
         return _proc_status("VmHWM")
     return int(psutil.Process().memory_info().rss)

@@ -8,11 +8,12 @@ from support import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
 from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
+from amp_track.records.job import Job, Rank
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
+from amp_track.training.devices.accelerator import AcceleratorDevice
 from amp_track.training.devices.failures import is_kernel_limit, is_out_of_memory, requested_bytes
-from amp_track.training.devices.opening import open_device
+from amp_track.training.devices.opening import check_budget, check_processes, free_bytes_each, open_device
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,28 @@ def test_requested_bytes(message: str, size: int | None) -> None:
 def test_an_unknown_device_lists_those_there_are() -> None:
     with pytest.raises(BadInput, match=r"--device: got xpu:3, expected one that is here: auto, cpu"):
         open_device("xpu:3")
+
+
+def test_processes_share_the_memory_of_a_cpu() -> None:
+    device = open_device("cpu", Rank(index=1, count=4))
+    assert device.of_processes(4) == [device]
+    assert 0 < free_bytes_each(device, 4) == pytest.approx(device.free_bytes() / 4, rel=0.2)
+    half = device.capacity_bytes() // 2
+    check_budget(device, half)
+    with pytest.raises(BadInput, match=r"for each of 4 processes, expected at most"):
+        check_budget(device, half, 4)
+
+
+def test_each_process_has_an_accelerator_of_its_own() -> None:
+    device = AcceleratorDevice(torch.device("cuda", 1))
+    assert [str(each.torch_device) for each in device.of_processes(3)] == ["cuda:1", "cuda:2", "cuda:3"]
+
+
+def test_devices_without_a_way_to_talk_train_alone() -> None:
+    device = AcceleratorDevice(torch.device("mps", 0))
+    check_processes(device, 1)
+    with pytest.raises(BadInput, match=r"--processes: got 2, expected 1 on mps"):
+        check_processes(device, 2)
 
 
 @pytest.fixture(scope="module")
