@@ -1,5 +1,4 @@
 import dataclasses
-import io
 import math
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from rich.console import Console
 
 from amp_track.records import values
 from amp_track.records.job import Job
@@ -16,6 +14,7 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
 from amp_track.report import compare as compare_report
 from amp_track.report import compare_pictures
+from amp_track.report.terminal import render_text
 from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
 from amp_track.results.seeds import SeedResult
 
@@ -68,10 +67,7 @@ def compared(
 
 
 def shown(result: CompareResult) -> str:
-    console = Console(width=170, file=io.StringIO(), record=True)
-    for table in compare_report.tables(result):
-        console.print(table)
-    return console.export_text()
+    return render_text(compare_report.tables(result), [], width=170)
 
 
 @given(SPEEDUPS)
