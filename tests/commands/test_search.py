@@ -71,7 +71,7 @@ def test_seeds_tell_whether_quality_is_kept() -> None:
     def quality(job: Job) -> float:
         return 0.9 + 0.001 * (job.seed % 3) - (0.1 if job.precision == "amp" else 0.0)
 
-    question = asked("fp32", "bf16", "amp", trials=2, seeds=4, study="seeds")
+    question = asked("fp32", "bf16", "amp", trials=1, seeds=3, study="seeds")
     result = search(question, sandbox=SimulatedSandbox(quality=quality))
     assert result.seeds is not None
     verdicts = {name: result.seeds.comparison(name) for name in ("bf16", "amp")}
@@ -79,7 +79,7 @@ def test_seeds_tell_whether_quality_is_kept() -> None:
     assert verdicts["bf16"].verdict == "equivalent"
     assert verdicts["amp"] is not None
     assert verdicts["amp"].verdict == "different"
-    assert {training.seed for training in result.seeds.trainings} == {0, 1, 2, 3}
+    assert {training.seed for training in result.seeds.trainings} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Real studies in real SQLite, with real probes."""
+"""Real studies in real SQLite, with real probes. tests/commands/test_fit.py has the same on a simulated device."""
 
 import dataclasses
 import json
@@ -25,7 +25,9 @@ def digits(**settings: object) -> Job:
     return Job(**{"workload": DIGITS, "memory_budget_bytes": 64 * MEBIBYTE} | settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("amp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16", "amp"))]
+)
 def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
     edge = fit(request(digits(), precisions=(precision,))).precisions[precision].edge
     assert edge.first_failing_batch == edge.largest_batch + 1
@@ -51,6 +53,7 @@ def test_the_edge_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
         train(request(dataclasses.replace(job, batch_size=fitted.edge.first_failing_batch)))
 
 
+@pytest.mark.slow
 def test_every_probe_is_a_trial_and_a_run() -> None:
     result = fit(request(digits(), precisions=("fp32",), max_batch_size=600, study="mine"))
     study = optuna.load_study(study_name="mine/fit", storage=URL)
@@ -106,6 +109,7 @@ def grows(**settings: object) -> Job:
     return Job(**{"workload": GROWS, "options": options, "memory_budget_bytes": 8 * MEBIBYTE} | settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
     unconfirmed = fit(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
     confirmed = fit(request(grows(), precisions=("fp32",), study="long"))
@@ -128,6 +132,7 @@ def test_out_of_memory_in_evaluation_is_named_as_such() -> None:
     assert found.failure.phase == "evaluation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headroom", ["25%", "2MiB"])
 def test_headroom_is_bytes_of_the_budget(headroom: str) -> None:
     asked = {"precisions": ("fp32",), "confirm_steps": 0}
@@ -138,6 +143,7 @@ def test_headroom_is_bytes_of_the_budget(headroom: str) -> None:
     assert left_free.precisions["fp32"].edge == smaller.precisions["fp32"].edge
 
 
+@pytest.mark.slow
 def test_the_largest_multiple_is_run_and_trained_at() -> None:
     asked = request(grows(steps=3), precisions=("fp32",), multiple_of=50, confirm_steps=0, study="m")
     found = fit(asked).precisions["fp32"]
@@ -148,6 +154,7 @@ def test_the_largest_multiple_is_run_and_trained_at() -> None:
     assert trained.job.batch_size == 100
 
 
+@pytest.mark.slow
 def test_an_effective_batch_is_reached_by_accumulating() -> None:
     job = grows(epochs=1, precision="fp32", options=(("more_after", "100000"),))
     asked = request(job, precisions=("fp32",), effective_batch_size=500, confirm_steps=0)
@@ -163,6 +170,7 @@ def test_an_effective_batch_is_reached_by_accumulating() -> None:
         fit(request(job, effective_batch_size=12001))
 
 
+@pytest.mark.slow
 def test_precisions_learn_from_each_other() -> None:
     fit(request(grows(), precisions=("fp32", "bf16"), confirm_steps=0, study="two"))
     trials = optuna.load_study(study_name="two/fit", storage=URL).trials
@@ -171,6 +179,7 @@ def test_precisions_learn_from_each_other() -> None:
     assert len(half) <= 3
 
 
+@pytest.mark.slow
 def test_going_on_repeats_nothing() -> None:
     asked = request(digits(), precisions=("fp32",), study="twice", max_batch_size=20)
     first = fit(asked)
@@ -183,6 +192,7 @@ def test_going_on_repeats_nothing() -> None:
     assert second == first
 
 
+@pytest.mark.slow
 def test_another_question_under_the_same_name_is_refused() -> None:
     fit(request(Job(workload=FAULTS), precisions=("fp32",), study="mine"))
     with pytest.raises(BadInput, match=r"--study: got accumulate 2, expected the 1 that study mine/fit was made with"):

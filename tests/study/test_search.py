@@ -54,6 +54,7 @@ def test_search_trains_inside_the_edges_under_one_run() -> None:
         assert run.data.params["learning_rate"] == str(trial.learning_rate)
 
 
+@pytest.mark.slow
 def test_a_quality_that_is_not_finite_cannot_win() -> None:
     job = Job(workload=FAULTS, options=(("fault", "nan"), ("above", "20")), learning_rate=1e30)
     result = search(request(job, precisions=("fp32",), trials=2, study="diverges"))
