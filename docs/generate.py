@@ -96,7 +96,7 @@ def example(name: str) -> None:
 def search_summary() -> None:
     """Print README.md's narrow table, from the same run that docs/search.md shows whole."""
     record = read_record("search")
-    text = "\n".join(record["lines"])
+    text = " ".join(" ".join(record["lines"]).split())  # wherever a note is wrapped
     rows = []
     for row in record["summary"]:
         edge, best = row["at_edge"], row["best"]
