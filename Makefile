@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test test-all lint format gpu benchmark finders published clean
+.PHONY: search test test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
@@ -41,6 +41,12 @@ published: $(VENV)/installed  ## the five published experiments: claimed and mea
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders
+
+docs: $(VENV)/installed-dev  ## the generated parts of README.md and docs/; runs the examples that take seconds
+	$(BIN)/python docs/generate.py
+
+docs-all: $(VENV)/installed-dev  ## the same, and runs the examples that take minutes
+	$(BIN)/python docs/generate.py --all
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"amp_track needs Python 3.11 or newer, this is {sys.version}")'

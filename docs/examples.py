@@ -1,0 +1,181 @@
+"""The commands whose output the pages show: run as written, in an empty folder, and recorded with their machine.
+
+A record is `docs/output/NAME.json`. The pages are made from the records, so that README.md and docs/ cannot disagree,
+and a quick test can tell without running anything whether a page is stale.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORDS = Path(__file__).parent / "output"
+COLUMNS = 100
+_MEMORY = "experiments/digits.py --memory-budget 64MiB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Commands that a page shows with what they print.
+
+    Attributes:
+        commands: run one after another with the same stores. `RUN_ID` stands for the run that the first one names.
+        with_progress: show what goes to stderr too.
+        keep: show only the lines that this regular expression finds.
+        exit_code: how the last command is expected to end.
+        is_slow: it takes a minute or so: run only when asked to.
+    """
+
+    commands: tuple[str, ...]
+    with_progress: bool = False
+    keep: str = ""
+    exit_code: int = 0
+    is_slow: bool = False
+
+
+EXAMPLES = {
+    "search": Example(commands=(f"amp-track search {_MEMORY}",), is_slow=True),
+    "fit": Example(commands=(f"amp-track fit {_MEMORY}",), with_progress=True, is_slow=True),
+    "seeds": Example(
+        commands=("amp-track search experiments/digits.py --seeds 5 --trials 3 --epochs 3 --max-batch-size 64",),
+        is_slow=True,
+    ),
+    "compare": Example(
+        commands=("amp-track compare experiments/mlp.py --over width=16,64,256,1024 --device cpu --seeds 3",),
+        is_slow=True,
+    ),
+    "diagnose": Example(commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20",)),
+    "diagnose-fp32": Example(
+        commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20 --precision fp32",), keep="^· "
+    ),
+    "dtypes": Example(commands=("amp-track dtypes experiments/digits.py --precision amp",)),
+    "resume": Example(
+        commands=(
+            "amp-track train experiments/digits.py --precision bf16 --steps 60 --checkpoint-every 20",
+            "amp-track train --resume RUN_ID --steps 120",
+        )
+    ),
+    "bad-input": Example(
+        commands=("amp-track train experiments/digits.py --batch-size none",), with_progress=True, exit_code=2
+    ),
+    "nothing-fits": Example(
+        commands=("amp-track train experiments/digits.py --batch-size 1024 --memory-budget 32MiB",),
+        with_progress=True,
+        exit_code=3,
+    ),
+}
+
+
+def record_file(name: str) -> Path:
+    return RECORDS / f"{name}.json"
+
+
+def read_record(name: str) -> dict[str, Any]:
+    """Return what was recorded of an example.
+
+    Raises:
+        SystemExit: there is no record, or it is of other commands than the example now has.
+    """
+    wanted = f"run `python docs/generate.py --run {name}`"
+    if not record_file(name).is_file():
+        raise SystemExit(f"{record_file(name)}: got no such file, expected the record of an example; {wanted}")
+    record: dict[str, Any] = json.loads(record_file(name).read_text())
+    if tuple(record["commands"]) != EXAMPLES[name].commands:
+        raise SystemExit(f"{record_file(name)}: got a record of other commands than docs/examples.py has; {wanted}")
+    return record
+
+
+def run_and_record(name: str) -> None:
+    """Run an example in an empty folder and write its record."""
+    example = EXAMPLES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "experiments").symlink_to(ROOT / "experiments")
+        started = time.monotonic()
+        lines, run_id = [], ""
+        for index, command in enumerate(example.commands):
+            is_last = index == len(example.commands) - 1
+            command = command.replace("RUN_ID", run_id)
+            text = _output_of(command, folder, example, exit_code=example.exit_code if is_last else 0)
+            found = re.search(r"\b[0-9a-f]{32}\b", text)
+            run_id = run_id or (found.group() if found is not None else "")
+            shown = [line.rstrip() for line in text.splitlines() if re.search(example.keep, line)]
+            lines += [f"$ {command}", *shown]
+        seconds = time.monotonic() - started
+        if example.exit_code:
+            lines += ["$ echo $?", str(example.exit_code)]
+        record = {"commands": example.commands, **_provenance(folder), "seconds": math.ceil(seconds), "lines": lines}
+        if name == "search":
+            record["summary"] = _search_summary(example.commands[0], folder)
+    RECORDS.mkdir(exist_ok=True)
+    record_file(name).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _output_of(command: str, folder: str, example: Example, *, exit_code: int) -> str:
+    """What a command prints. Both streams in the order of their lines where both are wanted."""
+    done = _run(command, folder, stderr=subprocess.STDOUT if example.with_progress else subprocess.PIPE)
+    if done.returncode != exit_code:
+        raise SystemExit(
+            f"{command}: got exit code {done.returncode}, expected {exit_code}\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def _run(command: str, folder: str, *, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent.resolve()), os.environ.get("PATH", "")]),
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": str(COLUMNS),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    for variable in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        environment.pop(variable, None)
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=stderr
+    )
+
+
+def _provenance(folder: str) -> dict[str, Any]:
+    """The machine, its device as `--json` names it, the versions and the day."""
+    report = json.loads(_run("amp-track dtypes experiments/digits.py --precision fp32 --json", folder).stdout)
+    return {
+        "device": report["device"]["name"],
+        "cores": os.cpu_count(),
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "mlflow", "optuna")},
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
+    """The numbers of README.md's table. The same search asked for again repeats nothing, and prints them as JSON; the
+    updates of each training are in the table that it keeps with its MLflow run."""
+    result = json.loads(_run(f"{command} --json", folder).stdout)
+    table = json.loads(Path(result["report"]).with_name("trials.json").read_text())
+    trials = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    rows = []
+    for precision, found in result["precisions"].items():
+        of_precision = [trial for trial in trials if trial["precision"] == precision and trial["quality"] is not None]
+        if "skipped" in found or not of_precision:
+            continue
+        at_edge = next(trial for trial in of_precision if trial["batch_size"] == found["largest_batch"])
+        best = max(of_precision, key=lambda trial: float(trial["quality"]))
+        wanted = ("batch_size", "samples_per_second", "quality", "updates")
+        rows.append(
+            {
+                "precision": precision,
+                "at_edge": {name: at_edge[name] for name in wanted},
+                "best": {name: best[name] for name in wanted},
+            }
+        )
+    return rows

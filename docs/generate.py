@@ -1,0 +1,255 @@
+"""Keep the generated parts of README.md and docs/ up to date.
+
+    python docs/generate.py              option tables, exit codes, tables of benchmarks; runs the quick examples
+    python docs/generate.py --all        runs the examples that take minutes, too
+    python docs/generate.py --run fit    runs this example alone; may be given several times
+    python docs/generate.py --run none   runs no example
+    python docs/generate.py --check      runs nothing and writes nothing; ends with code 5 where a part is stale
+
+A generated part stands in its page between `<!-- [[[cog … ]]] -->` and `<!-- [[[end]]] -->`, which cog
+(https://cog.readthedocs.io) finds: the call in the first marker is one of the functions below, and what it prints is
+the part. Everything outside the markers is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
+
+from amp_track import cli  # noqa: E402
+from amp_track.records import errors  # noqa: E402
+from benchmarks import finders, overhead  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+COMMANDS = ("train", "fit", "search", "compare", "dtypes")
+_GROUPS = {
+    "job": "The training",
+    "fitoptions": "The largest batch",
+    "searchoptions": "The search",
+    "compareoptions": "The comparison",
+    "resumption": "Resuming",
+    "example": "The batch that dtypes looks at",
+    "stores": "Where results go",
+}
+"""Headings of the option table, by the dataclass whose field a flag is."""
+
+
+# ---------------------------------------------------------------- what the markers call: each prints one generated part
+
+
+def commands() -> None:
+    """Print a table of the commands with the first line of their help."""
+    _print_table(["command", "what it does"], [[f"`amp-track {name}`", _help(name)] for name in COMMANDS])
+
+
+def options() -> None:
+    """Print the flags of all commands: one table for each subject, one column for each command."""
+    on_commands: dict[tuple[str, ...], set[str]] = {}
+    for command, parameters in _flags().items():
+        for parameter in parameters:
+            on_commands.setdefault(_described(parameter), set()).add(command)
+    groups = dict.fromkeys(group for group, *_ in on_commands)
+    for group in sorted(groups, key=lambda group: [*_GROUPS.values(), group].index(group)):
+        rows = [
+            [*cells, *("✓" if command in on else "" for command in COMMANDS)]
+            for (of_group, *cells), on in on_commands.items()
+            if of_group == group
+        ]
+        print(f"\n### {group}\n")
+        _print_table(["flag", "what it does", "default", *COMMANDS], rows)
+    print()
+
+
+def options_of(command: str, *names: str) -> None:
+    """Print some flags of one command, in the order given."""
+    described = {parameter.opts[0]: _described(parameter) for parameter in _flags()[command]}
+    _print_table(["flag", "what it does", "default"], [list(described[name][1:]) for name in names])
+
+
+def exit_codes() -> None:
+    """Print the exit codes with the exceptions that end in them."""
+    rows = [["0", "–", "Done."]]
+    kinds = sorted(errors.AmpTrackError.__subclasses__(), key=lambda kind: (kind.exit_code, kind.__name__))
+    rows += [[str(kind.exit_code), f"`{kind.__name__}`", _first_sentence(kind)] for kind in kinds]
+    rows.append([str(errors.INTERRUPTED_EXIT_CODE), "`KeyboardInterrupt`", "Interrupted by Ctrl-C or SIGTERM."])
+    _print_table(["exit code", "exception in Python", "means"], rows)
+
+
+def example(name: str) -> None:
+    """Print an example's commands with their output, and the machine that it was made on."""
+    record = read_record(name)
+    print("```text", *record["lines"], "```", "", sep="\n")
+    took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
+    print(f"*{_made_on(record)}{took}*")
+
+
+def search_summary() -> None:
+    """Print README.md's narrow table, from the same run that docs/search.md shows whole."""
+    record = read_record("search")
+    text = " ".join(" ".join(record["lines"]).split())  # wherever a note is wrapped
+    rows = []
+    for row in record["summary"]:
+        edge, best = row["at_edge"], row["best"]
+        few = " (few!)" if f"{edge['batch_size']} ({edge['updates']})" in text else ""  # as the search's notes name it
+        rows.append(
+            [
+                row["precision"],
+                str(edge["batch_size"]),
+                f"{edge['samples_per_second']:,.0f}",
+                f"{edge['quality']:.4f} after {edge['updates']} updates{few}",
+                f"{best['quality']:.4f} after {best['updates']} updates at batch {best['batch_size']}",
+            ]
+        )
+    _print_table(["precision", "largest batch", "samples/s there", "accuracy there", "best accuracy"], rows)
+    print(f"\n*{_made_on(record)}, one seed; {record['seconds']} s*")
+
+
+def finders_table(device: str) -> None:
+    """Print the finders of the largest batch beside each other, and the figures over all cases."""
+    result = _result(f"finders-{device}")
+    found = result["summary"]
+    ratios = found["wall_over_lightning_binsearch"]
+    print(finders.markdown(result).replace("failed: no output", "failed: its process died"))
+    print(
+        f"\n*{_made_on(result, 'torch', 'lightning', 'accelerate')}; amp-track n={result['repeats']}, the others n=1*"
+    )
+    print(
+        f"\namp-track: exact in {found['exact']} of {found['cases']} cases, and in {found['agreeing']} "
+        f"the same in all {result['repeats']} runs; {found['probes_median']:g} probes in the median, "
+        f"{found['probes_most']} at most; its seconds are {found['wall_over_lightning_binsearch_median']:.2f} × those "
+        f"of Lightning's binary search in the median of the {len(ratios)} cases that it answered "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f})."
+    )
+
+
+def overhead_table(device: str) -> None:
+    """Print what tracking costs, against a bare loop and Lightning."""
+    result = _result(f"overhead-{device}")
+    print(overhead.table(result))
+    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, n={result['n']}, medians*")
+
+
+def trials_table(device: str) -> None:
+    """Print what a trial costs beyond its job."""
+    result = _result(f"trials-{device}")
+    _print_table(
+        ["", "measured", "aim"],
+        [
+            [
+                "a trial beyond its own job: MLflow, Optuna on SQLite and the picture of its curves",
+                f"{result['trial_overhead_seconds_median']:.3f} s",
+                "≤ 0.2 s",
+            ],
+            ["a job's fresh process, after the first", f"{result['fresh_process_seconds_median']:.3f} s", "≤ 0.15 s"],
+        ],
+    )
+    print(f"\n*{_made_on(result, 'torch')}, n={result['n']}, medians*")
+
+
+def input_pipeline_tables(device: str) -> None:
+    """Print images/s of loading alone, and of training with 0 workers and the most that were tried."""
+    result = _result(f"input-pipeline-{device}")
+    loading = result["loading_images_per_second"]
+    workers = [f"{count} worker{'' if count == '1' else 's'}" for count in loading]
+    _print_table(["images/s", *workers], [["loading alone", *(f"{speed:,.0f}" for speed in loading.values())]])
+    print()
+    most = [count for count in loading if count != "0" and count in next(iter(result["training"].values()))]
+    headings = ["training, images/s (part of the time spent waiting)", "images that are in memory already"]
+    rows = []
+    for precision, found in result["training"].items():
+        loaded = [found[count] for count in ("0", *most)]
+        cells = [f"{run['images_per_second']:,.1f} ({run['waited_fraction']:.0%})" for run in loaded]
+        rows.append([precision, f"{found['synthetic']:,.1f}", *cells])
+    _print_table([*headings, "0 workers", *(f"{count} workers" for count in most)], rows)
+    batch_size = result["batch_size"]
+    print(f"\n*{_made_on(result, 'torch', 'torchvision')}, n={result['n']}, medians, batch {batch_size}*")
+
+
+# ------------------------------------------------------------------------------------------------------------ how
+
+
+def _flags() -> dict[str, list[Any]]:
+    """The flags of each command, as `--help` knows them."""
+    group: Any = typer.main.get_command(cli.app)
+    return {name: [one for one in group.commands[name].params if one.param_type_name == "option"] for name in COMMANDS}
+
+
+def _help(command: str) -> str:
+    group: Any = typer.main.get_command(cli.app)
+    return str(group.commands[command].help).partition("\n")[0]
+
+
+def _described(parameter: Any) -> tuple[str, str, str, str]:
+    """Subject, flag, help and default of an option."""
+    owner = parameter.name.partition("_")[0]
+    flag = parameter.opts[0]
+    if parameter.is_flag:
+        return _GROUPS.get(owner, "The output"), f"`{flag}`", parameter.help, "off"
+    return (
+        _GROUPS.get(owner, "The output"),
+        f"`{flag} {parameter.metavar}`",
+        parameter.help,
+        str(parameter.show_default),
+    )
+
+
+def _first_sentence(kind: type) -> str:
+    """The first line of a docstring, without its full stop where more follows."""
+    return str(kind.__doc__).strip().partition("\n")[0]
+
+
+def _result(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def _made_on(record: dict[str, Any], *packages: str) -> str:
+    """`AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`: what every number from a machine must carry."""
+    cores = [f"{record['cores']} cores"] if "cores" in record else []
+    versions = record["versions"]
+    named = [f"{name} {versions[name]}" for name in packages or versions]
+    return ", ".join([record["device"], *cores, *named, record["date"]])
+
+
+def _print_table(headings: list[str], rows: list[list[str]]) -> None:
+    print("| " + " | ".join(headings) + " |")
+    print("|" + "---|" * len(headings))
+    for row in rows:
+        print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="run the examples that take minutes, too")
+    parser.add_argument("--run", action="append", choices=[*EXAMPLES, "none"], help="run this example alone")
+    parser.add_argument("--check", action="store_true", help="run and write nothing; say what is stale")
+    arguments = parser.parse_args()
+    quick_or_all = [name for name, one in EXAMPLES.items() if arguments.all or not one.is_slow]
+    for name in [] if arguments.check or arguments.run == ["none"] else arguments.run or quick_or_all:
+        print(f"running example {name}", file=sys.stderr)
+        run_and_record(name)
+    sys.exit(_cog(check=arguments.check))
+
+
+def _cog(*, check: bool) -> int:
+    """Rewrite the generated parts of all pages, or only check them."""
+    from cogapp import Cog
+
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    how = ["--check", "--diff", "--check-fail-msg=run `make docs`"] if check else ["-r"]
+    arguments = ["cog", *how, "-P", "-U", "--verbosity=1", "-I", str(ROOT / "docs"), "-p", "from generate import *"]
+    return int(Cog().main([*arguments, *map(str, pages)]) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""README.md and docs/ say what is true of the code: generated parts are fresh, links lead somewhere, commands parse."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from markdown_it import MarkdownIt
+from support import ROOT
+
+from amp_track import cli
+from amp_track.planner.frontier import Edge
+from amp_track.records.diagnosis import Diagnosis
+from amp_track.records.dtypes import DtypesReport
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import Margin
+from amp_track.report import compare as compare_report
+from amp_track.report import dtypes as dtypes_report
+from amp_track.report import fit as fit_report
+from amp_track.report import search as search_report
+from amp_track.report import train as train_report
+from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.search import SearchResult
+from amp_track.results.seeds import SeedResult, SeedsResult
+
+README = ROOT / "README.md"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("docs", "benchmarks", "experiments", "tests") for page in (ROOT / folder).rglob("*.md")),
+]
+RECORDS = sorted((ROOT / "docs" / "output").glob("*.json"))
+assert RECORDS, "docs/output is empty: run `make docs-all`"
+FEWEST_LETTERS = 7
+"""A text in the source with fewer letters than this between its placeholders could be any line."""
+
+
+# ------------------------------------------------------------------------------------------------------- generated
+
+
+def test_every_generated_part_is_what_make_docs_would_write() -> None:
+    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def lines_of(record: Path) -> list[str]:
+    lines: list[str] = json.loads(record.read_text())["lines"]
+    return lines
+
+
+def headings_shown(lines: list[str]) -> list[str]:
+    """Every heading of the tables in a text, once, without spaces: where a heading is wrapped does not matter."""
+    found = []
+    for start, line in enumerate(lines):
+        if line.startswith("┏"):
+            end = next(index for index in range(start, len(lines)) if lines[index].startswith("┡"))
+            columns = zip(*(row.split("┃")[1:-1] for row in lines[start + 1 : end]), strict=True)
+            found += ["".join("".join(cells).split()) for cells in columns]
+    return list(dict.fromkeys(found))
+
+
+def headings_made(tables: list[Any]) -> list[str]:
+    """The same of tables that have not been printed."""
+    columns = [column for table in tables for column in table.columns]
+    texts = [str(getattr(column, "heading", None) or getattr(column, "header", "")) for column in columns]
+    return list(dict.fromkeys("".join(text.split()) for text in texts))
+
+
+def tables_made_today(name: str) -> list[Any]:
+    """The tables that the command of an example prints, of a result that holds just enough to draw them."""
+    fits = Outcome(verdict=Verdict.FITS, quality=0.9, samples_per_second=1.0, steps=1)
+    job = Job(batch_size=1, epochs=1, learning_rate=1.0)
+    trainings = tuple(SeedResult(precision="fp32", seed=seed, outcome=fits, run_id="") for seed in range(2))
+    seeds = SeedsResult(job=job, seeds=2, margin=Margin(fraction=0.01), trainings=trainings)
+    fitted = PrecisionFit(edge=Edge(1, 2, "memory"), probes=1, at_edge=fits, run_id="")
+    fit = FitResult(
+        study="", run_id="", job=job, device_name="", device_kind="cpu", precisions={"fp32": fitted}, skipped={}
+    )
+    search = SearchResult(
+        fit=fit, quality_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
+        seeds=seeds if name == "seeds" else None,
+    )  # fmt: skip
+    compare = CompareResult(
+        study="", run_id="", job=job, device_name="", device_kind="cpu", quality_name="mse", option="width",
+        values=("16", "64", "256", "1024"), precisions=("fp32",), skipped={}, seeds=2, margin=Margin(fraction=0.01),
+        cells=tuple(
+            Cell(value=value, precision="fp32", trainings=trainings) for value in ("16", "64", "256", "1024")
+        ),
+    )  # fmt: skip
+    diagnosis = Diagnosis(every=1, steps=1, seconds=1.0, layers=())
+    dtypes = DtypesReport(
+        workload="", precision="amp", device_kind="cpu", device_name="", batch_size=2, operations=()
+    )  # fmt: skip
+    return {
+        "search": lambda: search_report.search_tables(search),
+        "seeds": lambda: search_report.search_tables(search),
+        "fit": lambda: [fit_report.fit_table(fit)],
+        "compare": lambda: compare_report.tables(compare),
+        "diagnose": lambda: [train_report.diagnosis_table(diagnosis)],
+        "dtypes": lambda: [dtypes_report.dtypes_table(dtypes)],
+    }.get(name, list)()
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_tables_shown_have_the_headings_of_today(record: Path) -> None:
+    assert headings_shown(lines_of(record)) == headings_made(tables_made_today(record.stem)), "run `make docs-all`"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_examples_show_no_path_of_the_machine_that_ran_them(record: Path) -> None:
+    assert not [line for line in lines_of(record) if re.search(r"(^|[\s:])/\w+/", line)]
+
+
+@cache
+def texts_in_the_source() -> list[re.Pattern[str]]:
+    """Every text in the source, an f-string's placeholders as "anything"."""
+    patterns = []
+    for file in sorted((ROOT / "amp_track").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            literals = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+            letters = sum(character.isalpha() for text in literals if isinstance(text, str) for character in text)
+            if letters >= FEWEST_LETTERS:
+                pattern = "".join(re.escape(text) if isinstance(text, str) else ".*" for text in literals)
+                patterns.append(re.compile(pattern))
+    return patterns
+
+
+def sentences(lines: list[str]) -> Iterator[str]:
+    """What an example says in words: its notes, put together where they are wrapped, and why a batch was probed."""
+    note = ""
+    for line in lines:
+        if note and line.startswith("  "):
+            note += " " + line.strip()
+            continue
+        if note:
+            yield note
+        note = line.removeprefix("· ") if line.startswith("· ") else ""
+        if probed := re.fullmatch(r"\S+ +batch \d+ .*?  \((.+)\)", line):
+            yield probed.group(1)
+    if note:
+        yield note
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_sentences_shown_are_those_of_today(record: Path) -> None:
+    for sentence in sentences(lines_of(record)):
+        assert any(text.fullmatch(sentence) for text in texts_in_the_source()), f"{sentence!r}: run `make docs-all`"
+
+
+def test_the_check_of_sentences_can_fail() -> None:
+    lines = ["· no such sentence is in the source", "  of this package at all", "bf16 batch 9  fits  (for fun alone)"]
+    found = list(sentences(lines))
+    assert found == ["no such sentence is in the source of this package at all", "for fun alone"]
+    assert not any(text.fullmatch(sentence) for sentence in found for text in texts_in_the_source())
+
+
+def test_every_metric_is_on_the_page_about_mlflow() -> None:
+    page = (ROOT / "docs" / "mlflow.md").read_text()
+    nodes = [node for file in (ROOT / "amp_track").rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {text for text in texts if re.fullmatch(r"(train|eval|amp|time|input|throughput|memory)/[a-z_]+", text)}
+    assert len(names) > 15
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+# ------------------------------------------------------------------------------------------------ links and commands
+
+
+def tokens(page: Path) -> Iterator[Any]:
+    """All tokens of a page, those within paragraphs included."""
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
+        yield token
+        yield from token.children or ()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for level, text in re.findall(r"^(#+) (.+)$", page.read_text(), re.MULTILINE):
+        assert level
+        anchor = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        numbered = (f"{anchor}-{number}" for number in range(1, 100))
+        found.add(anchor if anchor not in found else next(name for name in numbered if name not in found))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    links = [token.attrGet("href" if token.type == "link_open" else "src") for token in tokens(page)]
+    for link in links:
+        if link is None or re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: no such file"
+        assert target.is_relative_to(ROOT.resolve()), f"{link} leads out of the project"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_anchors_are_github_s(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# What does `it` cost, and why?\n\n## Python\n\n## Python\n")
+    assert anchors(page) == {"what-does-it-cost-and-why", "python", "python-1"}
+
+
+def parameters_of(command: str) -> list[Any]:
+    group: Any = typer.main.get_command(cli.app)
+    return list(group.commands[command].params)
+
+
+def commands_shown() -> Iterator[tuple[str, list[str]]]:
+    """Every `amp-track` command of every page, with the page's name."""
+    for page in PAGES:
+        for token in tokens(page):
+            texts = []
+            if token.type == "fence" and token.info in ("console", "text"):
+                texts = [line.removeprefix("$ ") for line in token.content.splitlines() if line.startswith("$ ")]
+            elif token.type == "code_inline":
+                texts = [token.content]
+            for text in texts:
+                program, *arguments = shlex.split(text, comments=True) if text.startswith("amp-track ") else [""]
+                if program and arguments[0].islower():
+                    yield page.name, arguments
+
+
+def test_every_command_shown_parses() -> None:
+    group: Any = typer.main.get_command(cli.app)
+    shown = list(commands_shown())
+    assert len(shown) > 30
+    for page, (command, *arguments) in shown:
+        try:
+            group.commands[command].make_context(command, arguments)
+        except typer.BadParameter.__mro__[1] as error:
+            pytest.fail(f"{page}: amp-track {command} {shlex.join(arguments)}: {error}")
+
+
+def test_python_shown_parses_and_takes_its_keywords_from_the_flags() -> None:
+    calls = 0
+    for page in PAGES:
+        for token in tokens(page):
+            if token.type != "fence" or token.info != "python":
+                continue
+            for node in ast.walk(ast.parse(token.content)):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=ast.Name("amp_track"), attr=command), keywords=keywords):
+                        flags = {parameter.opts[0] for parameter in parameters_of(command)}
+                        given = {"--" + str(keyword.arg).replace("_", "-") for keyword in keywords}
+                        assert given <= flags, page.name
+                        calls += 1
+    assert calls >= 3
+
+
+# ----------------------------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_and_its_first_screen_are_short() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    first_screen = "\n".join(lines[:40])
+    for said in ("make search", "make test", "| fp32 |", "| bf16 |", "(few!)", "**few!**", "GPU"):
+        assert said in first_screen
+    assert len(re.findall(r"^\$ amp-track", first_screen, re.MULTILINE)) == 6
+    assert first_screen.count("```") % 2 == 0, "the first screen ends within a block"
+
+
+def test_the_table_of_the_readme_is_narrow() -> None:
+    table = [line for line in README.read_text().splitlines()[:40] if line.startswith("|")]
+    assert 5 <= len(table) <= 6  # tf32 is the sixth, where it runs
+    assert max(map(len, table)) <= 110
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    linked = {token.attrGet("href") for token in tokens(README) if token.type == "link_open"}
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
