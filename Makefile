@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test lint format gpu benchmark finders published clean
+.PHONY: search test mutants lint format gpu benchmark finders published clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
 
 test: $(VENV)/installed-dev  ## the whole suite, with its ten slowest tests
 	$(BIN)/python -m pytest
+
+mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
+	$(BIN)/python tests/tools/mutants.py
 
 lint: $(VENV)/installed-dev  ## ruff (check and format) and mypy
 	$(BIN)/ruff check .
