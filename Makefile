@@ -14,6 +14,9 @@ test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes 
 test-all: $(VENV)/installed-dev  ## all tests, with more examples for each property: twelve minutes more
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest
 
+mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
+	$(BIN)/python tests/tools/mutants.py
+
 lint: $(VENV)/installed-dev  ## ruff (check and format) and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -3,14 +3,16 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.planner.frontier import Edge, Hint, Limit, Line, Next, Point, Probe, explore, line_of
 from amp_track.records.outcome import Verdict
 
 MEBIBYTE = 2**20
@@ -56,6 +58,154 @@ class Device:
             assert tried[step.first_failing_batch] is False
             assert step.largest_batch == 0 or tried[step.largest_batch] is True
         return step, probes
+
+
+def tried(text: str) -> list[Probe]:
+    """Read `8=40M/35M 16=64M 40!90M 50! 60x`: what fits with its bytes (and those of the finer meter), what fails with
+    those that it needs, if known, and what a kernel does not take."""
+
+    def size(text: str) -> int | None:
+        return int(float(text.removesuffix("M")) * (MEBIBYTE if text.endswith("M") else 1)) if text else None
+
+    probes = []
+    for batch, mark, peak, allocated in re.findall(r"(\d+)([=!x])([\d.]*M?)/?([\d.]*M?)", text):
+        verdict = {"=": Verdict.FITS, "!": Verdict.OOM, "x": Verdict.KERNEL_LIMIT}[mark]
+        probes.append(Probe(int(batch), verdict, size(peak), size(allocated)))
+    return probes
+
+
+# fmt: off
+STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
+    # Before anything fits: the hint, then far less; half of it where another precision's line is known.
+    ("", 1000, {}, Next(8, "to begin with")),
+    ("", 1000, {"limit": 5}, Next(5, "the most there is to try (dataset)")),
+    ("8!", 1000, {}, Next(1, "a sixteenth of 8, which does not fit")),
+    ("500!", 1000, {}, Next(31, "a sixteenth of 500, which does not fit")),
+    ("500!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(250, "half of 500, which does not fit")),
+    ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "a sixteenth of 250, which does not fit")),
+    # Without a meter: it doubles, and bisects.
+    ("8=100", None, {}, Next(16, "twice 8, which fits")),
+    ("8=100 15!", None, {}, Next(11, "halfway between 8, which fits, and 15, which does not")),
+    ("4= 8=100", 1000, {}, Next(16, "twice 8, which fits")),
+    # One measurement: what samples alone would take is an upper bound.
+    ("8=100", 1000, {}, Next(44, "80 would fit if nothing but samples took memory: half of the way")),
+    ("8=250", 1000, {}, Next(20, "32 would fit if nothing but samples took memory: half of the way")),
+    ("8=300", 1000, {}, Next(26, "26 would fit if nothing but samples took memory")),
+    ("8=800", 1000, {}, Next(10, "10 would fit if nothing but samples took memory")),
+    ("8=900", 1000, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
+    ("5=800", 1000, {}, Next(10, "twice 5: one measurement says nothing of what each sample takes")),
+    ("8=900 16!", 1000, {}, Next(9, "8 would fit if nothing but samples took memory")),
+    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
+    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if nothing but samples took memory: half of the way")),
+    ("8=0", 100, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
+    ("8=180", 1000, {"hint": Hint(8, "fp32's edge", 100.0)},
+     Next(83, "a little below 90, where the budget should end", 930)),
+    # A line: a far crossing is approached from below, unless a failure or a straight line guards it.
+    ("8=181 16=261", 1001, {}, Next(84, "a little below 90, where the budget should end", 941)),
+    ("8=180 16=260", 860, {}, Next(76, "where the budget should end", 860)),
+    ("8=180 16=260", 7700, {}, Next(698, "a little below 760, where the budget should end", 7080)),
+    ("8=180 16=260", 1000, {"limit": 88}, Next(84, "the line ends at 90, beyond all there is", 940)),
+    ("8=180 16=260", 1000, {"limit": 80}, Next(80, "the most there is to try (dataset)", 900)),
+    ("8=8100 80=80100 170!", 152100, {}, Next(152, "where the budget should end", 152100)),
+    ("8=180 16=260 164!", 1000, {}, Next(84, "a little below 90, where the budget should end", 940)),
+    ("100=100100 400=400100", 500100, {}, Next(500, "where the budget should end", 500100)),
+    ("100=100100 400=400100", 480100, {}, Next(480, "where the budget should end", 480100)),
+    ("100=100100 400=400100", 550100, {}, Next(538, "a little below 550, where the budget should end", 538100)),
+    ("1=1100 8=8100 80=80100", 1000000, {}, Next(999, "where the budget should end", 999100)),
+    ("1=1079 8=8100 80=80100", 1000000, {}, Next(922, "a little below 999, where the budget should end", 922100)),
+    # Which line: the nearest measurement that is exact enough and no noise.
+    ("8=180000 12=180000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
+    ("8=180000 12=240000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
+    ("4=130 8=180 16=260", 360, {}, Next(26, "where the budget should end", 360)),
+    ("4=130 8=180 16=260", 380, {}, Next(27, "where the budget should end", 379)),
+    ("8=100M 64=160M 76=180M", 400 * MEBIBYTE, {},
+     Next(247, "a little below 263, where the budget should end", 399692499)),
+    # Blocks: what is left of the last block cannot be had, nor what lies unused.
+    ("8=40M/35M 16=60M/55M", 101 * MEBIBYTE, {}, Next(34, "where the budget should end", 104857600)),
+    ("8=42M/41M 16=64M/58M", 105 * MEBIBYTE, {}, Next(34, "where the budget should end", 100925440)),
+    ("8=42M/37.5M 16=64M/58M", 105 * MEBIBYTE, {}, Next(31, "where the budget should end", 101122048)),
+    ("8=40M/44M 16=60M/64M", 110 * MEBIBYTE, {}, Next(30, "where the budget should end", 103809024)),
+    ("8=42M 16=64M/57M", 105 * MEBIBYTE, {}, Next(30, "where the budget should end", 107479040)),
+    ("8=0 16=40M", 110 * MEBIBYTE, {}, Next(28, "where the budget should end", 104857600)),
+    ("8=40960 16=49152", 99999, {}, Next(64, "where the budget should end", 98304)),
+    # At the end of the line: one more proves the edge, unless the line was wrong already.
+    ("8=8100 80=80100", 81100, {}, Next(81, "where the budget should end", 81100)),
+    ("8=8100 80=80100", 80500, {},
+     Next(81, "one more than 80, to prove that it is the largest", 81100, should_fit=False)),
+    ("8=8100 16=16100 20=18900", 19100, {},
+     Next(22, "20 fits though the line says it should not", 20300, should_fit=False)),
+    ("8=8100 16=16100 20=18000 30!", 18100, {},
+     Next(21, "one more than 20, to prove that it is the largest", 18475, should_fit=False)),
+    ("8=8100 16=16100 20=17050 30!", 17100, {},
+     Next(25, "20 fits though the line says it should not", 20779, should_fit=False)),
+    ("8=8100 16=16100 20=17050 60!", 17100, {},
+     Next(26, "20 fits though the line says it should not", 21525, should_fit=False)),
+    # A surprise: a failure that the line does not explain.
+    ("8=180 16=260 50x", 10000, {}, Next(33, "halfway between 16 and 50, which a kernel does not take", 430)),
+    ("8=180 16=260 80!", 10000, {}, Next(48, "80 failed though it should fit: halfway to 16, which fits", 580)),
+    ("8=180 16=260 86!", 10000, {},
+     Next(65, "86 failed though it should fit, by what is known of far smaller ones", 750)),
+    ("8=180 16=260 500!", 10000, {},
+     Next(355, "500 failed though it should fit, by what is known of far smaller ones", 3650)),
+    ("8=180 16=260 400! 500!", 10000, {},
+     Next(80, "400 failed though it should fit, by what is known of far smaller ones", 900)),
+    ("8=8100 80=80100 140!", 140100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
+    ("8=8100 80=80100 140!", 144100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
+    ("8=8100 80=80100 141! 263!", 144100, {},
+     Next(139, "141 failed though it should fit: a little less again", 139100)),
+    ("8=8100 80=80100 141! 264!", 144100, {}, Next(140, "141 failed though it should fit: a little less", 140100)),
+    ("8=8100 80=80100 141! 142! 143!", 144100, {},
+     Next(110, "141 failed though it should fit, and a little less too: halfway to 80, which fits", 110100)),
+    ("8=8100 80=80100 142! 143!", 145100, {},
+     Next(111, "142 failed though it should fit, and a little less too: halfway to 80, which fits", 111100)),
+    ("100=100100 10000=10000100 26000!", 26384100, {},
+     Next(25872, "26000 failed though it should fit: a little less", 25872100)),
+    ("4=4100 8=8100 80=80100 138!", 142100, {},
+     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+    ("8=8100 80=80100 138!142100", 142100, {},
+     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+    ("8=8100 80=80100 138!150000", 142100, {},
+     Next(127, "138 failed though it should fit: by as much less as it lacked memory", 127100)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("known", "budget_bytes", "given", "step"), STEPS)
+def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[str, Any], step: Next) -> None:
+    limit = Limit(given.get("limit", UNLIMITED.batch_size), "dataset")
+    assert explore(tried(known), limit, budget_bytes=budget_bytes, hint=given.get("hint")) == step
+
+
+@pytest.mark.parametrize(
+    ("known", "limit", "edge"),
+    [
+        ("1!", 9, Edge(0, 1, "memory")), ("5=100", 5, Edge(5, None, "dataset")), ("2=1 3x 4!", 9, Edge(2, 3, "kernel")),
+        ("2=1 3! 4x", 9, Edge(2, 3, "memory")), ("4=40 5! 6=60", 9, Edge(4, 5, "memory")),
+    ],
+)  # fmt: skip
+def test_an_edge_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, edge: Edge) -> None:
+    assert explore(tried(known), Limit(limit, "dataset"), budget_bytes=1000) == edge
+
+
+def test_after_twelve_probes_every_second_one_bisects() -> None:
+    steps = [
+        explore([Probe(batch, Verdict.FITS, batch) for batch in range(1, count + 1)], UNLIMITED, budget_bytes=1000)
+        for count in range(11, 16)
+    ]
+    below = "a little below 1000, where the budget should end"
+    assert [step.reason for step in steps if isinstance(step, Next)] == [
+        below, "twice 12, which fits", below, "twice 14, which fits", below,
+    ]  # fmt: skip
+
+
+def test_the_line_goes_through_the_smallest_and_the_largest_that_fit() -> None:
+    line = line_of(tried("20=1500 8=300 40!9000 16=200"))
+    assert line == Line(8, Point(20, 1500.0), 100.0)
+    assert (line.at(10), line.reaches(1650), line.fixed_bytes) == (500, 21, 0.0)
+    assert line_of(tried("8=700 16=1500")) == Line(8, Point(16, 1500.0), 100.0)
+    assert Line(8, Point(16, 1700.0), 100.0).fixed_bytes == 100.0
+    for nothing_to_draw in ("", "8=100", "8=100 16=100", "8=200 16=100"):
+        assert line_of(tried(nothing_to_draw)) is None
 
 
 EDGES = st.one_of(st.integers(1, 64), st.floats(0, 6).map(lambda power: int(10**power)))

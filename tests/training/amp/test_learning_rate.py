@@ -107,3 +107,14 @@ def test_the_device_knows_1024_updates_ahead_unless_told_otherwise() -> None:
     for _ in range(1024):
         rates.after_step(torch.zeros(()))
     assert rates_of(optimizer) == [1024.0]
+    with pytest.raises(IndexError):
+        rates.after_step(torch.zeros(()))
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_group_added_later_is_refused_and_does_not_keep_a_rate_of_its_own(on_device: bool) -> None:
+    optimizer = optimizer_of(1.0, fused=on_device)
+    rates = LearningRates(optimizer, cosine, on_device=on_device)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 1.0})
+    with pytest.raises(ValueError):
+        rates.set_updates(1)
