@@ -49,7 +49,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
 
     amp-track train experiments/digits.py --checkpoint-every 50; if it is killed: amp-track train --resume RUN_ID
     """
-    request = request_of("train", workload, given)
+    request = request_of("train", workload, given, owns_process=True)
     from amp_track.commands import train
     from amp_track.report import terminal
     from amp_track.report import train as train_report
@@ -71,7 +71,7 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
 
     amp-track fit experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
-    request = request_of("fit", workload, given)
+    request = request_of("fit", workload, given, owns_process=True)
     from amp_track.commands import fit
     from amp_track.report import fit as fit_report
     from amp_track.report import terminal
@@ -91,7 +91,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
     """
-    request = request_of("search", workload, given)
+    request = request_of("search", workload, given, owns_process=True)
     from amp_track.commands import search
     from amp_track.report import search as search_report
     from amp_track.report import terminal
@@ -112,7 +112,7 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
     amp-track dtypes experiments/digits.py --precision amp
     """
-    request = request_of("dtypes", workload, given)
+    request = request_of("dtypes", workload, given, owns_process=True)
     from amp_track.commands import dtypes
     from amp_track.report import dtypes as dtypes_report
     from amp_track.report import terminal
@@ -134,7 +134,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     amp-track compare experiments/digits.py --precision fp32,bf16 --over width=8,16,32,64 --epochs 2 --seeds 3 trains
     only what the study does not know yet.
     """
-    request = request_of("compare", workload, given)
+    request = request_of("compare", workload, given, owns_process=True)
     from amp_track.commands import compare
     from amp_track.report import compare as compare_report
     from amp_track.report import terminal

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from amp_track.commands.compare import compare
-from amp_track.commands.request import CompareOptions, FitOptions, Request, SearchOptions, Stores
+import amp_track
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
@@ -68,7 +67,7 @@ class Bench:
         """Where to read memory from: on a CPU, a few steps within a budget."""
         if self.kind != "cpu":
             return result
-        return self._compared(name, options, over=None, seeds=1, memory_budget_bytes=4 * GIBIBYTE, **job)
+        return self._compared(name, options, over=None, seeds=1, memory_budget=4 * GIBIBYTE, **job)
 
     def _compared(
         self,
@@ -79,19 +78,19 @@ class Bench:
         seeds: int,
         **job: Any,
     ) -> CompareResult:
-        texts = tuple((option, str(value)) for option, value in options.items())
         with tempfile.TemporaryDirectory() as folder:
             before = os.getcwd()
             os.chdir(folder)  # MLflow keeps artifacts in the working directory
             try:
-                request = Request(
-                    job=Job(workload=self.workload(name), device=self.device, options=texts, **job),
-                    stores=Stores(storage="sqlite:///optuna.db", tracking_uri=f"sqlite:///{folder}/mlflow.db"),
-                    fit_options=FitOptions(),
-                    search_options=SearchOptions(seeds=seeds),
-                    compare_options=CompareOptions(over=over),
+                return amp_track.compare(
+                    self.workload(name),
+                    device=self.device,
+                    set=options,
+                    over={over[0]: over[1]} if over is not None else None,
+                    seeds=seeds,
+                    tracking_uri=f"sqlite:///{folder}/mlflow.db",
+                    **job,
                 )
-                return compare(request)
             finally:
                 os.chdir(before)
 

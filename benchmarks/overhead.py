@@ -192,18 +192,17 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     """`amp-track train` as a user calls it, and what it left in MLflow."""
     import mlflow
 
-    import amp_track
+    from amp_track.commands.arguments import request_of
+    from amp_track.commands.train import train
 
-    result = amp_track.train(
-        case.reference,
-        precision=case.precision,
-        batch_size=case.batch_size,
-        device=case.device,
-        steps=WARM_UP_STEPS + case.steps,
-        channels_last=case.channels_last,
-        synthetic=case.synthetic,
-        diagnose=diagnose_every,
-    )
+    # Not amp_track.train, which leaves the priority of the process that calls it as it is.
+    settings = {
+        "precision": case.precision, "batch_size": str(case.batch_size), "device": case.device,
+        "steps": str(WARM_UP_STEPS + case.steps), "channels_last": case.channels_last, "synthetic": case.synthetic,
+        "diagnose_every": str(diagnose_every or ""),
+    }  # fmt: skip
+    given = {f"job_{name}": value for name, value in settings.items()}
+    result = train(request_of("train", case.reference, given, owns_process=True))
     outcome = result.outcome
     assert outcome.samples_per_second is not None and outcome.train_seconds is not None
     client = mlflow.MlflowClient("sqlite:///mlflow.db")

@@ -53,13 +53,14 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
 """By command, in the order of its `--help`."""
 
 
-def request_of(command: str, workload: str, given: Mapping[str, Any]) -> Request:
+def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_process: bool = False) -> Request:
     """Return what a command was asked for; the parts it has no flags for stay at their defaults.
 
     Args:
         command: one of `FLAGS`.
         workload: a file, or `package.module:Class`.
         given: by `Flag.parameter`, what was given: text, texts of a flag that may be repeated, or True for a switch.
+        owns_process: whether this process does nothing but this command.
 
     Raises:
         BadInput: a value cannot be read, or two do not go together.
@@ -88,5 +89,6 @@ def request_of(command: str, workload: str, given: Mapping[str, Any]) -> Request
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
         given=given_fields(Job, flags, given),
+        owns_process=owns_process,
         **fixed,
     )

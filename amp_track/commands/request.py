@@ -184,6 +184,8 @@ class Request:
     resumption: Resumption = Resumption()
     compare_options: CompareOptions | None = None
     """Only `compare` has them."""
+    owns_process: bool = False
+    """Whether this process does nothing but this command: it then steps back for its jobs, for good."""
 
     def __post_init__(self) -> None:
         effective, accumulate = self.fit_options.effective_batch_size, self.job.accumulate

@@ -69,11 +69,17 @@ class Child:
 
 
 @contextlib.contextmanager
-def started(context: ForkServerContext, target: Callable[..., None], *arguments: Any) -> Iterator[Child]:
-    """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block."""
+def started(
+    context: ForkServerContext, target: Callable[..., None], *arguments: Any, steps_back: bool = False
+) -> Iterator[Child]:
+    """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block.
+
+    With `steps_back`, this process lowers its own priority, which cannot be undone.
+    """
     with _fixed_addresses():
         forkserver.ensure_running()
-    _lower_own_priority()
+    if steps_back:
+        _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
     try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs

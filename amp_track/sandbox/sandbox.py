@@ -57,9 +57,11 @@ class Sandbox:
 
     Args:
         workload: the workload's file or module; the installed packages that it imports are imported once for all jobs.
+        steps_back: lower the priority of this process for good, so that its jobs go first.
     """
 
-    def __init__(self, workload: str) -> None:
+    def __init__(self, workload: str, *, steps_back: bool = False) -> None:
+        self._steps_back = steps_back
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
         # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
@@ -159,7 +161,9 @@ class Sandbox:
         oom_kills = _kernel_oom_kills()
         with contextlib.ExitStack() as stack:
             running = [
-                stack.enter_context(children.started(self._context, _child, task, job, folder, rank))
+                stack.enter_context(
+                    children.started(self._context, _child, task, job, folder, rank, steps_back=self._steps_back)
+                )
                 for rank in all_ranks
             ]
             children.listen(running, on_event, _deadline(started, job.timeout_seconds))

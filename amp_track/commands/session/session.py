@@ -82,7 +82,7 @@ class Session:
     ) -> Session:
         """Check a request as `prepare` does, but for the stores: for a command that writes nothing."""
         checks.workload_exists(request.job.workload)
-        sandbox = sandbox or Sandbox(request.job.workload)
+        sandbox = sandbox or Sandbox(request.job.workload, steps_back=request.owns_process)
         with progress.working("importing torch, looking at device and workload"):
             inspection = sandbox.inspect(request.job)
         checks.check_supported(request, inspection, precisions or ())

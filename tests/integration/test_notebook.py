@@ -1,6 +1,5 @@
 """Commands called from a cell of a notebook, in a real kernel."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,24 +7,29 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from support import ROOT
+from support import DIGITS, ROOT
 
 FIT = """
-from amp_track.commands.fit import fit, train
-from amp_track.records.job import Job
-from support import DIGITS, request
+import amp_track
 
-result = fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=64))
+result = amp_track.fit({workload!r}, precision="fp32", max_batch_size=64)
 """
-SHOW = """
-import dataclasses
-from amp_track.report import html
-
-dataclasses.replace(result, html=html.fit_html(result))
-"""
+SHOW = "result"
 TRAIN = """
-trained = train(request(Job(workload=DIGITS, precision="fp32", epochs=2)))
+trained = amp_track.train({workload!r}, precision="fp32", epochs=2)
 """
+A_CLASS_OF_THE_NOTEBOOK = """
+class Own(amp_track.Workload):
+    def model(self): ...
+    def train_data(self): ...
+    def eval_data(self): ...
+
+try:
+    amp_track.fit(Own)
+except amp_track.BadInput as error:
+    print(error)
+"""
+CELLS = (FIT, SHOW, TRAIN, A_CLASS_OF_THE_NOTEBOOK)
 
 
 class RecordingClient(NotebookClient):
@@ -44,11 +48,13 @@ class RecordingClient(NotebookClient):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # of the client, not ours
 def test_a_cell_shows_progress_in_one_output(clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (FIT, SHOW, TRAIN)])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sources = [source.format(workload=DIGITS) for source in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     client = RecordingClient(notebook, timeout=600, resources={"metadata": {"path": str(clean_folder)}})
     client.execute()
-    fit, show, train = (shown_in(cell) for cell in notebook.cells)
+    *cells, refused = notebook.cells
+    fit, show, train = (shown_in(cell) for cell in cells)
 
     (lines,) = fit
     first, *_, probe, confirmation = lines["text/plain"].splitlines()
@@ -62,6 +68,9 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path, monkeypatch: py
 
     (line,) = train
     assert line["text/plain"].startswith("epoch 2/2  loss ")
+    (said,) = [output.text for output in refused.outputs if output.get("name") == "stdout"]
+    assert said.startswith("workload: got the class Own, which only this notebook or script has")
+    assert "put it into a file" in said
     for changed_at in client.changed_at.values():
         assert len(changed_at) > 4, "it moves"
         assert len(changed_at) < 4 * (changed_at[-1] - changed_at[0]) + 10, "a few times a second, and for each line"
