@@ -88,16 +88,16 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     ("8=100 15!", None, {}, Next(11, "halfway between 8, which fits, and 15, which does not")),
     ("4= 8=100", 1000, {}, Next(16, "twice 8, which fits")),
     # One measurement: what samples alone would take is an upper bound.
-    ("8=100", 1000, {}, Next(44, "80 would fit if nothing but samples took memory: half of the way")),
-    ("8=250", 1000, {}, Next(20, "32 would fit if nothing but samples took memory: half of the way")),
+    ("8=100", 1000, {}, Next(44, "80 would fit if nothing but samples took memory: half the way there")),
+    ("8=250", 1000, {}, Next(20, "32 would fit if nothing but samples took memory: half the way there")),
     ("8=300", 1000, {}, Next(26, "26 would fit if nothing but samples took memory")),
     ("8=800", 1000, {}, Next(10, "10 would fit if nothing but samples took memory")),
-    ("8=900", 1000, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
-    ("5=800", 1000, {}, Next(10, "twice 5: one measurement says nothing of what each sample takes")),
+    ("8=900", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("5=800", 1000, {}, Next(10, "twice 5: one measurement does not tell what each sample takes")),
     ("8=900 16!", 1000, {}, Next(9, "8 would fit if nothing but samples took memory")),
-    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
-    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if nothing but samples took memory: half of the way")),
-    ("8=0", 100, {}, Next(16, "twice 8: one measurement says nothing of what each sample takes")),
+    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if nothing but samples took memory: half the way there")),
+    ("8=0", 100, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
     ("8=180", 1000, {"hint": Hint(8, "fp32's edge", 100.0)},
      Next(83, "a little below 90, where the budget should end", 930)),
     # A line: a far crossing is approached from below, unless a failure or a straight line guards it.
@@ -165,7 +165,7 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     ("8=8100 80=80100 138!142100", 142100, {},
      Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
     ("8=8100 80=80100 138!150000", 142100, {},
-     Next(127, "138 failed though it should fit: by as much less as it lacked memory", 127100)),
+     Next(127, "138 failed though it should fit: reduced by the memory that it lacked", 127100)),
 ]
 # fmt: on
 

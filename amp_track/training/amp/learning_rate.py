@@ -33,7 +33,6 @@ class LearningRates:
         self._optimizer = optimizer
         self._schedule = schedule
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
-        self._updates = 0
         self._on_device = on_device
         if on_device:
             device = next(p for group in optimizer.param_groups for p in group["params"]).device

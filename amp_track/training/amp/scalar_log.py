@@ -25,7 +25,13 @@ class ScalarLog:
         return self._packed + len(self._loose)
 
     def append(self, scalar: Tensor) -> None:
-        """Append a scalar tensor, which must not be changed in place afterwards."""
+        """Append a scalar tensor, which must not be changed in place afterwards.
+
+        Raises:
+            IndexError: the log is full: `copy_` would drop one scalar too many without a word.
+        """
+        if len(self) == len(self._buffer):
+            raise IndexError(f"got more than the {len(self._buffer)} scalars that this log holds; fetch them before")
         self._loose.append(scalar)
         if len(self._loose) == _LOOSE:
             self._pack()

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,3 +38,12 @@ def test_clearing_forgets() -> None:
     log.clear()
     log.append(torch.tensor(7.0))
     assert log.fetch() == [7.0]
+
+
+def test_more_than_it_holds_is_an_error() -> None:
+    log = ScalarLog(3, CPU)
+    for number in range(3):
+        log.append(torch.tensor(float(number)))
+    with pytest.raises(IndexError, match="got more than the 3 scalars"):
+        log.append(torch.tensor(3.0))
+    assert log.fetch() == [0.0, 1.0, 2.0]
