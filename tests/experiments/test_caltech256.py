@@ -203,6 +203,7 @@ def ramps(size: int) -> Image.Image:
     return Image.fromarray(pixels.round().to(torch.uint8).numpy())
 
 
+@pytest.mark.slow
 def test_shifts_scales_and_angles_fill_their_ranges() -> None:
     torch.manual_seed(0)
     image = ramps(255)
@@ -335,6 +336,7 @@ def test_bad_options_are_refused(option: str, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_stores")
 def test_synthetic_needs_neither_images_nor_weights(amp_track: Command) -> None:
     options = ["--synthetic", "--set", "image_size=32", "--precision", "bf16"]
@@ -362,7 +364,9 @@ def job(request: pytest.FixtureRequest, sandbox: Sandbox, tree: Path) -> Job:
     return job_of(sandbox, CALTECH256, options)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "bf16"))]
+)
 def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
     outcome = outcome_in(sandbox, job, precision)
     assert outcome.verdict is Verdict.FITS, outcome.traceback
@@ -371,6 +375,7 @@ def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str
     assert outcome.quality is not None
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> None:
     options = {"data_dir": tree, "weights": "none", "image_size": 32}
     job = job_of(sandbox, CALTECH256, options, steps=1, precision="fp32", diagnose_every=1)
@@ -381,6 +386,7 @@ def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> Non
     assert "layer4.2.conv3" in has_gradients, "its outputs are looked at"
 
 
+@pytest.mark.slow
 def test_an_image_that_vanishes_is_a_crash_that_names_it(sandbox: Sandbox, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "256_ObjectCategories", {"001.ak47": 4})
     options = {"data_dir": tree, "weights": "none", "image_size": 32}

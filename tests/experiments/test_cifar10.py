@@ -193,7 +193,8 @@ def job(sandbox: Sandbox, data: Path) -> Job:
     return job_of(sandbox, CIFAR10, {"data_dir": data, "checksum": False, "samples": 8, "image_size": 32})
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
 def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
     outcome = outcome_in(sandbox, job, precision)
     assert outcome.verdict is Verdict.FITS, outcome.traceback

@@ -166,6 +166,7 @@ def test_an_index_that_cannot_be_beside_the_images_is_in_the_users_cache(
     assert "could not be kept" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_processes_that_index_at_once_agree(tree: Path) -> None:
     program = "import sys, pathlib, image_folder; print(len(image_folder.open_index(pathlib.Path(sys.argv[1])).images))"
     command = [sys.executable, "-c", program, str(tree)]

@@ -190,7 +190,8 @@ def _processes_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
     raise AssertionError("the job's process did not start")
 
 
-@pytest.mark.parametrize("ending", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> None:
     with _hanging_search(tmp_path) as parent:
         children = _processes_of(parent)
