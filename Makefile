@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: search test test-all lint format gpu benchmark finders published docs docs-all mutants clean
+.PHONY: search test test-slow test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
@@ -11,8 +11,10 @@ search: $(VENV)/installed  ## the digits example: edges and trainings within 64 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/installed-dev  ## all tests, with more examples for each property: twelve minutes more
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest
+test-slow: $(VENV)/installed-dev  ## the other tests, and every property with more examples, new ones each time
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "slow or property"
+
+test-all: test test-slow  ## all tests
 
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py
@@ -45,10 +47,10 @@ published: $(VENV)/installed  ## the five published experiments: claimed and mea
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders
 
-docs: $(VENV)/installed-dev  ## the generated parts of README.md and docs/; runs the examples that take seconds
-	$(BIN)/python docs/generate.py
+docs: $(VENV)/installed-dev  ## the generated parts of README.md and docs/, from the code and from the records of examples
+	$(BIN)/python docs/generate.py --run none
 
-docs-all: $(VENV)/installed-dev  ## the same, and runs the examples that take minutes
+docs-all: $(VENV)/installed-dev  ## the same, after running every example anew: minutes, on a machine that does nothing else
 	$(BIN)/python docs/generate.py --all
 
 $(BIN)/python:

@@ -79,3 +79,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'amp_track' has no attribute {name!r}")
     return getattr(importlib.import_module(f"amp_track.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

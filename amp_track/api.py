@@ -13,9 +13,9 @@ import dataclasses
 import difflib
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from amp_track.commands.arguments import FLAGS, request_of
 from amp_track.commands.flags import Flag
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from amp_track.results.train import TrainResult
     from amp_track.workload import Workload
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 Names = str | Sequence[str]
 """`"fp32,bf16"` or `["fp32", "bf16"]`."""
 Size = str | int
@@ -40,7 +41,7 @@ class StoreSettings(TypedDict, total=False):
     """Where results go, and under which name they are resumed."""
 
     study: str | None
-    storage: str
+    storage: str | None
     tracking_uri: str | None
 
 
@@ -50,20 +51,20 @@ class JobSettings(TypedDict, total=False):
     epochs: int | None
     steps: int | None
     lr: float | None
-    lr_scaling: str
-    seed: int
-    device: str
+    lr_scaling: str | None
+    seed: int | None
+    device: str | None
     memory_budget: Size | None
-    accumulate: int
+    accumulate: int | None
     clip_norm: float | None
-    processes: int
+    processes: int | None
     loader_workers: int | None
-    channels_last: bool
-    compile: bool
-    synthetic: bool
+    channels_last: bool | None
+    compile: bool | None
+    synthetic: bool | None
     diagnose: int | None
     timeout: float | None
-    set: Mapping[str, Any]
+    set: Mapping[str, Any] | Sequence[str] | None
 
 
 class EdgeSettings(TypedDict, total=False):
@@ -78,16 +79,16 @@ class FitSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     """The keyword arguments of `fit`."""
 
     precision: Names | None
-    multiple_of: int
+    multiple_of: int | None
     effective_batch_size: int | None
 
 
 class TrainSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     """The keyword arguments of `train`. `batch_size` is a number or `"auto"`."""
 
-    precision: str
+    precision: str | None
     batch_size: int | str | None
-    multiple_of: int
+    multiple_of: int | None
     effective_batch_size: int | None
     checkpoint_every: int | None
     resume: str | None
@@ -97,10 +98,10 @@ class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     """The keyword arguments of `search`."""
 
     precision: Names | None
-    trials: int
+    trials: int | None
     search_lr: str | Sequence[float] | None
-    seeds: int
-    margin: str | float
+    seeds: int | None
+    margin: str | float | None
 
 
 class CompareSettings(StoreSettings, JobSettings, total=False):
@@ -109,10 +110,32 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
     precision: Names | None
     batch_size: int | None
     over: str | Mapping[str, Sequence[Any]] | None
-    seeds: int
-    margin: str | float
+    seeds: int | None
+    margin: str | float | None
 
 
+def argument_name(flag: Flag) -> str:
+    """Return the name of a flag as a keyword argument: `memory_budget` for `--memory-budget`."""
+    return flag.name.removeprefix("--").replace("-", "_")
+
+
+def _with_signature(command: str, settings: type) -> Callable[[Command], Command]:
+    """Give a function the signature that its keyword arguments have, for `help()` and for a notebook's tooltips."""
+
+    def decorate(function: Command) -> Command:
+        positional, _ = inspect.signature(function).parameters.values()
+        types = settings.__annotations__
+        keywords = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=types.get(name))
+            for name in map(argument_name, FLAGS[command])
+        ]
+        function.__signature__ = inspect.Signature([positional, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_signature("train", TrainSettings)
 def train(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[TrainSettings]
 ) -> TrainResult:
@@ -134,6 +157,7 @@ def train(
     return dataclasses.replace(result, html=html.train_html(result))
 
 
+@_with_signature("fit", FitSettings)
 def fit(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[FitSettings]
 ) -> FitResult:
@@ -150,6 +174,7 @@ def fit(
     return dataclasses.replace(result, html=html.fit_html(result))
 
 
+@_with_signature("search", SearchSettings)
 def search(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[SearchSettings]
 ) -> SearchResult:
@@ -163,9 +188,11 @@ def search(
     from amp_track.report import html
 
     result = command.search(_request("search", workload, settings))
-    return dataclasses.replace(result, html=html.search_html(result))
+    fitted = dataclasses.replace(result.fit, html=html.fit_html(result.fit))
+    return dataclasses.replace(result, fit=fitted, html=html.search_html(result))
 
 
+@_with_signature("compare", CompareSettings)
 def compare(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[CompareSettings]
 ) -> CompareResult:
@@ -183,7 +210,7 @@ def compare(
 
 
 def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:
-    flags = {flag.name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS[command]}
+    flags = {argument_name(flag): flag for flag in FLAGS[command]}
     given = {}
     for name, value in settings.items():
         if name not in flags:
@@ -191,35 +218,53 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
             instead = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(flags)}"
             raise TypeError(f"{command}() got an unexpected keyword argument {name!r}{instead}")
         if value is not None:
-            given[flags[name].parameter] = _text(name, flags[name], value)
+            given[flags[name].parameter] = _given(name, flags[name], value)
     return request_of(command, _reference(workload), given)
 
 
-def _text(name: str, flag: Flag, value: Any) -> Any:
-    """Return a value as the command line would give it. Raises BadInput, by the argument's name, if it is none."""
+def _given(name: str, flag: Flag, value: Any) -> Any:
+    """Return a value as the command line would give it. Raises BadInput, by the argument's name, if it cannot be."""
     if flag.is_switch:
         if not isinstance(value, bool):
             raise BadInput(f"{name}: got {value!r}, expected True or False")
         return value
-    text: Any
-    if isinstance(value, Mapping):
-        pairs = [f"{option}={_listed(of_option)}" for option, of_option in value.items()]
-        text = pairs if flag.is_repeatable else " ".join(pairs)
-    elif flag.is_repeatable:
-        text = [value] if isinstance(value, str) else list(value)
-    else:
-        text = _listed(value)
-    if text != "auto":  # which is no batch size, but says how to find one
-        try:
+    try:
+        text = _texts(value) if flag.is_repeatable else _text(value)
+        if not (name == "batch_size" and text == "auto"):  # which is no batch size, but says how to find one
             flag.value(text)
-        except BadInput:
-            raise BadInput(f"{name}: got {value!r}, expected {flag.field.metadata['expected']}") from None
+    except ValueError:
+        raise BadInput(f"{name}: got {value!r}, expected {flag.field.metadata['expected']}") from None
     return text
 
 
-def _listed(value: Any) -> str:
-    """Return a value as text, a list of values with commas between them."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a flag that may be repeated, from a mapping or from texts; an option's value is one text."""
+    if isinstance(value, Mapping):
+        return [f"{option}={of_option}" for option, of_option in value.items()]
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(value)
+    return texts
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value: values of a list have commas between them, and a mapping's one option comes first.
+
+    Raises:
+        ValueError: it is empty, has several options, or a value that itself has a comma: no text says that.
+    """
+    if isinstance(value, Mapping):
+        ((option, values),) = value.items()
+        return f"{option}={_text(values)}"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        texts = [str(each) for each in value]
+        if any("," in text for text in texts):
+            raise ValueError(value)
+        value = ",".join(texts)
+    text = str(value)
+    if not text:  # which the command line takes as not given
+        raise ValueError(value)
+    return text
 
 
 def _reference(workload: object) -> str:
@@ -233,7 +278,12 @@ def _reference(workload: object) -> str:
             f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
             "options of a class go into set={…}"
         )
-    if workload.__module__ == "__main__" or "." in workload.__qualname__:
+    if "." in workload.__qualname__:
+        raise BadInput(
+            f"workload: got {workload.__qualname__}, which is defined in a function or a class, expected a class of a "
+            "module, which a fresh process can import; move it there, or into a file and pass the file's path"
+        )
+    if workload.__module__ == "__main__":
         raise BadInput(
             f"workload: got the class {workload.__qualname__}, which only this notebook or script has, expected one "
             "that a fresh process can import, since each job runs in one; put it into a file and pass the file's path"

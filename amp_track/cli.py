@@ -151,7 +151,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 def main() -> NoReturn:
     """Run the console script, and end with the exit codes that `amp_track.records.errors` lists."""
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.getLogger("amp_track").addHandler(_Lines())
+    logging.getLogger("amp_track").handlers = [_Lines()]
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:

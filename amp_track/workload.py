@@ -163,9 +163,7 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         if name not in known:
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
-            raise BadOption(
-                name, f"got {name}={text}, expected an option of {reference} ({listed}); {instead}", names_option=False
-            )
+            raise BadOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
         values[name] = _option_value(name, text, hints[name])
     try:
         return workload_class(**values)

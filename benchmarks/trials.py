@@ -86,7 +86,7 @@ class Trials:
         self.session = Session.prepare(request, ("fp32",), sandbox=self.sandbox)
         self.tracker = Tracker(self.session.tracking_uri)
         self.studies = Studies(self.session)
-        self.study, _ = fit.open_study(self.session, self.studies)
+        self.study, _ = fit.open_study(self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()
 
     def run(self, parent: Run, job: Job) -> tuple[Outcome, float]:

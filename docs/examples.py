@@ -163,6 +163,8 @@ def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
     result = json.loads(_run(f"{command} --json", folder).stdout)
     table = json.loads(Path(result["report"]).with_name("trials.json").read_text())
     trials = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    from amp_track.report.search import made_few_updates
+
     rows = []
     for precision, found in result["precisions"].items():
         of_precision = [trial for trial in trials if trial["precision"] == precision and trial["quality"] is not None]
@@ -176,6 +178,7 @@ def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
                 "precision": precision,
                 "at_edge": {name: at_edge[name] for name in wanted},
                 "best": {name: best[name] for name in wanted},
+                "made_few_updates": made_few_updates(at_edge["updates"], best["updates"]),
             }
         )
     return rows

@@ -27,11 +27,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 from amp_track import cli  # noqa: E402
+from amp_track.commands.arguments import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
 from benchmarks import finders, overhead  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-COMMANDS = ("train", "fit", "search", "compare", "dtypes")
+COMMANDS = tuple(FLAGS)
 _GROUPS = {
     "job": "The training",
     "fitoptions": "The largest batch",
@@ -96,11 +97,10 @@ def example(name: str) -> None:
 def search_summary() -> None:
     """Print README.md's narrow table, from the same run that docs/search.md shows whole."""
     record = read_record("search")
-    text = " ".join(" ".join(record["lines"]).split())  # wherever a note is wrapped
     rows = []
     for row in record["summary"]:
         edge, best = row["at_edge"], row["best"]
-        few = " (few!)" if f"{edge['batch_size']} ({edge['updates']})" in text else ""  # as the search's notes name it
+        few = " (few!)" if row["made_few_updates"] else ""
         rows.append(
             [
                 row["precision"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from support import DIGITS, FAULTS, WORKLOADS, stores
 import amp_track
 from amp_track import BadInput, NothingFits, Workload, WorkloadFailed, api
 from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.commands.request import Request
+from amp_track.commands.request import CompareOptions, Request
 from amp_track.records.values import Headroom, Margin
 
 
@@ -31,6 +32,13 @@ from amp_track.records.values import Headroom, Margin
 def test_the_keyword_arguments_are_the_flags(command: str, settings: Any) -> None:
     named = {flag.name.removeprefix("--").replace("-", "_") for flag in FLAGS[command]}
     assert set(typing.get_type_hints(settings)) == named
+
+
+def test_help_shows_the_keyword_arguments() -> None:
+    parameters = inspect.signature(amp_track.fit).parameters
+    assert next(iter(parameters)) == "workload"
+    assert set(parameters) - {"workload"} == {api.argument_name(flag) for flag in FLAGS["fit"]}
+    assert "fit" in dir(amp_track)
 
 
 def asked(command: str, workload: object = DIGITS, **settings: Any) -> Request:
@@ -70,6 +78,9 @@ def test_lists_and_mappings_become_what_the_flags_take() -> None:
     assert request.compare_options.over == ("width", ("16", "64"))
     assert request.job.options == (("depth", "3"),)
     assert request.search_options.margin == Margin(absolute=0.005)
+    assert asked("compare", over={"width": range(8, 32, 8)}).compare_options == CompareOptions(
+        over=("width", ("8", "16", "24"))
+    )
     assert asked("search", search_lr=[1e-4, 1e-2]).search_options.learning_rates == (1e-4, 1e-2)
 
 
@@ -90,6 +101,14 @@ def test_auto_finds_the_batch_size() -> None:
         ("train", {"batch_size": 0}, "batch_size: got 0, expected a whole number of 1 or more, or auto"),
         ("train", {"compile": "yes"}, "compile: got 'yes', expected True or False"),
         ("train", {"set": {"wi dth": 3}}, "set: got {'wi dth': 3}, expected option=value"),
+        ("train", {"set": 5}, "set: got 5, expected option=value"),
+        ("train", {"set": [("width", 3)]}, r"set: got \[\('width', 3\)\], expected option=value"),
+        ("train", {"accumulate": "auto"}, "accumulate: got 'auto', expected a whole number"),
+        ("train", {"resume": ""}, "resume: got '', expected the id"),
+        ("fit", {"precision": []}, r"precision: got \[\], expected names from"),
+        ("compare", {"over": {}}, "over: got {}, expected option=value,value"),
+        ("compare", {"over": {"width": [1], "depth": [2]}}, "over: got .*, expected option=value,value"),
+        ("compare", {"over": {"size": [(1, 2), (3, 4)]}}, "over: got .*, expected option=value,value"),
         ("compare", {"batch_size": "auto"}, "--batch-size: got auto, expected a whole number"),
         ("train", {"epochs": 2, "steps": 9}, "--epochs: got 2 together with --steps 9"),
     ],
@@ -120,7 +139,7 @@ def test_a_class_that_no_fresh_process_can_import_is_refused() -> None:
     class Inner(Workload):
         """Defined in a function."""
 
-    with pytest.raises(BadInput, match="put it into a file and pass the file's path"):
+    with pytest.raises(BadInput, match="defined in a function or a class"):
         asked("fit", Inner)
     with pytest.raises(BadInput, match="options of a class go into set="):
         asked("fit", amp_track.load_workload(DIGITS))
@@ -132,6 +151,21 @@ def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
     assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
     trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **stores())
     assert (trained.job.batch_size, trained.outcome.fits) == (9, True)
+    assert "batch 9" in (trained._repr_html_() or "")
+
+
+def test_search_and_compare_return_what_a_notebook_shows() -> None:
+    small = {"precision": ["fp32", "bf16"], "epochs": 1, **stores()}
+    searched = amp_track.search(FAULTS, trials=2, max_batch_size=8, study="small", **small)
+    assert searched.fit.edges == {"fp32": 8, "bf16": 8}
+    assert len(searched.as_json()["trials"]) == 2
+    compared = amp_track.compare(FAULTS, over={"fault": ["none"]}, batch_size=4, study="small", **small)
+    assert [cell.verdict for cell in compared.cells] == ["fits", "fits"]
+    for result in (searched, compared):
+        shown = result._repr_html_()
+        assert shown is not None
+        assert shown.count("<table") == 1
+        assert "bf16" in shown
 
 
 def test_errors_are_exceptions() -> None:

@@ -118,6 +118,11 @@ def test_tables_shown_have_the_headings_of_today(record: Path) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_tables_shown_fit_100_columns(record: Path) -> None:
+    assert [line for line in lines_of(record) if re.match("[┏┃┡│├└]", line) and len(line) > 100] == []
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_examples_show_no_path_of_the_machine_that_ran_them(record: Path) -> None:
     assert not [line for line in lines_of(record) if re.search(r"(^|[\s:])/\w+/", line)]
 

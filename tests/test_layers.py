@@ -99,6 +99,27 @@ def test_each_outside_library_has_one_room(path: Path) -> None:
         assert library not in outside_imports_of(ast.parse(path.read_text())) or room_of(module) == home
 
 
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_are_imported_by_their_full_names(path: Path) -> None:
+    """A relative import or a public name would hide which room is used."""
+    module = name_of(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ImportFrom(level=level) if level:
+                raise AssertionError(f"{module}: line {node.lineno} imports relatively")
+            case ast.ImportFrom(module="amp_track", names=names):
+                assert {alias.name for alias in names} <= NAMES, f"{module}: line {node.lineno} uses a public name"
+
+
+def test_the_check_of_imports_can_fail() -> None:
+    tree = ast.parse(
+        "def late():\n    from amp_track.study import fit\n    from amp_track import tracking\n    import mlflow"
+    )
+    assert imports_of(tree) == {"study.fit", "tracking"}
+    assert outside_imports_of(tree) == {"amp_track", "mlflow"}
+    assert room_of("study.fit") == "study" not in USES["report"]
+
+
 def test_no_two_modules_import_each_other() -> None:
     imports = {name_of(path): imports_of(ast.parse(path.read_text())) for path in MODULES}
     seen: set[str] = set()
@@ -125,3 +146,10 @@ def test_a_jobs_process_imports_neither_stores_nor_the_command_line() -> None:
 def test_no_module_is_longer_than_a_reader_takes_in() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                assert node.end_lineno - node.lineno < 60, f"{name_of(path)}.{node.name}: say why, and name it here"

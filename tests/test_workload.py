@@ -44,7 +44,7 @@ def test_a_broken_file_shows_its_own_traceback_only() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (("depth", "3"), r"--set: got depth=3, expected an option of .*digits.py \(width\)"),
+        (("depth", "3"), r"--set depth: got '3', expected an option of .*digits.py \(width\)"),
         (("width", "wide"), "--set width: got 'wide', expected int"),
         (("learning_rate", "1"), "use --lr"),
     ],

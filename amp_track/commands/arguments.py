@@ -66,6 +66,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         BadInput: a value cannot be read, or two do not go together.
     """
     flags, given = FLAGS[command], dict(given)
+    assert set(given) <= {flag.parameter for flag in flags}, "every value is given for a flag of the command"
     fixed: dict[str, Any] = {}
     if command in ("train", "compare"):
         batch_size = flag_named(flags, "--batch-size").parameter

@@ -55,7 +55,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
 
     tracker = tracking.Tracker(base.tracking_uri)
     study = studies.open("compare", ["maximize"])
-    with tracked(base, studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
+    with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         cells = _train(tracked_study, sessions)
         result = _result(tracked_study, sessions, cells)
         result = dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
@@ -99,7 +99,7 @@ def _named_by_over(option: str) -> Iterator[None]:
     except BadOption as error:
         if error.option != option:
             raise
-        raise error.given_by("--over") from None
+        raise BadOption(error.option, error.problem, "--over") from None
 
 
 def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Cell]:

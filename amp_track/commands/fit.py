@@ -34,26 +34,26 @@ def fit(request: Request, *, sandbox: JobRunner | None = None) -> FitResult:
         WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly.
     """
     session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
-    Studies(session).check("fit")
+    studies = Studies(session)
+    studies.check("fit")
     from amp_track import tracking
 
-    return fit_in(session, tracking.Tracker(session.tracking_uri), given_run_id=tracking.run_id_of_environment())
+    return fit_in(studies, tracking.Tracker(session.tracking_uri), given_run_id=tracking.run_id_of_environment())
 
 
-def fit_in(session: Session, tracker: Tracker, *, given_run_id: str | None) -> FitResult:
+def fit_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> FitResult:
     """Find the edges of a prepared session, in a study of their own."""
-    studies = Studies(session)
-    study, sampler = open_study(session, studies)
-    with tracked(session, studies, study, tracker, given_run_id=given_run_id) as tracked_study:
+    study, sampler = open_study(studies)
+    with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         return find_edges(tracked_study, sampler)
 
 
-def open_study(session: Session, studies: Studies) -> tuple[Study, EdgeSampler]:
+def open_study(studies: Studies) -> tuple[Study, EdgeSampler]:
     """Open the study NAME/fit, new or resumed, with the sampler that knows what to probe next."""
     from amp_track.study.edge_sampler import EdgeSampler
 
     study = studies.open("fit", ["maximize"])
-    study.sampler = sampler = EdgeSampler(probes.goal_of(session, studies.free_bytes(study)))
+    study.sampler = sampler = EdgeSampler(probes.goal_of(studies.session, studies.free_bytes(study)))
     return study, sampler
 
 

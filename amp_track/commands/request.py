@@ -39,11 +39,11 @@ class Stores:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """How `fit` looks for the largest batch."""
+    """How `fit` looks for the largest batch; `search` and `compare` take the precisions from here."""
 
     precisions: tuple[str, ...] | None = setting(
         None,
-        "Precisions to compare, comma-separated: fp32, tf32, amp, bf16.",
+        f"Precisions to compare, comma-separated: {', '.join(values.PRECISIONS)}.",
         values.precisions,
         expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
         flag="precision",
@@ -93,7 +93,7 @@ class FitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How `search` trains inside the edges."""
+    """How `search` trains inside the edges; `compare` takes seeds and margin from here."""
 
     trials: int = setting(
         12,
@@ -194,7 +194,6 @@ class Request:
                 f"--accumulate: got {accumulate} together with --effective-batch-size {effective}, expected one of the "
                 "two; leave out the one you do not mean"
             )
-
         if effective is not None and effective % self.job.processes:
             raise BadInput(
                 f"--effective-batch-size: got {effective}, expected a multiple of --processes {self.job.processes}; "

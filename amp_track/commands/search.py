@@ -38,8 +38,8 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     from amp_track import tracking
 
     tracker = tracking.Tracker(session.tracking_uri)
-    study, sampler = fit.open_study(session, studies)
-    with tracked(session, studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
+    study, sampler = fit.open_study(studies)
+    with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         fitted = fit.find_edges(tracked_study, sampler)
         trials, pareto = _train_inside(tracked_study, studies, fitted)
         seeds = _train_seeds(tracked_study, studies, fitted) if compares_seeds else None

@@ -36,12 +36,13 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
         WorkloadFailed, NothingFits, KeyboardInterrupt: after the run has been ended accordingly.
     """
     if request.resumption.resume is not None:
-        return _resume(request, request.resumption.resume)
+        return _resume(request, request.resumption.resume, sandbox=sandbox)
     request.check_edge_options()
     session = Session.prepare(request, (request.job.precision,), sandbox=sandbox)
     job = session.job
+    studies = Studies(session)
     if request.find_batch_size:
-        Studies(session).check("fit")
+        studies.check("fit")
     else:
         job = _accumulating(job, request.fit_options.effective_batch_size)
         checks.data_has_a_batch(job, session.inspection)
@@ -49,17 +50,17 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
 
     tracker = tracking.Tracker(session.tracking_uri)
     if request.find_batch_size:
-        job = _at_the_edge(job, fit.fit_in(session, tracker, given_run_id=None))
+        job = _at_the_edge(job, fit.fit_in(studies, tracker, given_run_id=None))
     title = f"{session.inspection.workload_name} {job.precision}"
     with tracker.run(title, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
         return _train(session, job, run, title=title)
 
 
-def _resume(request: Request, run_id: str) -> TrainResult:
+def _resume(request: Request, run_id: str, *, sandbox: JobRunner | None) -> TrainResult:
     from amp_track import tracking
 
     tracker, resumable, request = resume.open_run(request, run_id)
-    session = Session.prepare(request, (request.job.precision,))
+    session = Session.prepare(request, (request.job.precision,), sandbox=sandbox)
     resume.warn_of_changes(session, resumable)
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:

@@ -11,7 +11,6 @@ Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 INTERRUPTED_EXIT_CODE = 130
@@ -49,22 +48,13 @@ class BadOption(BadInput):
         option: its name.
         problem: what was got, what is expected, what to do.
         flag: the flag that gave it.
-        names_option: whether the message begins with the name, because `problem` does not say it.
     """
 
-    def __init__(self, option: str, problem: str, *, flag: str = "--set", names_option: bool = True) -> None:
-        super().__init__(f"{flag} {option}: {problem}" if names_option else f"{flag}: {problem}")
+    def __init__(self, option: str, problem: str, flag: str = "--set") -> None:
+        super().__init__(f"{flag} {option}: {problem}")
+        self.args = (option, problem, flag)  # so that it survives pickling between processes
         self.option = option
-        self._problem = problem
-        self._names_option = names_option
-
-    def given_by(self, flag: str) -> BadOption:
-        """Return the same error about another flag that gave the value."""
-        return BadOption(self.option, self._problem, flag=flag, names_option=self._names_option)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Survive pickling between processes, although the arguments are not those of the base class."""
-        return functools.partial(BadOption, names_option=self._names_option), (self.option, self._problem)
+        self.problem = problem
 
 
 class WorkloadFailed(AmpTrackError):

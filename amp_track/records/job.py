@@ -211,7 +211,7 @@ class Job:
         return texts
 
     def as_json(self) -> str:
-        """All of it, for `from_json`."""
+        """Return the whole job as text, for `from_json`."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
@@ -251,7 +251,7 @@ class JobFolder:
 
     path: str
     resume_from: str | None = None
-    """The checkpoint to go on from."""
+    """The checkpoint to resume from."""
     keep_weights: bool = False
 
 

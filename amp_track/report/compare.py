@@ -17,7 +17,7 @@ _SHORT_SECONDS = 1.0
 
 
 def table(result: CompareResult) -> Table:
-    """One row for each precision at each value. In brackets: times what fp32 takes."""
+    """Return a table with one row for each precision at each value. In brackets: times what fp32 takes."""
     job = result.job
     within = f", within {format_bytes(job.memory_budget_bytes)}" if job.memory_budget_bytes is not None else ""
     columns = [Column(result.option, right=True, key=True, spans=True)] if result.option is not None else []
@@ -52,7 +52,7 @@ def _measures(result: CompareResult, cell: Cell) -> list[str]:
     ]
     if result.has_quality:
         cells.append(_quality(cell))
-    cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.precision == "amp" and cell.steps else UNKNOWN)
+    cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.has_scaler else UNKNOWN)
     if cell.failure is not None:
         cells[0] = _failure(cell) + ("" if cells[0] == UNKNOWN else f"\n{cells[0]}")
     return cells
@@ -68,10 +68,10 @@ def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[
 
 
 def _quality(cell: Cell) -> str:
-    found = cell.quality
-    if found is None:
+    quality = cell.quality
+    if quality is None:
         return UNKNOWN
-    return f"{found.mean:.4f}" + ("" if found.half_width is None else " " + tied(f"± {found.half_width:.4f}"))
+    return f"{quality.mean:.4f}" + ("" if quality.half_width is None else " " + tied(f"± {quality.half_width:.4f}"))
 
 
 def _failure(cell: Cell) -> str:
@@ -141,7 +141,7 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
         value
         for value in result.values
         if result.cell(value, precision).failure is None
-        and all(found.outcome.verdict is Verdict.OOM for found in result.cell(value, REFERENCE).trainings)
+        and all(training.outcome.verdict is Verdict.OOM for training in result.cell(value, REFERENCE).trainings)
     ]
     where = f" at {', '.join(map(result.at, values))}" if result.option is not None else ""
     return [f"{precision} runs{where} where {REFERENCE} runs out of memory"] if values else []

@@ -131,13 +131,14 @@ def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> 
 
 def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
     """Return a row for each picture at one value: a label, and title and file for each column; the target once."""
-    found = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
-    targets = [of_run[TARGET] for of_run in found.values() if TARGET in of_run]
+    of_precision = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
+    targets = [of_run[TARGET] for of_run in of_precision.values() if TARGET in of_run]
     has_target = any(TARGET in of_run for of_run in pictures.values())
     rows: list[tuple[str, list[tuple[str, Path | None]]]] = []
-    for name in sorted({name for of_run in found.values() for name in of_run} - {TARGET}):
+    for name in sorted({name for of_run in of_precision.values() for name in of_run} - {TARGET}):
         cells = [
-            (_column_title(result, result.cell(value, precision)), found[precision].get(name)) for precision in found
+            (_column_title(result, result.cell(value, precision)), of_precision[precision].get(name))
+            for precision in of_precision
         ]
         if has_target:
             cells.insert(0, (TARGET, targets[0]) if targets and not rows else ("", None))

@@ -64,8 +64,8 @@ def layer_groups(operations: tuple[OperationDtypes, ...]) -> list[LayerGroup]:
     for one in operations:
         of_layer.setdefault(one.layer, []).append(one)
     alike: dict[tuple[str, tuple[_Operation, ...]], list[str]] = {}
-    for layer, found in of_layer.items():
-        alike.setdefault((re.sub(r"\d+", "#", layer), _operations(found)), []).append(layer)
+    for layer, of_one_layer in of_layer.items():
+        alike.setdefault((re.sub(r"\d+", "#", layer), _operations(of_one_layer)), []).append(layer)
     return [LayerGroup(tuple(layers), rows) for (_, rows), layers in alike.items()]
 
 

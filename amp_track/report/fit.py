@@ -16,7 +16,7 @@ _BOUNDS = {
 
 
 def fit_table(result: FitResult) -> Table:
-    """One row for each precision: the largest batch, what it costs, and from which batch on more buys no speed."""
+    """Return a table with one row for each precision: its largest batch, what that costs, and where speed ends."""
     columns = [
         Column("precision", key=True),
         Column("largest\nbatch", right=True),

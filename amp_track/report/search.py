@@ -17,7 +17,7 @@ _FEW_UPDATES = 4
 
 
 def search_table(result: SearchResult) -> Table:
-    """One row for each precision: the edge, the fastest batch, the best quality and where, the scaler in numbers."""
+    """Return a table with one row for each precision: edge, fastest batch, best quality, and what the scaler did."""
     quality = result.quality_name
     columns = (
         Column("precision", key=True),
@@ -70,7 +70,7 @@ def notes(result: SearchResult) -> list[str]:
     for name in result.fit.precisions:
         trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
         best = _best(trials, higher_is_better=result.higher_is_better)
-        poor = [trial for trial in trials if best and _made_few_updates(trial, best)]
+        poor = [trial for trial in trials if best and made_few_updates(trial.outcome.updates, best.outcome.updates)]
         if best and poor:
             listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor)
             lines.append(
@@ -128,14 +128,15 @@ def _quality_or_nan(trial: TrialResult) -> float:
     return math.nan if trial.outcome.quality is None else trial.outcome.quality
 
 
-def _made_few_updates(trial: TrialResult, best: TrialResult) -> bool:
-    return trial.outcome.updates * _FEW_UPDATES <= best.outcome.updates
+def made_few_updates(updates: int, best_updates: int) -> bool:
+    """Return whether a training made so few updates, beside the best one, that its quality says little."""
+    return updates * _FEW_UPDATES <= best_updates
 
 
 def _quality(trial: TrialResult | None, best: TrialResult | None) -> str:
     if trial is None or trial.outcome.quality is None:
         return "not trained"
-    few = " (few!)" if best is not None and _made_few_updates(trial, best) else ""
+    few = " (few!)" if best is not None and made_few_updates(trial.outcome.updates, best.outcome.updates) else ""
     return f"{trial.outcome.quality:.4f}\n{trial.outcome.updates} updates{few}"
 
 

@@ -10,7 +10,10 @@ from amp_track.results.seeds import SeedsResult
 
 
 def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Table:
-    """One row for each precision: the mean over seeds, and whether it equals fp32's. `where` names what is fixed."""
+    """Return a table with one row for each precision: the mean over seeds, and whether it equals fp32's.
+
+    `where` names what else is fixed.
+    """
     at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
     columns = (
         Column("precision", key=True),
@@ -21,12 +24,12 @@ def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Ta
     )
     rows = []
     for name in seeds.precisions:
-        found, against = seeds.interval(name), seeds.comparison(name)
+        interval, against = seeds.interval(name), seeds.comparison(name)
         updates = sorted({t.outcome.updates for t in seeds.trainings if t.precision == name})
         rows.append(
             (
                 name,
-                UNKNOWN if found is None else f"{found.mean:.4f} " + tied(f"± {_number(found.half_width)}"),
+                UNKNOWN if interval is None else f"{interval.mean:.4f} " + tied(f"± {_number(interval.half_width)}"),
                 UNKNOWN if against is None else _difference(against),
                 _verdict(seeds, name),
                 str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",

@@ -25,10 +25,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, columns, and rows in sections, which are set apart by a line.
-
-    Prints itself on a `rich` console in the width that there is, and shows itself in a notebook.
-    """
+    """A title, columns, and rows in sections, which are set apart by a line."""
 
     title: str
     columns: tuple[Column, ...]

@@ -33,7 +33,7 @@ def tables(result: TrainResult) -> list[Table]:
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
-    """One row for each layer, over all diagnosed steps."""
+    """Return a table with one row for each layer, over all diagnosed steps."""
     headings = ("non-finite", "underflowing", "zero", "largest\noutput")
     rows = []
     for layer in diagnosis.layers:

@@ -136,6 +136,11 @@ class Cell:
         return sum(outcome.steps for outcome in self._fitting)
 
     @property
+    def has_scaler(self) -> bool:
+        """Whether a GradScaler could skip steps."""
+        return any(outcome.scale is not None for outcome in self._fitting)
+
+    @property
     def skipped_steps(self) -> int:
         """How many of `steps` were skipped."""
         return sum(outcome.skipped_steps for outcome in self._fitting)

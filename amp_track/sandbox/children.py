@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
@@ -29,6 +30,9 @@ _EXIT_SECONDS = 10
 """How long a process that has reported may take to exit."""
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held where a start changes what the whole process shares: its environment, personality and main module."""
 
 Result = Outcome | Inspection | DtypesReport
 
@@ -62,7 +66,7 @@ class Child:
         match message:
             case Outcome() | Inspection() | DtypesReport():
                 self.result = message
-            case BadInput() | RuntimeError():
+            case AmpTrackError():
                 raise message
             case _:
                 on_event(message)
@@ -70,20 +74,29 @@ class Child:
 
 @contextlib.contextmanager
 def started(
-    context: ForkServerContext, target: Callable[..., None], *arguments: Any, steps_back: bool = False
+    context: ForkServerContext,
+    target: Callable[..., None],
+    *arguments: Any,
+    environment: Mapping[str, str],
+    steps_back: bool = False,
 ) -> Iterator[Child]:
     """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block.
 
-    With `steps_back`, this process lowers its own priority, which cannot be undone.
+    Args:
+        context: of multiprocessing.
+        target: a function of a module, which the process imports.
+        *arguments: pickled.
+        environment: variables that a fork server which is started for this has besides this process's own.
+        steps_back: lower this process's own priority, which cannot be undone.
     """
-    with _fixed_addresses():
+    with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
         forkserver.ensure_running()
     if steps_back:
         _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
     try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
-        with _no_main_module():
+        with _ONE_AT_A_TIME, _no_main_module():
             process.start()
         childs_end.close()  # so that the child's death closes the pipe
         child = Child(process, connection)
@@ -111,8 +124,7 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
         deadline: a time of `time.monotonic`, in seconds; None for no deadline.
 
     Raises:
-        BadInput: one of the processes sent it.
-        RuntimeError: one of the processes sent it, because the fork server is not what it should be.
+        AmpTrackError: one of the processes sent it: BadInput, or a fork server that is not what it should be.
     """
     while listening := [child for child in children if not child.is_over]:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -155,6 +167,21 @@ def _lower_own_priority() -> None:
     """
     if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)
+
+
+@contextlib.contextmanager
+def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a program that is started within the block."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

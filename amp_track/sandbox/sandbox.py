@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import importlib
 import multiprocessing
 import os
 import re
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import WorkloadFailed
+from amp_track.records.errors import AmpTrackError, WorkloadFailed
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
@@ -64,10 +65,12 @@ class Sandbox:
         self._steps_back = steps_back
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
-        # The fork server inherits the environment when the first job starts it. With a fixed hash seed, the same job
-        # allocates the same blocks in every command, not only within one.
-        os.environ.setdefault("PYTHONHASHSEED", "0")
-        os.environ[PRELOAD_VARIABLE] = ",".join(_imported_modules(workload))
+        # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
+        # blocks in every command, not only within one.
+        self._environment = {
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+            PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
+        }
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and how the workload describes itself.
@@ -162,7 +165,16 @@ class Sandbox:
         with contextlib.ExitStack() as stack:
             running = [
                 stack.enter_context(
-                    children.started(self._context, _child, task, job, folder, rank, steps_back=self._steps_back)
+                    children.started(
+                        self._context,
+                        _child,
+                        task,
+                        job,
+                        folder,
+                        rank,
+                        environment=self._environment,
+                        steps_back=self._steps_back,
+                    )
                 )
                 for rank in all_ranks
             ]
@@ -259,8 +271,11 @@ def _missing_preload() -> str:
     """Return what kept the fork server from importing the required modules, or "".
 
     multiprocessing ignores an ImportError there. Without this check a renamed module would cost seconds in each
-    process, and nobody would know.
+    process, and nobody would know. A process has one fork server: where the user's own program has started it before,
+    for something else, each job imports the modules itself.
     """
+    if PRELOAD_VARIABLE not in os.environ:
+        importlib.import_module(_PRELOAD_MODULE)
     preload = sys.modules.get(_PRELOAD_MODULE)
     if preload is None:
         return (
@@ -275,7 +290,7 @@ def _missing_preload() -> str:
 def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
     """Do a task in the fresh process, where torch is already imported."""
     if missing := _missing_preload():
-        connection.send(RuntimeError(missing))
+        connection.send(AmpTrackError(missing))
         return
     from amp_track.sandbox import job_process
 

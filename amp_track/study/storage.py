@@ -57,7 +57,6 @@ def open_study(
     *,
     directions: Sequence[Literal["minimize", "maximize"]],
     settings: dict[str, str],
-    sampler: optuna.samplers.BaseSampler | None = None,
 ) -> optuna.Study:
     """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
 
@@ -67,9 +66,7 @@ def open_study(
     """
     check_settings(name, storage, settings)
     with store_lock(url):
-        study = optuna.create_study(
-            study_name=name, storage=storage, directions=directions, sampler=sampler, load_if_exists=True
-        )
+        study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from optuna import Study, Trial
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
 
 __all__ = [
     "BaseDistribution",
-    "BaseSampler",
     "CategoricalDistribution",
     "FloatDistribution",
     "IntDistribution",

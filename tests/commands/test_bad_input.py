@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from support import DIGITS, FAULTS, ROOT, WORKLOADS, Done
+
+from amp_track.records.job import Job
+from amp_track.sandbox.sandbox import Sandbox
 
 Command = Callable[..., Done]
 
@@ -51,7 +55,7 @@ INSPECTED = [
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
     (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
     (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most the 1437 training samples"),
-    (["train", DIGITS, "--set", "depth=3"], "--set: got depth=3, expected an option of"),
+    (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
     (["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses"),
     (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
     (
@@ -59,7 +63,7 @@ INSPECTED = [
         "--seeds: got 3 with --precision amp,bf16, expected",
     ),
     (["compare", DIGITS, "--over", "width=4,x"], "--over width: got 'x', expected int"),
-    (["compare", DIGITS, "--over", "height=4,8"], "--over: got height=4, expected an option of"),
+    (["compare", DIGITS, "--over", "height=4,8"], "--over height: got '4', expected an option of"),
     (["compare", DIGITS, "--batch-size", "5000"], "--batch-size: got 5000, expected at most the 1437 training samples"),
     (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one this device has"),
     (
@@ -78,11 +82,25 @@ INSPECTED = [
 """What a process that has torch looks at first."""
 
 
-@pytest.mark.parametrize(("arguments", "message"), ARGUMENTS + INSPECTED, ids=lambda value: "")
-def test_bad_input_is_one_line_and_exit_code_2(
+@pytest.mark.parametrize(("arguments", "message"), ARGUMENTS, ids=lambda value: "")
+def test_bad_arguments_are_told_before_torch_is_imported(
+    arguments: list[str], message: str, amp_track: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts_a_process(sandbox: Sandbox, job: Job) -> NoReturn:
+        raise AssertionError("it asked a process that imports torch")
+
+    monkeypatch.setattr(Sandbox, "inspect", starts_a_process)
+    is_bad_input(amp_track(*arguments), message, tmp_path)
+
+
+@pytest.mark.parametrize(("arguments", "message"), INSPECTED, ids=lambda value: "")
+def test_what_device_and_workload_refuse_is_told_before_anything_is_written(
     arguments: list[str], message: str, amp_track: Command, tmp_path: Path
 ) -> None:
-    done = amp_track(*arguments)
+    is_bad_input(amp_track(*arguments), message, tmp_path)
+
+
+def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -33,7 +33,7 @@ def asked(
 
 
 def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
-    sandbox = SimulatedSandbox()
+    sandbox = SimulatedSandbox(streams=True)
     first = compare(asked(over=("width", ("8", "4")), study="w"), sandbox=sandbox)
     assert [(cell.value, cell.precision) for cell in first.cells] == [
         ("4", "fp32"), ("4", "bf16"), ("8", "fp32"), ("8", "bf16"),
@@ -51,6 +51,9 @@ def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
     assert not known & set(new)
     assert second.values == ("4", "8", "16")
 
+    for cell in first.cells:
+        kept = mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(cell.trainings[0].run_id)
+        assert [item.path for item in kept] == ["curves.png"]
     artifacts = {item.path for item in mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(first.run_id)}
     assert artifacts == {"compare.json", "compare.png", "report.txt"}
 
@@ -83,9 +86,9 @@ def test_a_training_given_up_is_tried_again_with_more_time() -> None:
     ("over", "options", "message"),
     [
         (("width", ("4", "x")), (), "--over width: got 'x', expected int"),
-        (("height", ("4",)), (), "--over: got height=4, expected an option of"),
+        (("height", ("4",)), (), "--over height: got '4', expected an option of"),
         (("width", ("4",)), (("width", "8"),), "--over: got width, which --set gives a value too"),
-        (("width", ("4",)), (("depth", "8"),), "--set: got depth=8, expected an option of"),
+        (("width", ("4",)), (("depth", "8"),), "--set depth: got '8', expected an option of"),
     ],
 )
 def test_bad_values_are_named_by_the_flag_that_gave_them(

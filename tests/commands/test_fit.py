@@ -87,7 +87,7 @@ class TestEdges:
         edge = fit(asked(max_batch_size=7), sandbox=SimulatedSandbox()).precisions["fp32"].edge
         assert (edge.largest_batch, edge.bound) == (7, "max_batch_size")
 
-    @pytest.mark.parametrize("headroom", ["25%", "2MiB"])
+    @pytest.mark.parametrize("headroom", ["25%", pytest.param("2MiB", marks=pytest.mark.slow)])
     def test_headroom_is_bytes_of_the_budget(self, headroom: str) -> None:
         left_free = fit(asked(headroom=values.headroom(headroom), study="a"), sandbox=SimulatedSandbox())
         smaller = fit(asked(job={"memory_budget_bytes": 6 * MEBIBYTE}, study="b"), sandbox=SimulatedSandbox())

@@ -176,6 +176,7 @@ def test_a_damaged_download_is_refused_and_removed(archive: Path, tmp_path: Path
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 def test_synthetic_needs_no_data(sandbox: Sandbox) -> None:
     options = {"image_size": 32, "weights": "nowhere.pt"}
     outcome = outcome_in(sandbox, job_of(sandbox, CIFAR10, options, synthetic=True), "fp32")

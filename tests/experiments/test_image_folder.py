@@ -231,6 +231,7 @@ def fake(sizes: list[int]) -> list[LabelledImage]:
     return [LabelledImage(f"{label}/{number}.jpg", label) for label, size in enumerate(sizes) for number in range(size)]
 
 
+@pytest.mark.slow
 def test_the_split_of_caltech256_is_the_write_ups() -> None:
     images = fake([80] * 100 + [116] * 99 + [180] * 56 + [216])
     assert (len(images), images[-1].label + 1) == (29_780, 256)

@@ -36,6 +36,7 @@ def test_it_learns_in_every_precision(sandbox: Sandbox, precision: str) -> None:
     assert outcome.steps == 100
     untrained = outcome_in(sandbox, dataclasses.replace(job, learning_rate=1e-12, epochs=1), precision)
     assert untrained.train_loss == pytest.approx(1.0, abs=0.2)
+    assert untrained.quality == pytest.approx(1.0, abs=0.2), "the targets are noise of variance 1"
     assert outcome.train_loss < 0.9 * untrained.train_loss
 
 

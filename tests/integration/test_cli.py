@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from support import DIGITS, FAULTS, OUR_FRAMES, Done
+from support import DIGITS, FAULTS, OUR_FRAMES, Done, stores
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Command = Callable[..., Done]
@@ -63,7 +63,7 @@ def test_fit_prints_a_table_and_how_to_look(amp_track: Command) -> None:
     assert why.startswith(2 * "as far as --max-batch-size lets it look".replace(" ", ""))
     assert max(map(len, done.stdout.split("· ")[0].splitlines())) <= 100
     assert "tf32 left out: needs an NVIDIA GPU of compute capability 8.0" in done.stdout
-    assert "mlflow ui --backend-store-uri sqlite:///" in done.stdout
+    assert f"mlflow ui --backend-store-uri {stores()['tracking_uri']} --host 127.0.0.1" in done.stdout
     assert "optuna-dashboard sqlite:///optuna.db" in done.stdout
 
 

@@ -158,7 +158,8 @@ def test_interrupted_it_ends_its_runs_and_goes_on() -> None:
         for line in process.stderr:
             if "(fault=none seed 0)" in line:
                 break
-        time.sleep(2)  # the one that hangs has begun
+        while "RUNNING" not in {run.info.status for run in runs() if "mlflow.parentRunId" in run.data.tags}:
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert "the same command resumes where it stopped" in process.stderr.read()
     assert process.returncode == 130

@@ -1,4 +1,4 @@
-"""What a cell shows, in IPython's own shell in a process of its own; a real kernel is in test_progress_notebook.py."""
+"""What a cell shows, in IPython's own shell in a process of its own. tests/integration has a kernel."""
 
 import json
 import subprocess

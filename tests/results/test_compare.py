@@ -10,7 +10,7 @@ from PIL import Image
 
 from amp_track.records import values
 from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.records.values import Margin
 from amp_track.report import compare as compare_report
 from amp_track.report import compare_pictures
@@ -19,6 +19,7 @@ from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in
 from amp_track.results.seeds import SeedResult
 
 MEBIBYTE = 2**20
+SCALE = ScaleReport(initial=65536.0, final=32768.0, history=((0, 65536.0), (1, 32768.0), (10, 32768.0)))
 SPEEDUPS = st.lists(st.none() | st.floats(0.1, 10), max_size=8)
 
 
@@ -50,7 +51,10 @@ def compared(
                     precision=precision,
                     seed=seed,
                     run_id=f"{precision}-{value}-{seed}",
-                    outcome=outcome(speed + seed if speed is not None else None, quality=0.9 + seed / 1000),
+                    outcome=dataclasses.replace(
+                        outcome(speed + seed if speed is not None else None, quality=0.9 + seed / 1000),
+                        scale=SCALE if precision == "amp" else None,
+                    ),
                 )
                 for seed in range(seeds)
             ),

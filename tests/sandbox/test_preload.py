@@ -34,7 +34,7 @@ sandbox.REQUIRED_MODULES = ("amp_track.sandbox.renamed_since",)
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (["amp_track.sandbox.no_such_module"], f"RuntimeError: got a fork server without {sandbox._PRELOAD_MODULE}"),
+        (["amp_track.sandbox.no_such_module"], f"AmpTrackError: got a fork server without {sandbox._PRELOAD_MODULE}"),
         (
             ["renamed", sandbox._PRELOAD_MODULE],
             "ModuleNotFoundError: No module named 'amp_track.sandbox.renamed_since'",
@@ -50,5 +50,29 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "RuntimeError: got a fork server" in done.stderr
+    assert "AmpTrackError: got a fork server" in done.stderr
     assert said in done.stderr
+
+
+_SERVER_OF_ITS_OWN = f"""
+import multiprocessing, os
+from amp_track.records.job import Job
+from amp_track.sandbox.sandbox import Sandbox
+context = multiprocessing.get_context("forkserver")
+process = context.Process(target=print, args=("before",))
+process.start()
+process.join()
+before = dict(os.environ)
+print(Sandbox({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
+print(os.environ == before)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_SERVER_OF_ITS_OWN)
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["before", "Faults", "True"], done.stderr

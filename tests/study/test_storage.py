@@ -18,7 +18,6 @@ URL = "sqlite:///optuna.db"
 def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
         "s", storage.open_storage(URL), URL, directions=["maximize"], settings=settings,
-        sampler=optuna.samplers.RandomSampler(),
     )  # fmt: skip
 
 

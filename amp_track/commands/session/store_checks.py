@@ -10,7 +10,7 @@ from amp_track.records.errors import BadInput
 
 
 def check_tracking(flag: str, url: str) -> None:
-    """As `check`; MLflow's store may be a server too."""
+    """Raise BadInput when MLflow's store, a database or a server, cannot be opened."""
     if url.startswith(("http://", "https://")):
         _check_server(flag, url)
     else:
@@ -18,7 +18,7 @@ def check_tracking(flag: str, url: str) -> None:
 
 
 def check_apart(tracking_uri: str, storage: str) -> None:
-    """Raises BadInput when both stores are one database: the two keep their schema's version under the same name."""
+    """Raise BadInput when both stores are one database: the two keep their schema's version under the same name."""
     if identity(tracking_uri) == identity(storage):
         raise BadInput(
             f"--storage: got {masked(storage)}, which is MLflow's database too, expected one of its own; name another"
@@ -26,7 +26,7 @@ def check_apart(tracking_uri: str, storage: str) -> None:
 
 
 def check(flag: str, url: str) -> None:
-    """Raises BadInput, before anything is written, when the database at `url` cannot be opened."""
+    """Raise BadInput, before anything is written, when the database at `url` cannot be opened."""
     from sqlalchemy import create_engine
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
@@ -54,7 +54,7 @@ def check(flag: str, url: str) -> None:
 
 
 def _check_sqlite(flag: str, url: str, file: Path) -> None:
-    """Without opening it: that would create the file."""
+    """Check an SQLite file without opening it, which would create it."""
     folder = file.resolve().parent
     if not folder.is_dir():
         raise BadInput(f"{flag}: got {url}, expected a file in a folder that exists; make {folder} or name another")

@@ -37,7 +37,7 @@ class Studies:
     """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._url = session.request.stores.storage
         self.name = session.request.stores.study or fingerprint.default_study_name(session)
 
@@ -49,7 +49,8 @@ class Studies:
 
     def close(self) -> None:
         """Let go of the storage's connections."""
-        self._storage.engine.dispose()
+        if "_storage" in vars(self):
+            self._storage.engine.dispose()
 
     def check(self, *parts: str) -> None:
         """Raise BadInput when a part exists and was made with other settings. Writes nothing."""
@@ -57,7 +58,7 @@ class Studies:
 
         if addresses.exists(self._url):
             for part in parts:
-                storage.check_settings(f"{self.name}/{part}", self._storage, _SETTINGS_OF[part](self._session))
+                storage.check_settings(f"{self.name}/{part}", self._storage, _SETTINGS_OF[part](self.session))
 
     def open(self, part: str, directions: Sequence[Direction]) -> Study:
         """Open a part of the study, new or resumed."""
@@ -68,7 +69,7 @@ class Studies:
             self._storage,
             self._url,
             directions=directions,
-            settings=_SETTINGS_OF[part](self._session),
+            settings=_SETTINGS_OF[part](self.session),
         )
         if part != "fit":  # whose sampler has claims of its own, and no queue
             storage.ask_in_turn(study, self._url)
@@ -80,13 +81,13 @@ class Studies:
 
         with store_lock(self._url):
             if storage.FREE_BYTES not in study.user_attrs:
-                study.set_user_attr(storage.FREE_BYTES, self._session.inspection.free_bytes)
+                study.set_user_attr(storage.FREE_BYTES, self.session.inspection.free_bytes)
         return int(study.user_attrs[storage.FREE_BYTES])
 
     @property
     def direction_of_quality(self) -> Direction:
         """Whether the workload wants its quality high or low."""
-        return "maximize" if self._session.inspection.higher_is_better else "minimize"
+        return "maximize" if self.session.inspection.higher_is_better else "minimize"
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,11 @@ class TrackedStudy:
 
 
 @contextmanager
-def tracked(
-    session: Session, studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None
-) -> Iterator[TrackedStudy]:
-    """Open the MLflow run that stands for a study: one, however often the study is resumed.
+def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None) -> Iterator[TrackedStudy]:
+    """Open the MLflow run that stands for a study: one, however often the study is resumed. Close the studies after.
 
     Args:
-        session: the command.
-        studies: names the study.
+        studies: of the command.
         study: the first part that is opened; it remembers the run's id.
         tracker: the store the run is in.
         given_run_id: the id of a run that exists already, to be this one if the study has none yet.
@@ -129,10 +127,11 @@ def tracked(
     tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
     with _hint_on_interrupt(), tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent:
         if known is None:
-            _begin(session, study, parent)
+            _begin(studies.session, study, parent)
         else:
-            _resume(session, studies, study, tracker, known)
-        yield TrackedStudy(session, studies.name, study, tracker, parent)
+            _resume(studies, study, tracker, known)
+        yield TrackedStudy(studies.session, studies.name, study, tracker, parent)
+    studies.close()
 
 
 def _begin(session: Session, study: Study, parent: Run) -> None:
@@ -145,25 +144,25 @@ def _begin(session: Session, study: Study, parent: Run) -> None:
     parent.flush()
 
 
-def _resume(session: Session, studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
+def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
     """Say so, and end what a killed process has left running."""
     from amp_track.study import storage
 
     progress.say(f"resuming study {studies.name}")
     if storage.FREE_BYTES in study.user_attrs:
-        _warn_of_other_free_memory(session, study.user_attrs[storage.FREE_BYTES])
+        _warn_of_other_free_memory(studies.session, study.user_attrs[storage.FREE_BYTES])
     finished = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, finished):
         progress.say(f"ended {killed} runs whose process had died")
 
 
 def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
-    """Without a budget, an edge holds for the memory that was free."""
+    """Say so where the edges of a study without a budget hold for another amount of free memory than there is now."""
     now_bytes = session.inspection.free_bytes
     if session.job.memory_budget_bytes is None and abs(now_bytes / then_bytes - 1) > _MOST_DRIFT:
         progress.say(
             f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
-            "are: give a --memory-budget, or another --study to find them anew"
+            "are: give a --memory-budget, or another --study to find them again"
         )
 
 

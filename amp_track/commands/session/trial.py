@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.steps import steps_per_epoch
 from amp_track.report import advice, progress
+from amp_track.report.curves import Curves
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
@@ -90,9 +91,8 @@ def run_tracked(
         tracking.describe(run, job, session.inspection, kind=kind)
     run.flush()
     is_training = kind == "train"
-    per_epoch = steps_per_epoch(job, session.training_samples(job))
     with (
-        kept_curves(run, title, quality_name, steps_per_epoch=per_epoch) if is_training else nullcontext() as curves,
+        _curves_of(session, job, run, title) if is_training else nullcontext() as curves,
         progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
         processes.scratch_folder() if is_training else nullcontext() as folder,
     ):
@@ -108,6 +108,11 @@ def run_tracked(
     if words := advice_for(job, outcome):
         run.tags({"amp_track.advice": "\n".join(words)})
     return outcome
+
+
+def _curves_of(session: Session, job: Job, run: Run, title: str) -> AbstractContextManager[Curves]:
+    per_epoch = steps_per_epoch(job, session.training_samples(job))
+    return kept_curves(run, title, session.inspection.quality_name, steps_per_epoch=per_epoch)
 
 
 def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:

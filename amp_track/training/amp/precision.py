@@ -67,7 +67,7 @@ class Precision:
 
     amp and bf16 keep what they leave in float32 strict, so that they differ from fp32 by autocast alone.
     """
-    requirement: Callable[[torch.device], Support]
+    requirement: Callable[[torch.device], Support] = lambda device: Support(supported=True, reason="")
     """Tells whether a device has what the mode needs, and the reason in words for the user."""
 
     @staticmethod

@@ -90,6 +90,7 @@ def test_every_probe_is_a_trial_and_a_run() -> None:
         assert trial.system_attrs["constraints"] == [violation]  # what optuna-dashboard reads
 
 
+@pytest.mark.slow
 def test_the_bound_is_named_where_memory_is_not_it() -> None:
     fitted = fit(request(Job(workload=FAULTS), precisions=("fp32",)))
     assert (fitted.precisions["fp32"].edge.largest_batch, fitted.precisions["fp32"].edge.bound) == (64, "dataset")
@@ -97,6 +98,7 @@ def test_the_bound_is_named_where_memory_is_not_it() -> None:
     assert (capped.precisions["fp32"].edge.largest_batch, capped.precisions["fp32"].edge.bound) == (7, "max_batch_size")
 
 
+@pytest.mark.slow
 def test_nothing_fits_says_what_it_would_take() -> None:
     with pytest.raises(
         NothingFits, match=r"not even one sample fits .* it needs: fp32 [\d,]+ bytes, [\d,]+ more than there are"
@@ -125,6 +127,7 @@ def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again()
     assert long.largest_multiple == long.edge.largest_batch, "what only a longer training has run, has run"
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_evaluation_is_named_as_such() -> None:
     job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")))
     found = fit(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]
@@ -199,6 +202,7 @@ def test_another_question_under_the_same_name_is_refused() -> None:
         fit(request(Job(workload=FAULTS, accumulate=2), precisions=("fp32",), study="mine"))
 
 
+@pytest.mark.slow
 def test_a_crash_ends_the_search_and_is_no_verdict_on_memory() -> None:
     job = Job(workload=FAULTS, options=(("fault", "raise"), ("above", "8")))
     with pytest.raises(WorkloadFailed, match="ValueError: the labels are off by one") as raised:
