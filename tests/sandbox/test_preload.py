@@ -58,13 +58,14 @@ _SERVER_OF_ITS_OWN = f"""
 import multiprocessing, os
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
-context = multiprocessing.get_context("forkserver")
-process = context.Process(target=print, args=("before",))
-process.start()
-process.join()
-before = dict(os.environ)
-print(Sandbox({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
-print(os.environ == before)
+if __name__ == "__main__":  # for its own process
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=print, args=("before",))
+    process.start()
+    process.join()
+    before = dict(os.environ)
+    print(Sandbox({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
+    print(os.environ == before)
 """
 
 
