@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -125,13 +125,16 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
             pass
     tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
-    with _hint_on_interrupt(), tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent:
+    with (
+        closing(studies),
+        _hint_on_interrupt(),
+        tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent,
+    ):
         if known is None:
             _begin(studies.session, study, parent)
         else:
             _resume(studies, study, tracker, known)
         yield TrackedStudy(studies.session, studies.name, study, tracker, parent)
-    studies.close()
 
 
 def _begin(session: Session, study: Study, parent: Run) -> None:
