@@ -30,6 +30,9 @@ settings.register_profile("thorough", max_examples=100, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    # Threads that wait for a core which another worker's threads hold would double the time of every training.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // workers, 1)))
 
 
 @event.listens_for(Engine, "connect")
@@ -41,6 +44,12 @@ def _write_without_waiting_for_the_disk(connection: Any, record: Any) -> None:
 
 
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the fork server, which imports torch while pytest imports the tests: in each process that runs tests."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        Sandbox(DIGITS).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,6 +55,9 @@ class SimulatedSandbox:
     jobs: list[Job] = field(default_factory=list)
     """What has been run, in order."""
 
+    def start(self) -> None:
+        pass
+
     def inspect(self, job: Job) -> Inspection:
         for name, text in job.options:
             if name != "width":

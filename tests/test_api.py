@@ -154,6 +154,7 @@ def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
     assert "batch 9" in (trained._repr_html_() or "")
 
 
+@pytest.mark.slow
 def test_search_and_compare_return_what_a_notebook_shows() -> None:
     small = {"precision": ["fp32", "bf16"], "epochs": 1, **stores()}
     searched = amp_track.search(FAULTS, trials=2, max_batch_size=8, study="small", **small)

@@ -72,6 +72,16 @@ class Child:
                 on_event(message)
 
 
+def start_fork_server(environment: Mapping[str, str]) -> None:
+    """Start the fork server unless it runs, and do not wait until it has imported torch.
+
+    Args:
+        environment: variables that it has besides this process's own.
+    """
+    with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
+        forkserver.ensure_running()
+
+
 @contextlib.contextmanager
 def started(
     context: ForkServerContext,
@@ -86,11 +96,10 @@ def started(
         context: of multiprocessing.
         target: a function of a module, which the process imports.
         *arguments: pickled.
-        environment: variables that a fork server which is started for this has besides this process's own.
+        environment: of the fork server, should it not run yet; see `start_fork_server`.
         steps_back: lower this process's own priority, which cannot be undone.
     """
-    with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
-        forkserver.ensure_running()
+    start_fork_server(environment)
     if steps_back:
         _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)

@@ -72,6 +72,10 @@ class Sandbox:
             PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
         }
 
+    def start(self) -> None:
+        """Begin to import torch in another process, so that it is there when the first job needs it. Do not wait."""
+        children.start_fork_server(self._environment)
+
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and how the workload describes itself.
 

@@ -308,10 +308,12 @@ def test_missing_weights_are_exit_code_2(hub_cache: Path, tree: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_bad_images_are_exit_code_2_unless_skipped(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_bad_images_are_exit_code_2_unless_skipped(
+    amp_track: Callable[..., Done], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     odd = write_odd_tree(tmp_path_factory.mktemp("odd"))
     options = ["--set", f"data_dir={odd}", "--set", "weights=none", "--set", "image_size=32"]
-    refused = amp_track_process("train", CALTECH256, *options)
+    refused = amp_track("train", CALTECH256, *options)
     assert refused.returncode == 2, refused.stderr
     (line,) = refused.stderr.splitlines()
     assert "got 4 bad images (002.american-flag/text.jpg: not an image;" in line

@@ -1,10 +1,12 @@
 """The command as a user meets it: real trainings of small workloads in real processes."""
 
+import functools
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,23 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from PIL import Image
-from support import DIGITS, FAULTS, WORKLOADS
+from support import DIGITS, FAULTS, WORKLOADS, Done
 
 pytestmark = pytest.mark.slow
 PAINTER = str(WORKLOADS / "painter.py")
 GROWS = str(WORKLOADS / "grows.py")
 COMMAND = [sys.executable, "-m", "amp_track", "compare"]
+Compare = Callable[..., Done]
 
 
-def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def compare(amp_track: Callable[..., Done], fresh_stores: None) -> Compare:
+    """The command, in this process; its trainings have processes of their own."""
+    return functools.partial(amp_track, "compare")
 
 
-def compared(*arguments: str) -> dict[str, Any]:
-    done = compare(*arguments, "--json")
+def rows_of(done: Done) -> dict[str, Any]:
+    """What a comparison that went well says."""
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -44,9 +49,9 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=study, storage="sqlite:///optuna.db").trials
 
 
-def test_more_values_and_seeds_are_added_to_what_is_known() -> None:
+def test_more_values_and_seeds_are_added_to_what_is_known(compare: Compare) -> None:
     alike = [DIGITS, "--precision", "fp32,bf16", "--steps", "3"]
-    first = compared(*alike, "--over", "width=8,4")
+    first = rows_of(compare(*alike, "--over", "width=8,4", "--json"))
     assert [(row["value"], row["precision"]) for row in first["rows"]] == [
         ("4", "fp32"), ("4", "bf16"), ("8", "fp32"), ("8", "bf16"),
     ]  # fmt: skip
@@ -78,7 +83,7 @@ def test_more_values_and_seeds_are_added_to_what_is_known() -> None:
     assert [run.info.run_id for run in parents] == [first["run_id"]]
     assert len(runs()) == 13
 
-    again = compared(*alike, "--over", "width=4,8")
+    again = rows_of(compare(*alike, "--over", "width=4,8", "--json"))
     assert again["study"] == first["study"]
     assert again["rows"] == first["rows"], "what is known is told again, not trained"
     table = json.loads(Path(client().download_artifacts(first["run_id"], "compare.json", ".")).read_text())
@@ -89,7 +94,7 @@ def test_more_values_and_seeds_are_added_to_what_is_known() -> None:
     assert "--study: got learning_rate 0.5, expected the 0.003" in other.stderr
 
 
-def test_out_of_memory_is_a_row_and_not_the_end() -> None:
+def test_out_of_memory_is_a_row_and_not_the_end(compare: Compare) -> None:
     """60 samples take 3.75 MiB; the model that grows at once takes 1 MiB more, and more than the budget."""
     done = compare(
         GROWS, "--precision", "fp32,bf16", "--over", "more_after=1000,0", "--steps", "2", "--batch-size", "60",
@@ -113,8 +118,8 @@ def test_out_of_memory_is_a_row_and_not_the_end() -> None:
     assert [row["verdict"] for row in json.loads(nothing.stdout)["rows"]] == ["oom"]
 
 
-def test_pictures_of_the_workload_stand_side_by_side() -> None:
-    result = compared(PAINTER, "--precision", "fp32,bf16", "--over", "kind=tanh,relu", "--steps", "4")
+def test_pictures_of_the_workload_stand_side_by_side(compare: Compare) -> None:
+    result = rows_of(compare(PAINTER, "--precision", "fp32,bf16", "--over", "kind=tanh,relu", "--steps", "4", "--json"))
     with Image.open(client().download_artifacts(result["run_id"], "side-by-side.png", ".")) as picture:
         columns, rows = 3, 2
         assert picture.width / picture.height == pytest.approx(columns / rows, rel=0.15)
@@ -123,26 +128,21 @@ def test_pictures_of_the_workload_stand_side_by_side() -> None:
     assert attributes == ["tanh", "tanh", "relu", "relu"]
 
 
-def test_what_had_too_little_time_is_tried_again_with_more() -> None:
-    command = ["--set", "fault=hang", "--precision", "fp32", "--timeout"]
-    for seconds, trained in (("2", 1), ("2", 1), ("4", 2)):
-        done = compare(FAULTS, *command, seconds)
-        assert done.returncode == 3
-        assert "no training of this comparison fits at batch 4 (timed_out)" in done.stderr
-        assert len([run for run in runs() if run.data.tags.get("amp_track.kind") == "train"]) == trained
-
-
-def test_made_up_data_compares_speed_and_memory_alone() -> None:
-    result = compared(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16")
+def test_made_up_data_compares_speed_and_memory_alone(compare: Compare) -> None:
+    result = rows_of(
+        compare(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16", "--json")
+    )
     assert result["over"] is None
     for row in result["rows"]:
         assert row["quality"] is None
         assert row["samples_per_second"] > 0
-    again = compared(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16")
+    again = rows_of(
+        compare(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16", "--json")
+    )
     assert again["rows"] == result["rows"]
 
 
-def test_a_crash_of_the_workload_ends_it() -> None:
+def test_a_crash_of_the_workload_ends_it(compare: Compare) -> None:
     done = compare(FAULTS, "--precision", "fp32", "--over", "fault=none,raise", "--study", "crashes")
     assert done.returncode == 1
     assert "ValueError: the labels are off by one" in done.stderr
@@ -150,7 +150,7 @@ def test_a_crash_of_the_workload_ends_it() -> None:
     assert sorted(run.info.status for run in runs()) == ["FAILED", "FAILED", "FINISHED"]
 
 
-def test_interrupted_it_ends_its_runs_and_goes_on() -> None:
+def test_interrupted_it_ends_its_runs_and_goes_on(compare: Compare) -> None:
     hanging = ["--precision", "fp32", "--study", "stopped", "--over"]
     command = [*COMMAND, FAULTS, *hanging, "fault=none,hang"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

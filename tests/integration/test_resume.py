@@ -5,20 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
 import optuna
 import pytest
 from optuna.trial import TrialState
-from support import DIGITS, WORKLOADS
+from support import DIGITS, WORKLOADS, Done
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")
-COMMAND = [
-    sys.executable, "-m", "amp_track", "search", DIGITS, "--precision", "fp32,bf16", "--max-batch-size", "96",
-    "--epochs", "1", "--trials", "5", "--study", "stopped",
+SEARCH = [
+    "search", DIGITS, "--precision", "fp32,bf16", "--max-batch-size", "96", "--epochs", "1", "--trials", "5",
+    "--study", "stopped",
 ]  # fmt: skip
 
 
@@ -39,7 +40,8 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
 
 def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.Popen[bytes]:
     """Start the search and end it while the trial after `finished` others is running."""
-    process = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, "-m", "amp_track", *SEARCH]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
@@ -57,12 +59,12 @@ def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.
         process.wait()
 
 
-def test_a_killed_search_goes_on_where_it_stopped() -> None:
+def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]) -> None:
     stop_after("stopped/fit", 4, signal.SIGKILL)
     known = [trial.params for trial in trials("stopped/fit") if trial.state is TrialState.COMPLETE]
     assert [trial.state for trial in trials("stopped/fit")].count(TrialState.RUNNING) == 1
     stop_after("stopped/train", 1, signal.SIGKILL)
-    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=300)
+    done = amp_track(*SEARCH)
     assert done.returncode == 0, done.stderr
     assert "resuming study stopped" in done.stderr
 

@@ -5,29 +5,34 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
 import torch
-from support import DIGITS, WORKLOADS
+from support import DIGITS, WORKLOADS, Done
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
 SPIKY = str(WORKLOADS / "spiky.py")
 BY_STEP = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", "eval/accuracy")
 
 
-def amp_track(*arguments: str, kill_at_batch: int = 0) -> subprocess.CompletedProcess[str]:
-    """In a process group of its own, which the workload kills as it trains on that batch of this process."""
-    return subprocess.run(
+Command = Callable[..., Done]
+"""The command in the tests' own process: what is not killed needs no other."""
+
+
+def kill(*arguments: str, at_batch: int) -> None:
+    """Run the command in a process group of its own, which the workload kills as it trains on that batch of it."""
+    killed = subprocess.run(
         [sys.executable, "-m", "amp_track", *arguments],
         capture_output=True,
-        text=True,
         timeout=240,
         start_new_session=True,
-        env=os.environ | {"KILL_AT_BATCH": str(kill_at_batch)},
+        env=os.environ | {"KILL_AT_BATCH": str(at_batch)},
     )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
 def client() -> mlflow.MlflowClient:
@@ -65,16 +70,18 @@ def killed_run() -> str:
         ("fp32", [13], ("--loader-workers", "2")),
     ],
 )
-def test_a_killed_training_goes_on_to_the_bit(precision: str, kills: list[int], more: tuple[str, ...]) -> None:
+def test_a_killed_training_goes_on_to_the_bit(
+    amp_track: Command, precision: str, kills: list[int], more: tuple[str, ...]
+) -> None:
     command = ["train", SPIKY, "--precision", precision, *more, "--checkpoint-every", "5", "--json"]
     whole = amp_track(*command)
     assert whole.returncode == 0, whole.stderr
     expected = json.loads(whole.stdout)
 
-    assert amp_track(*command, kill_at_batch=kills[0]).returncode == -signal.SIGKILL
+    kill(*command, at_batch=kills[0])
     run_id = killed_run()
-    for kill in kills[1:]:
-        assert amp_track("train", "--resume", run_id, kill_at_batch=kill).returncode == -signal.SIGKILL
+    for batch in kills[1:]:
+        kill("train", "--resume", run_id, at_batch=batch)
     done = amp_track("train", "--resume", run_id, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -110,7 +117,7 @@ cli.main()
 """
 
 
-def test_killed_while_a_checkpoint_is_stored_the_one_before_counts() -> None:
+def test_killed_while_a_checkpoint_is_stored_the_one_before_counts(amp_track: Command) -> None:
     command = ["train", SPIKY, "--precision", "fp32", "--checkpoint-every", "3", "--epochs", "2", "--json"]
     whole = json.loads(amp_track(*command).stdout)
     done = subprocess.run(
@@ -123,7 +130,9 @@ def test_killed_while_a_checkpoint_is_stored_the_one_before_counts() -> None:
     assert record(run_id) == record(whole["run_id"])
 
 
-def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_longer() -> None:
+def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_longer(
+    amp_track: Command,
+) -> None:
     command = [sys.executable, "-m", "amp_track", "train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3"]
     with subprocess.Popen([*command, "--epochs", "200"], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

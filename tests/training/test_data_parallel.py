@@ -2,15 +2,14 @@
 
 import json
 import math
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
-from support import DIGITS, MEBIBYTE, WORKLOADS
+from support import DIGITS, MEBIBYTE, WORKLOADS, Done
 
 from amp_track.commands.session import checks
 from amp_track.records.errors import BadInput
@@ -21,6 +20,7 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.sandbox.sandbox import Sandbox
 
 PARALLEL = str(WORKLOADS / "parallel.py")
+Command = Callable[..., Done]
 
 
 def run(sandbox: Sandbox, *, options: dict[str, Any] | None = None, **settings: Any) -> tuple[Outcome, list[Event]]:
@@ -164,11 +164,6 @@ def test_gpus_train_together_through_nccl(sandbox: Sandbox, cuda: Any, precision
     assert losses(events) == pytest.approx(losses(events_alone), rel=1e-5 if precision == "fp32" else 1e-2)
 
 
-def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "amp_track", *arguments, "--json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
-
-
 def test_more_processes_than_samples_are_bad_input(sandbox: Sandbox) -> None:
     job = Job(workload=PARALLEL, processes=16)
     inspection = sandbox.inspect(job)
@@ -176,18 +171,20 @@ def test_more_processes_than_samples_are_bad_input(sandbox: Sandbox) -> None:
         checks.data_has_a_batch(resolve(job, inspection), inspection)
 
 
-@pytest.mark.slow
-def test_more_processes_than_samples_are_refused_and_nothing_is_written(clean_folder: Path) -> None:
-    for command in ("train", "compare"):
-        done = amp_track(command, PARALLEL, "--precision", "fp32", "--processes", "16")
-        assert done.returncode == 2
-        assert "--batch-size: got 4 for each of 16 processes, expected at most the 61 training samples" in done.stderr
-        assert not list(clean_folder.iterdir())
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_more_processes_than_samples_are_refused_and_nothing_is_written(
+    amp_track: Command, clean_folder: Path, command: str
+) -> None:
+    done = amp_track(command, PARALLEL, "--precision", "fp32", "--processes", "16")
+    assert done.returncode == 2
+    assert "--batch-size: got 4 for each of 16 processes, expected at most the 61 training samples" in done.stderr
+    assert not list(clean_folder.iterdir())
 
 
 @pytest.mark.slow
-def test_the_first_process_alone_is_tracked() -> None:
-    done = amp_track("train", PARALLEL, "--precision", "fp32", "--processes", "2", "--epochs", "2")
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_first_process_alone_is_tracked(amp_track: Command) -> None:
+    done = amp_track("train", PARALLEL, "--precision", "fp32", "--processes", "2", "--epochs", "2", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
@@ -199,12 +196,13 @@ def test_the_first_process_alone_is_tracked() -> None:
 
 
 @pytest.mark.slow
-def test_the_edge_is_found_with_two_processes() -> None:
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_edge_is_found_with_two_processes(amp_track: Command) -> None:
     edges = {}
     for processes in ("1", "2"):
         done = amp_track(
             "fit", DIGITS, "--precision", "fp32", "--processes", processes, "--memory-budget", "32MiB",
-            "--confirm-steps", "0", "--study", f"of{processes}",
+            "--confirm-steps", "0", "--study", f"of{processes}", "--json",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         edges[processes] = json.loads(done.stdout)["precisions"]["fp32"]
@@ -216,7 +214,8 @@ def test_the_edge_is_found_with_two_processes() -> None:
 
 
 @pytest.mark.slow
-def test_the_data_set_ends_where_every_process_has_its_batch() -> None:
-    done = amp_track("fit", PARALLEL, "--precision", "fp32", "--processes", "2", "--memory-budget", "64MiB")
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_data_set_ends_where_every_process_has_its_batch(amp_track: Command) -> None:
+    done = amp_track("fit", PARALLEL, "--precision", "fp32", "--processes", "2", "--memory-budget", "64MiB", "--json")
     edge = json.loads(done.stdout)["precisions"]["fp32"]
     assert (edge["bound"], edge["largest_batch"]) == ("dataset", 30)

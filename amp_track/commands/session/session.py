@@ -23,6 +23,9 @@ from amp_track.sandbox.sandbox import Sandbox
 class JobRunner(Protocol):
     """What runs the jobs of a session: the `Sandbox`, or a simulated device."""
 
+    def start(self) -> None:
+        """Begin what takes a while before the first job, and do not wait for it."""
+
     def inspect(self, job: Job) -> Inspection:
         """Return what device and workload say of themselves. Raises BadInput or WorkloadFailed."""
 
@@ -74,16 +77,30 @@ class Session:
         store_checks.check_tracking("--tracking-uri", tracking_uri)
         store_checks.check("--storage", request.stores.storage)
         store_checks.check_apart(tracking_uri, request.stores.storage)
-        return cls.prepare_readonly(request, precisions, sandbox=sandbox)
+        return cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
 
     @classmethod
     def prepare_readonly(
         cls, request: Request, precisions: tuple[str, ...] | None, *, sandbox: JobRunner | None = None
     ) -> Session:
         """Check a request as `prepare` does, but for the stores: for a command that writes nothing."""
+        return cls._inspected(request, precisions, sandbox)
+
+    @classmethod
+    def _inspected(
+        cls,
+        request: Request,
+        precisions: tuple[str, ...] | None,
+        sandbox: JobRunner | None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Session:
+        """Return the session of a request that device and workload can meet; `meanwhile` runs as torch is imported."""
         checks.workload_exists(request.job.workload)
         sandbox = sandbox or Sandbox(request.job.workload, steps_back=request.owns_process)
         with progress.working("importing torch, looking at device and workload"):
+            sandbox.start()
+            meanwhile()
             inspection = sandbox.inspect(request.job)
         checks.check_supported(request, inspection, precisions or ())
         if precisions is None:
@@ -122,3 +139,9 @@ class Session:
             return None
         outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None
+
+
+def _import_stores() -> None:
+    """Import mlflow and optuna, which takes two seconds, while the fork server imports torch on another core."""
+    from amp_track import tracking  # noqa: F401
+    from amp_track.study import storage  # noqa: F401
