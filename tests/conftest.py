@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
-from support import DIGITS, FAULTS, ROOT, Done
+from support import DIGITS, FAULTS, ROOT, Done, write_without_waiting_for_the_disk
 
 from amp_track import cli
 from amp_track.records.inspection import Inspection, resolve
@@ -35,14 +32,7 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // workers, 1)))
 
 
-@event.listens_for(Engine, "connect")
-def _write_without_waiting_for_the_disk(connection: Any, record: Any) -> None:
-    """Half of the time of these tests would go by waiting for it. What survives a power cut is SQLite's to test; what
-    survives a killed process does not depend on this, and processes of their own do not see it."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY;")
-
-
+write_without_waiting_for_the_disk()
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
 from amp_track.records.job import Job
@@ -47,3 +51,16 @@ def request(job: Job, **settings: Any) -> Request:
         search_options=SearchOptions(**taken(SearchOptions)),
         **settings,
     )  # fmt: skip
+
+
+def write_without_waiting_for_the_disk() -> None:
+    """Set what SQLite databases are opened with from here on, in this process alone.
+
+    Half of the time of these tests would go by waiting for the disk. What survives a power cut is SQLite's to test;
+    what survives a killed process does not depend on this.
+    """
+
+    @event.listens_for(Engine, "connect")
+    def set_up(connection: Any, record: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY;")

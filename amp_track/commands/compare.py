@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks, keep
-from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import BadInput, BadOption, NothingFits
@@ -28,6 +28,7 @@ _NEARLY_AS_LONG = 0.9
 """A training given up after this part of today's --timeout is not tried again: clocks differ a little."""
 
 
+@interrupted_safely
 def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
 

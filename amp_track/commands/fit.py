@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from amp_track.commands.request import Request
 from amp_track.commands.session import probes
 from amp_track.commands.session.failures import limit_in_words, why_nothing_fits
-from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import NothingFits
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from amp_track.tracking import Tracker
 
 
+@interrupted_safely
 def fit(request: Request, *, sandbox: JobRunner | None = None) -> FitResult:
     """Find the edge at every precision.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from amp_track.commands import fit
 from amp_track.commands.request import Request
 from amp_track.commands.session import keep
-from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import BadInput
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from amp_track.study.types import Trial
 
 
+@interrupted_safely
 def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResult:
     """Find the edges, then train inside them, all under one MLflow run. Arguments and errors are those of `fit`."""
     if request.job.synthetic:

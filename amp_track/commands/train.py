@@ -10,7 +10,7 @@ from amp_track.commands import fit, resume
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks
 from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_fit
-from amp_track.commands.session.session import JobRunner, Session
+from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies
 from amp_track.commands.session.trial import advice_for, run_tracked
 from amp_track.records.errors import BadInput, NothingFits
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from amp_track.tracking import Run
 
 
+@interrupted_safely
 def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
     """Train one job and track it.
 

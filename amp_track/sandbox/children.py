@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -22,12 +23,15 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox import ranks
+from amp_track.workers import interrupts
 
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
 """Arguments of personality(2), from Linux's sys/personality.h."""
 _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
 """How long a process that has reported may take to exit."""
+_CHECK_SECONDS = 1
+"""How often a wait asks whether it has been interrupted: Python may swallow what a signal's handler raises."""
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
 
@@ -105,7 +109,7 @@ def started(
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
     try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
-        with _ONE_AT_A_TIME, _no_main_module():
+        with _ONE_AT_A_TIME, _no_main_module(), interrupts.waiting():  # seconds, while the server imports torch
             process.start()
         childs_end.close()  # so that the child's death closes the pipe
         child = Child(process, connection)
@@ -136,8 +140,12 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
         AmpTrackError: one of the processes sent it: BadInput, or a fork server that is not what it should be.
     """
     while listening := [child for child in children if not child.is_over]:
-        left = None if deadline is None else max(deadline - time.monotonic(), 0)
-        ready = wait([end for child in listening for end in (child.connection, child.process.sentinel)], left)
+        left = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
+        with interrupts.waiting():
+            ends = [end for child in listening for end in (child.connection, child.process.sentinel)]
+            ready = wait(ends, min(left, _CHECK_SECONDS))
+        if not ready and left > _CHECK_SECONDS:
+            continue
         if not ready:
             return
         for child in listening:

@@ -6,7 +6,6 @@ A search worker is one of several processes that run the same command on the sam
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, 
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.study import private, storage
-from amp_track.workers import processes
+from amp_track.workers import interrupts, processes
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
@@ -196,7 +195,11 @@ class EdgeSampler(optuna.samplers.BaseSampler):
                     return self.next([trial for trial in trials if trial.number != number])
                 except Busy:
                     pass
-            time.sleep(POLL_SECONDS)
+            try:
+                interrupts.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:  # Optuna ends a trial that is interrupted in its objective, not yet here
+                study.tell(number, state=TrialState.FAIL)
+                raise
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from amp_track.records.outcome import Outcome
 from amp_track.results.fit import PrecisionFit
 from amp_track.study import storage
 from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
+from amp_track.workers import interrupts
 
 
 def find_edges(
@@ -52,7 +52,7 @@ def _is_anything_left(study: optuna.Study, sampler: EdgeSampler) -> bool:
         try:
             return sampler.next(study.get_trials(deepcopy=False)) is not None
         except Busy:
-            time.sleep(POLL_SECONDS)
+            interrupts.sleep(POLL_SECONDS)
             storage.fail_dead_trials(study)
 
 

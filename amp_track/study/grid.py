@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.outcome import Outcome
 from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
+from amp_track.workers import interrupts
 
 Point = dict[str, Any]
 """The settings that identify one training of the grid: names with numbers or text."""
@@ -75,7 +75,7 @@ def train_grid(
         if any(_point_of(trial) in missing for trial in waiting):
             study.optimize(objective, n_trials=1)
         else:
-            time.sleep(POLL_SECONDS)
+            interrupts.sleep(POLL_SECONDS)
     finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
     # A study made by an older version may hold a point twice, from two search workers: the first counts.
     return [_trained(next(trial for known, trial in finished if known == point)) for point in points]

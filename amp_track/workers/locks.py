@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from amp_track.records.addresses import identity
+from amp_track.workers import interrupts
 
 
 @contextmanager
@@ -25,5 +26,11 @@ def store_lock(url: str) -> Iterator[None]:
         url: the store's address. Different spellings of the same address share one lock.
     """
     name = hashlib.sha256(str(identity(url)).encode()).hexdigest()[:16]
-    with FileLock(Path(tempfile.gettempdir()) / f"amp_track-{os.getuid() if hasattr(os, 'getuid') else 0}-{name}.lock"):
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    lock = FileLock(Path(tempfile.gettempdir()) / f"amp_track-{user}-{name}.lock")
+    with interrupts.waiting():
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks, store_checks
@@ -18,6 +19,23 @@ from amp_track.records.steps import synthetic_samples
 from amp_track.records.values import PRECISIONS
 from amp_track.report import progress
 from amp_track.sandbox.sandbox import Sandbox
+from amp_track.workers import interrupts
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def interrupted_safely(
+    command: Callable[Concatenate[Request, Arguments], Result],
+) -> Callable[Concatenate[Request, Arguments], Result]:
+    """Make a command raise KeyboardInterrupt only where it waits, and so leave no run, trial or table half written."""
+
+    @functools.wraps(command)
+    def run(request: Request, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        with interrupts.deferred(owns_process=request.owns_process):
+            return command(request, *arguments, **keywords)
+
+    return run
 
 
 class JobRunner(Protocol):

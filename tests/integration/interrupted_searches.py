@@ -1,0 +1,99 @@
+"""Search on a simulated device, N times; send SIGTERM at a random moment, and search again. Print a line of JSON each.
+
+python tests/integration/interrupted_searches.py N, with the tests' folder and the repository on PYTHONPATH.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes are forked, for all of them
+from simulated import SimulatedSandbox
+from support import DIGITS, request, write_without_waiting_for_the_disk
+
+from amp_track import cli
+from amp_track.commands.search import search
+from amp_track.records.job import Job
+from amp_track.study.storage import open_storage
+from amp_track.tracking import Tracker
+
+_LONGEST_SECONDS = 60
+
+
+def make_stores(folder: Path) -> None:
+    Tracker(f"sqlite:///{folder}/mlflow.db")
+    open_storage(f"sqlite:///{folder}/optuna.db").engine.dispose()
+
+
+def in_a_process(body, *arguments) -> int:
+    """Call `body` in a forked process, which has mlflow imported, and return its exit code."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            body(*arguments)
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def search_once(folder: Path, stop_after_seconds: float | None) -> None:
+    os.chdir(folder)
+    signal.signal(signal.SIGTERM, cli._interrupt)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    if stop_after_seconds is not None:
+        signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
+    asked = request(Job(workload=DIGITS), precisions=("fp32",), trials=2, study="stopped")
+    search(asked, sandbox=SimulatedSandbox())
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def column(file: Path, query: str) -> list[str]:
+    connection = sqlite3.connect(file)
+    try:
+        return [row[0] for row in connection.execute(query)]
+    finally:
+        connection.close()
+
+
+def main(times: int) -> None:
+    write_without_waiting_for_the_disk()
+    templates = Path("templates")
+    templates.mkdir()
+    in_a_process(make_stores, templates.resolve())
+    whole = Path("whole")
+    shutil.copytree(templates, whole)
+    begun = time.monotonic()
+    assert in_a_process(search_once, whole.resolve(), None) == 0
+    takes_seconds = time.monotonic() - begun
+    for index in range(times):
+        folder = Path(str(index)).resolve()
+        shutil.copytree(templates, folder)
+        trials = folder / "optuna.db", "select state from trials"
+        runs = folder / "mlflow.db", "select status from runs"
+        end = {"interrupted": in_a_process(search_once, folder, random.uniform(0, 0.8) * takes_seconds)}
+        end |= {"trials": column(*trials), "runs": column(*runs)}
+        end |= {"resumed": in_a_process(search_once, folder, None), "runs_after": column(*runs)}
+        print(json.dumps(end), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

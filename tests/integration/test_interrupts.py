@@ -1,0 +1,31 @@
+"""Searches that are stopped at any moment: each ends its runs and trials, and the next one goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+SEARCHES = Path(__file__).parent / "interrupted_searches.py"
+
+
+@pytest.mark.slow
+def test_a_search_stopped_at_any_moment_leaves_nothing_running() -> None:
+    """On a simulated device, where all the time goes into the stores. One process per search, on stores of its own."""
+    done = subprocess.run(
+        [sys.executable, str(SEARCHES), "10"], capture_output=True, text=True, timeout=300, cwd=Path.cwd(),
+        env={"PATH": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MLFLOW_DISABLE_TELEMETRY": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(ends) == 10
+    for end in ends:
+        assert end["interrupted"] in (130, 0), end  # 0: it was over before
+        assert "RUNNING" not in end["trials"] + end["runs"], end
+        assert end["resumed"] == 0, end
+        assert set(end["runs_after"]) <= {"FINISHED", "KILLED"}, end
+    moments = {len(end["trials"]) for end in ends}
+    assert len(moments) > 2, "they were stopped at different moments"
+    assert [end["interrupted"] for end in ends].count(130) > 5
