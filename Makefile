@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
 
-test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
+test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/installed-dev  ## the other tests, and every property with more examples, new ones each time

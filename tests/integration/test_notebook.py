@@ -16,7 +16,7 @@ result = amp_track.fit({workload!r}, precision="fp32", max_batch_size=64)
 """
 SHOW = "result"
 TRAIN = """
-trained = amp_track.train({workload!r}, precision="fp32", epochs=2)
+trained = amp_track.train({workload!r}, precision="fp32", epochs=8)
 """
 A_CLASS_OF_THE_NOTEBOOK = """
 class Own(amp_track.Workload):
@@ -67,7 +67,7 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path, monkeypatch: py
     assert "as far as --max-batch-size lets it look" in table["text/html"]
 
     (line,) = train
-    assert line["text/plain"].startswith("epoch 2/2  loss ")
+    assert line["text/plain"].startswith("epoch 8/8  loss ")
     (said,) = [output.text for output in refused.outputs if output.get("name") == "stdout"]
     assert said.startswith("workload: got the class Own, which only this notebook or script has")
     assert "put it into a file" in said

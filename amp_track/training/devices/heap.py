@@ -5,7 +5,7 @@ adjusts its thresholds while it runs; Python adds a MiB at a time. The peak of t
 cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the sandbox asks for,
 the same job takes the same memory: to the page within one command; between commands with different environments and
 folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
-thousands of small tensors.
+thousands of small tensors. On two threads, 8 of 40 jobs in bfloat16 took one page more than the others.
 """
 
 from __future__ import annotations
