@@ -20,6 +20,7 @@ from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.records.steps import steps_per_epoch, total_steps
 from amp_track.records.values import PRECISIONS
+from amp_track.workers import interrupts
 
 SPEED = {"fp32": 1000.0, "tf32": 2000.0, "amp": 3000.0, "bf16": 3000.0}
 QUALITY = {"fp32": 0.9, "tf32": 0.9, "amp": 0.9, "bf16": 0.9}
@@ -90,6 +91,7 @@ class SimulatedSandbox:
         )
 
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        interrupts.check()  # where the real one waits for a process
         self.jobs.append(job)
         if (failure := self.fails(job)) is not None:
             return failure

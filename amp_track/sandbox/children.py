@@ -31,7 +31,7 @@ _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
 """How long a process that has reported may take to exit."""
 _CHECK_SECONDS = 1
-"""How often a wait asks whether it has been interrupted: Python may swallow what a signal's handler raises."""
+"""How long a wait may last before it checks for an interrupt: Python may swallow what a signal's handler raises."""
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
 
@@ -64,7 +64,8 @@ class Child:
         try:
             message = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            wait([self.process.sentinel])  # the pipe closes a moment before the process is gone
+            with interrupts.waiting():
+                wait([self.process.sentinel])  # the pipe closes a moment before the process is gone
             self.has_died = True
             return
         match message:
@@ -115,7 +116,8 @@ def started(
         child = Child(process, connection)
         yield child
         if child.is_over:
-            process.join(_EXIT_SECONDS)
+            with interrupts.waiting():
+                process.join(_EXIT_SECONDS)
     finally:
         if process.is_alive():
             process.kill()

@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import traceback
 
 from amp_track.sandbox import sandbox
@@ -36,6 +37,8 @@ def _is_installed(name: str) -> bool:
 
 def _preload() -> str:
     """Import the modules, and return the traceback of a required one that fails."""
+    # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in sandbox.REQUIRED_MODULES:
         try:
             importlib.import_module(name)

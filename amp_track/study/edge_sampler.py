@@ -195,11 +195,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
                     return self.next([trial for trial in trials if trial.number != number])
                 except Busy:
                     pass
-            try:
-                interrupts.sleep(POLL_SECONDS)
-            except KeyboardInterrupt:  # Optuna ends a trial that is interrupted in its objective, not yet here
-                study.tell(number, state=TrialState.FAIL)
-                raise
+            interrupts.sleep(POLL_SECONDS)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

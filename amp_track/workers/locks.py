@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from amp_track.records.addresses import identity
 from amp_track.workers import interrupts
+
+_POLL_SECONDS = 0.05
 
 
 @contextmanager
@@ -28,8 +30,13 @@ def store_lock(url: str) -> Iterator[None]:
     name = hashlib.sha256(str(identity(url)).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
     lock = FileLock(Path(tempfile.gettempdir()) / f"amp_track-{user}-{name}.lock")
-    with interrupts.waiting():
-        lock.acquire()
+    interrupts.check()
+    while True:  # by hand: an exception that a signal raises within `acquire` could leave the lock held
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            interrupts.sleep(_POLL_SECONDS)
     try:
         yield
     finally:

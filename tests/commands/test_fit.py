@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from amp_track.records import values
 from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.study.storage import name_worker
 
 BUDGET = 8 * MEBIBYTE
 FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
@@ -59,6 +62,18 @@ class TestEdges:
             assert run.data.tags["optuna.trial"] == str(trial.number)
             assert run.data.params["batch_size"] == str(trial.params["batch_size"])
             assert run.info.status == "FINISHED"
+            fits = run.data.tags["amp_track.verdict"] == Verdict.FITS
+            assert trial.value == (trial.params["batch_size"] if fits else 0)
+            (violation,) = set(trial.constraints.values())
+            assert (violation <= 0) is fits
+            assert trial.system_attrs["constraints"] == [violation]  # what optuna-dashboard reads
+            predicted = trial.user_attrs["predicted_bytes"]
+            logged = run.data.metrics.get("memory/predicted_mib")
+            assert logged == (predicted / MEBIBYTE if predicted is not None else None)
+        predictions = [trial.user_attrs["predicted_bytes"] is not None for trial in trials("mine/fit")]
+        assert predictions == [False, False, *[True] * (len(predictions) - 2)], "the line is there from the third on"
+        table = json.loads(Path(client().download_artifacts(result.run_id, "probes.json")).read_text())
+        assert [row[table["columns"].index("trial")] for row in table["data"]] == list(range(len(predictions)))
         parent = client().get_run(result.run_id)
         assert parent.data.metrics["largest_batch/fp32"] == FP32_EDGE
         assert optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).best_value == FP32_EDGE
@@ -182,6 +197,20 @@ class TestResuming:
         done = SimulatedSandbox()
         assert fit(asked(study="crashes"), sandbox=done).edges == {"fp32": FP32_EDGE}
         assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "what is known is not probed again"
+
+    def test_an_interrupt_while_another_worker_has_the_turn_ends_the_trial(self) -> None:
+        def fails(job: Job) -> Outcome | None:
+            # Another worker has begun a trial, and has not said yet which batch it probes: this one waits for it.
+            other = optuna.load_study(study_name="shared/fit", storage=stores()["storage"])
+            if len(other.trials) == 1:
+                name_worker(other.ask())
+                threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+            return None
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(asked(study="shared"), sandbox=SimulatedSandbox(fails=fails))
+        states = [trial.state for trial in trials("shared/fit")]
+        assert states == [TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL]
 
     def test_an_interrupt_ends_runs_and_trials(self) -> None:
         def fails(job: Job) -> Outcome | None:

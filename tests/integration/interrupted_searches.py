@@ -4,6 +4,7 @@ python tests/integration/interrupted_searches.py N, with the tests' folder and t
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -79,11 +80,12 @@ def main(times: int) -> None:
     templates = Path("templates")
     templates.mkdir()
     in_a_process(make_stores, templates.resolve())
-    whole = Path("whole")
-    shutil.copytree(templates, whole)
-    begun = time.monotonic()
-    assert in_a_process(search_once, whole.resolve(), None) == 0
-    takes_seconds = time.monotonic() - begun
+    takes_seconds = math.inf
+    for name in ("first", "second"):  # the machine may be busy: the shorter time counts
+        shutil.copytree(templates, name)
+        begun = time.monotonic()
+        assert in_a_process(search_once, Path(name).resolve(), None) == 0
+        takes_seconds = min(takes_seconds, time.monotonic() - begun)
     for index in range(times):
         folder = Path(str(index)).resolve()
         shutil.copytree(templates, folder)

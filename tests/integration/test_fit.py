@@ -25,7 +25,12 @@ def digits(**settings: object) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
 def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
-    edge = fit(request(digits(), precisions=(precision,))).precisions[precision].edge
+    result = fit(request(digits(), precisions=(precision,)))
+    edge = result.precisions[precision].edge
+    for trial in optuna.load_study(study_name=f"{result.study}/fit", storage=URL).trials:
+        taken = mlflow.MlflowClient(stores()["tracking_uri"]).get_run(trial.user_attrs["mlflow_run_id"]).data.metrics
+        if trial.value and trial.user_attrs["predicted_bytes"] is not None:
+            assert taken["memory/max_reserved_mib"] == pytest.approx(taken["memory/predicted_mib"], rel=0.1)
     assert edge.first_failing_batch == edge.largest_batch + 1
     assert edge.bound == "memory"
     assert any(said == "fits" for said in trainings(precision, edge.largest_batch))

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,16 +11,22 @@ import pytest
 
 from amp_track.workers import interrupts
 
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+def raises(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ctrl-C as Python handles it, SIGTERM as the command does."""
+    before = {number: signal.getsignal(number) for number in BOTH}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, raises)
     yield
-    after = {number: signal.getsignal(number) for number in before if number is not signal.SIGINT}
     for number, handler in before.items():
         signal.signal(number, handler)
-    assert after == {number: handler for number, handler in before.items() if number in after}, "put back"
 
 
 def interrupt(number: signal.Signals = signal.SIGINT) -> None:
@@ -33,12 +40,13 @@ def test_without_a_block_it_is_raised_where_it_comes() -> None:
     interrupts.check()
 
 
-def test_a_signal_is_kept_until_the_next_wait() -> None:
+@pytest.mark.parametrize("number", BOTH)
+def test_a_signal_is_kept_until_the_next_wait(number: signal.Signals) -> None:
     done = []
 
-    @interrupts.deferred(owns_process=False)
+    @interrupts.deferred(owns_process=True)
     def body() -> None:
-        interrupt()
+        interrupt(number)
         done.append("written")
         with interrupts.waiting():
             done.append("waited")
@@ -46,7 +54,7 @@ def test_a_signal_is_kept_until_the_next_wait() -> None:
     with pytest.raises(KeyboardInterrupt):
         body()
     assert done == ["written"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [signal.getsignal(each) for each in BOTH] == [signal.default_int_handler, raises]
 
 
 def test_a_signal_is_kept_until_the_next_check() -> None:
@@ -95,8 +103,7 @@ def test_the_third_signal_is_raised_wherever_it_comes() -> None:
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.check()
+        interrupts.check()  # it is raised once
 
 
 THREE = """
@@ -112,16 +119,15 @@ with interrupts.deferred(owns_process=True):
 def test_the_third_signal_ends_a_process_of_ones_own_and_the_second_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "amp-track: ending its runs; once more stops at once and leaves that to the next start\n"
+    assert done.stderr == 2 * (
+        "amp-track: ending its runs first; a third Ctrl-C stops at once and leaves them RUNNING\n"
+    )
 
 
 def test_an_exception_swallowed_on_the_way_is_raised_again() -> None:
-    @interrupts.waiting()
     def wait() -> None:
-        try:
+        with interrupts.waiting(), contextlib.suppress(KeyboardInterrupt):  # as Python's garbage collector does
             interrupt()
-        except KeyboardInterrupt:
-            pass  # as Python does in a callback of its garbage collector
 
     with interrupts.deferred(owns_process=False):
         with pytest.raises(KeyboardInterrupt):
@@ -129,27 +135,77 @@ def test_an_exception_swallowed_on_the_way_is_raised_again() -> None:
         interrupts.check()
 
 
-def test_ignored_and_deadly_signals_stay_so() -> None:
+def test_what_the_user_handles_otherwise_stays_so() -> None:
+    """A signal that is ignored, one that kills, and a handler of the user's own program, such as SLURM's requeuing."""
+    received = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     with interrupts.deferred(owns_process=False):
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        interrupt(signal.SIGINT)
+        interrupt(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with interrupts.deferred(owns_process=True):
+        assert [signal.getsignal(each) for each in BOTH] == [signal.SIG_IGN, signal.SIG_DFL]
+
+
+def test_a_signal_is_not_lost_when_the_block_ends_with_an_error() -> None:
+    @interrupts.deferred(owns_process=False)
+    def body() -> None:
         interrupt()
+        raise ValueError("nothing fits")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        body()
+    assert isinstance(raised.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_other_threads_and_blocks_within_blocks_change_nothing() -> None:
-    raised = []
+def test_whoever_reads_stderr_may_be_gone() -> None:
+    program = """
+import os, signal
+from amp_track.workers import interrupts
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 2)
+try:
+    with interrupts.deferred(owns_process=True):
+        os.kill(os.getpid(), signal.SIGINT)
+        print("written")
+except KeyboardInterrupt:
+    print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["written", "ended"]
+
+
+def test_other_threads_are_not_interrupted() -> None:
+    done = []
 
     def body() -> None:
         with interrupts.deferred(owns_process=False), interrupts.waiting():
             interrupts.check()
-            raised.append(False)
+            done.append("thread")
 
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+
+    @interrupts.deferred(owns_process=False)
+    def interrupted() -> None:
+        interrupt()
+        in_a_thread()
+
+    in_a_thread()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["thread", "thread"]
+
+
+def test_a_block_within_a_block_changes_nothing() -> None:
     with interrupts.deferred(owns_process=False):
         handler = signal.getsignal(signal.SIGINT)
         with interrupts.deferred(owns_process=True):
             assert signal.getsignal(signal.SIGINT) == handler
-        thread = threading.Thread(target=body)
-        thread.start()
-        thread.join()
-    assert raised == [False]
+        assert signal.getsignal(signal.SIGINT) == handler

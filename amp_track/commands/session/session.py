@@ -92,9 +92,10 @@ class Session:
             WorkloadFailed: the workload's data cannot be loaded.
         """
         tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
-        store_checks.check_tracking("--tracking-uri", tracking_uri)
-        store_checks.check("--storage", request.stores.storage)
-        store_checks.check_apart(tracking_uri, request.stores.storage)
+        with interrupts.waiting():  # for servers that may not answer
+            store_checks.check_tracking("--tracking-uri", tracking_uri)
+            store_checks.check("--storage", request.stores.storage)
+            store_checks.check_apart(tracking_uri, request.stores.storage)
         return cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
 
     @classmethod
@@ -119,6 +120,7 @@ class Session:
         with progress.working("importing torch, looking at device and workload"):
             sandbox.start()
             meanwhile()
+            interrupts.check()
             inspection = sandbox.inspect(request.job)
         checks.check_supported(request, inspection, precisions or ())
         if precisions is None:

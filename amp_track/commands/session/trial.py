@@ -16,7 +16,7 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.steps import steps_per_epoch
 from amp_track.report import advice, progress
 from amp_track.report.curves import Curves
-from amp_track.workers import interrupts, processes
+from amp_track.workers import processes
 
 if TYPE_CHECKING:
     from amp_track.study.edge_sampler import Task
@@ -103,7 +103,6 @@ def run_tracked(
             run.event(event, quality_name)
             show(event)
 
-        interrupts.check()
         outcome = session.sandbox.run(job, on_event, folder=_job_folder(folder, resume_from, keep_weights))
     run.outcome(outcome)
     if words := advice_for(job, outcome):
