@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Two processes run the tests. To see one test's output as it comes: .venv/bin/python -m pytest tests/FILE.py
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: search test test-slow test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
@@ -11,10 +9,10 @@ search: $(VENV)/installed  ## the digits example: edges and trainings within 64 
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on two cores
-	$(PYTEST) -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-slow: $(VENV)/installed-dev  ## the other tests, and every property with more examples, new ones each time
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or property"
+test-slow: $(VENV)/installed-dev  ## the other tests, one at a time, since some measure memory to the page; and every property with new examples
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "slow or property"
 
 test-all: test test-slow  ## all tests
 
