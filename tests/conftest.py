@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -39,7 +40,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPAT
 def pytest_configure(config: pytest.Config) -> None:
     """Start the fork server, which imports torch while pytest imports the tests: in each process that runs tests."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
-        Sandbox(DIGITS).start()
+        with contextlib.suppress(ChildProcessError):  # tests/tools/mutants.py forks from a process that has one
+            Sandbox(DIGITS).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
