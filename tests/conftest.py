@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support import DIGITS, FAULTS, ROOT, Done, write_without_waiting_for_the_disk
+from support import DIGITS, FAULTS, ROOT, Done, make_stores, write_without_waiting_for_the_disk
 
 from amp_track import cli
 from amp_track.records.inspection import Inspection, resolve
@@ -97,12 +97,8 @@ def cuda() -> Any:
 @pytest.fixture(scope="session")
 def store_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both stores, empty and with their tables, which take seconds to make."""
-    from amp_track.study.storage import open_storage
-    from amp_track.tracking import Tracker
-
     folder = tmp_path_factory.mktemp("stores")
-    Tracker(f"sqlite:///{folder}/mlflow.db")
-    open_storage(f"sqlite:///{folder}/optuna.db").engine.dispose()
+    make_stores(folder)
     return folder
 
 

@@ -146,9 +146,9 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
         with interrupts.waiting():
             ends = [end for child in listening for end in (child.connection, child.process.sentinel)]
             ready = wait(ends, min(left, _CHECK_SECONDS))
-        if not ready and left > _CHECK_SECONDS:
-            continue
         if not ready:
+            if left > _CHECK_SECONDS:
+                continue
             return
         for child in listening:
             if child.connection in ready or child.process.sentinel in ready:

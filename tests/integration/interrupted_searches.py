@@ -1,4 +1,4 @@
-"""Search on a simulated device, N times; send SIGTERM at a random moment, and search again. Print a line of JSON each.
+"""Search on a simulated device, N times; stop it at a random moment, and search again. Print a line of JSON each.
 
 python tests/integration/interrupted_searches.py N, with the tests' folder and the repository on PYTHONPATH.
 """
@@ -17,20 +17,13 @@ from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes are forked, for all of them
 from simulated import SimulatedSandbox
-from support import DIGITS, request, write_without_waiting_for_the_disk
+from support import DIGITS, make_stores, request, write_without_waiting_for_the_disk
 
 from amp_track import cli
 from amp_track.commands.search import search
 from amp_track.records.job import Job
-from amp_track.study.storage import open_storage
-from amp_track.tracking import Tracker
 
 _LONGEST_SECONDS = 60
-
-
-def make_stores(folder: Path) -> None:
-    Tracker(f"sqlite:///{folder}/mlflow.db")
-    open_storage(f"sqlite:///{folder}/optuna.db").engine.dispose()
 
 
 def in_a_process(body, *arguments) -> int:
@@ -57,12 +50,16 @@ def in_a_process(body, *arguments) -> int:
 
 
 def search_once(folder: Path, stop_after_seconds: float | None) -> None:
+    """Search as the command does; SIGINT or SIGTERM comes after that time."""
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
     signal.signal(signal.SIGTERM, cli._interrupt)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    chosen = random.choice((signal.SIGINT, signal.SIGTERM))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), chosen))
     if stop_after_seconds is not None:
         signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
-    asked = request(Job(workload=DIGITS), precisions=("fp32",), trials=2, study="stopped")
+    # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
+    asked = request(Job(workload=DIGITS), precisions=("fp32",), trials=2, study="stopped", owns_process=True)
     search(asked, sandbox=SimulatedSandbox())
     signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -93,7 +90,8 @@ def main(times: int) -> None:
         runs = folder / "mlflow.db", "select status from runs"
         end = {"interrupted": in_a_process(search_once, folder, random.uniform(0, 0.8) * takes_seconds)}
         end |= {"trials": column(*trials), "runs": column(*runs)}
-        end |= {"resumed": in_a_process(search_once, folder, None), "runs_after": column(*runs)}
+        end |= {"resumed": in_a_process(search_once, folder, None)}
+        end |= {"trials_after": column(*trials), "runs_after": column(*runs)}
         print(json.dumps(end), flush=True)
 
 

@@ -23,9 +23,8 @@ def test_a_search_stopped_at_any_moment_leaves_nothing_running() -> None:
     assert len(ends) == 10
     for end in ends:
         assert end["interrupted"] in (130, 0), end  # 0: it was over before
-        assert "RUNNING" not in end["runs"], end
+        assert "RUNNING" not in end["trials"] + end["runs"], end
         assert end["resumed"] == 0, end
+        assert set(end["trials_after"]) <= {"COMPLETE", "FAIL"}, end
         assert set(end["runs_after"]) <= {"FINISHED", "KILLED"}, end
-    # One in some thirty leaves a trial RUNNING that was begun at that moment; why is not known yet.
-    assert sum("RUNNING" in end["trials"] for end in ends) <= 2
     assert [end["interrupted"] for end in ends].count(130) > 3
