@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: search test test-slow test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
@@ -9,12 +10,12 @@ search: $(VENV)/installed  ## the digits example: edges and trainings within 64 
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/installed-dev  ## the other tests, one at a time, since some measure memory to the page; and every property with new examples
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "slow or property"
+test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: eight minutes on two cores
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or property"
 
-test-all: test test-slow  ## all tests
+test-all: test test-slow  ## all tests: ten minutes
 
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py

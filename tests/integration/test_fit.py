@@ -1,7 +1,6 @@
 """Real studies in real SQLite, with real probes. tests/commands/test_fit.py has the same on a simulated device."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import mlflow
 import optuna
@@ -33,23 +32,23 @@ def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
             assert taken["memory/max_reserved_mib"] == pytest.approx(taken["memory/predicted_mib"], rel=0.1)
     assert edge.first_failing_batch == edge.largest_batch + 1
     assert edge.bound == "memory"
-    assert any(said == "fits" for said in trainings(precision, edge.largest_batch))
-    out_of_memory = f": {precision} at batch {edge.first_failing_batch} does not fit the budget of 64 MiB"
-    assert any(out_of_memory in said for said in trainings(precision, edge.first_failing_batch))
+    assert train_to_the_end(precision, edge.largest_batch, to_spare_bytes=0)
+    # Now and then a job takes a page more than the others (8 of 40 in bfloat16 with two threads). Where that has
+    # decided, one more than the edge trains too, with less than a page to spare.
+    assert not train_to_the_end(precision, edge.first_failing_batch, to_spare_bytes=4096)
 
 
-def trainings(precision: str, batch_size: int) -> Iterator[str]:
-    """How up to three trainings at the same batch end, one after the other.
-
-    Now and then one takes a page more than the others (8 of 40 in bfloat16 with two threads), which decides when the
-    budget is that close.
-    """
-
+def train_to_the_end(precision: str, batch_size: int, *, to_spare_bytes: int) -> bool:
+    """Whether one of three trainings fits with so many bytes to spare."""
     for _ in range(3):
         try:
-            yield str(train(request(digits(precision=precision, batch_size=batch_size))).outcome.verdict)
+            taken_bytes = train(request(digits(precision=precision, batch_size=batch_size))).outcome.max_memory_bytes
         except NothingFits as error:
-            yield str(error)
+            assert f": {precision} at batch {batch_size} does not fit the budget of 64 MiB" in str(error)
+        else:
+            if taken_bytes <= 64 * MEBIBYTE - to_spare_bytes:
+                return True
+    return False
 
 
 @pytest.mark.gpu

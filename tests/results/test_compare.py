@@ -161,7 +161,9 @@ def test_where_only_one_fits_is_said() -> None:
 
 
 def test_the_table_has_every_ratio_to_fp32() -> None:
-    text = shown(compared({"fp32": [1000, 100], "amp": [2000, 50]}, over=["16", "64"]))
+    result = compared({"fp32": [1000, 100], "amp": [2000, 50]}, over=["16", "64"])
+    assert [cell.has_scaler for cell in result.cells] == [cell.precision == "amp" for cell in result.cells]
+    text = shown(result)
     for cell in (
         "2,000 (2.00 ×)",
         "4,000 (2.00 ×)",

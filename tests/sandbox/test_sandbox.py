@@ -238,3 +238,15 @@ def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
     here = _peak_in_a_command_of_its_own(tmp_path / "one")
     there = _peak_in_a_command_of_its_own(tmp_path / "a folder elsewhere", SOMETHING="x" * 3000)
     assert here == pytest.approx(there, rel=0.002)
+
+
+@pytest.mark.parametrize(("precision", "batch_size"), [("fp32", 512), ("bf16", 946)])
+def test_the_limit_and_the_meter_agree_to_a_page(sandbox: Sandbox, precision: str, batch_size: int) -> None:
+    """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
+    roomy = Job(workload=DIGITS, precision=precision, batch_size=batch_size, memory_budget_bytes=100 * MEBIBYTE)
+    roomy = resolve(dataclasses.replace(roomy, epochs=1), sandbox.inspect(roomy))
+    taken_bytes = sandbox.run(roomy).max_memory_bytes
+    assert taken_bytes is not None
+    for budget_bytes, verdict in ((taken_bytes, Verdict.FITS), (taken_bytes - 2 * 4096, Verdict.OOM)):
+        outcome = sandbox.run(dataclasses.replace(roomy, memory_budget_bytes=budget_bytes))
+        assert outcome.verdict is verdict, (taken_bytes, outcome)

@@ -94,6 +94,7 @@ class CpuDevice(Device):
         torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
+        heap.keep_to_one_arena()  # of a program of its own; a job has inherited it
         # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if sys.platform != "linux":
@@ -101,7 +102,6 @@ class CpuDevice(Device):
             return
         import resource
 
-        heap.keep_to_one_arena()
         if budget_bytes is not None:
             # This costs speed, which only a job with a budget pays. Without a budget the process first uses what free
             # blocks it happens to hold, which the meter does not see: a few MiB. Taking them away would cost a small
