@@ -239,6 +239,7 @@ def test_a_cell_where_nothing_fits_has_no_number() -> None:
         "precision", "verdict", "steps", "skipped_steps", "run_ids",
     }  # fmt: skip
     assert not result.has_quality
+    assert not result.cells[0].has_scaler, "nothing was skipped where nothing ran"
 
 
 def test_equivalence_is_for_several_seeds_that_have_a_quality() -> None:
