@@ -81,6 +81,11 @@ def _about_scale(outcome: Outcome, scale: ScaleReport) -> list[str]:
             f"{len(falls)} of the first {step:,} steps overflowed and were skipped, until the scale was down from "
             f"{scale.initial:,g} to {level:,g}: {what}"
         )
+    if falls and falls[0][0] == 1:
+        lines.append(
+            "the first step was skipped, after which torch's fused SGD with momentum uses memory that it has not "
+            "written: TrainStep mends that, a plain loop should leave fused=True out"
+        )
     later = outcome.skipped_steps - len(falls)
     if later - scale.growths > max(_OFTEN * outcome.steps, 2):
         lines.append(

@@ -38,11 +38,17 @@ def test_there_is_nothing_to_say_of_a_training_without_an_event() -> None:
 
 def test_overflows_at_the_start_are_normal() -> None:
     history = scale((0, 65536.0), (1, 32768.0), (2, 16384.0), (40, 8192.0), (1000, 8192.0))
-    line = one_line(outcome(scale=history, skipped_steps=3))
+    line, recipe = explain(outcome(scale=history, skipped_steps=3), "amp")
     assert line.startswith(
         "3 of the first 40 steps overflowed and were skipped, until the scale was down from 65,536 to"
     )
     assert "normal" in line
+    assert recipe.startswith("the first step was skipped, after which torch's fused SGD with momentum")
+
+
+def test_a_fall_after_the_first_step_says_nothing_of_that_step() -> None:
+    history = scale((0, 65536.0), (2, 32768.0), (1000, 32768.0))
+    assert "first step" not in one_line(outcome(scale=history, skipped_steps=1))
 
 
 def test_a_scale_that_still_falls_late_is_not_called_normal() -> None:
@@ -83,9 +89,9 @@ def test_an_overflow_at_the_very_last_step_is_counted() -> None:
 def test_one_per_cent_but_at_least_two_steps_may_overflow_beyond_what_growth_explains(
     unexplained: int, steps: int, are_too_many: bool
 ) -> None:
-    grows_twice = scale((0, 4.0), (1, 2.0), (20, 4.0), (21, 2.0), (40, 4.0), (steps, 4.0))
+    grows_twice = scale((0, 4.0), (2, 2.0), (20, 4.0), (21, 2.0), (40, 4.0), (steps, 4.0))
     lines = explain(outcome(steps, scale=grows_twice, skipped_steps=1 + 2 + unexplained), "amp")
-    assert lines[0].startswith("1 of the first 1 steps")
+    assert lines[0].startswith("1 of the first 2 steps")
     assert [line.split(" after that")[0] for line in lines[1:]] == [f"{2 + unexplained} steps"] * are_too_many
 
 

@@ -21,6 +21,7 @@ from amp_track.records.diagnosis import LayerGradients
 from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule
+from amp_track.training.amp.momentum import keep_momentum_written
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
@@ -105,7 +106,8 @@ class TrainStep:
             this process.
 
     Raises:
-        ValueError: the optimizer has no parameters, or there is no such precision.
+        ValueError: the optimizer has no parameters, there is no such precision, or under amp it is a fused SGD with
+            dampening.
     """
 
     def __init__(
@@ -139,6 +141,8 @@ class TrainStep:
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
         is_scaled = self.scaler.is_enabled()
         self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
+        if is_scaled:
+            keep_momentum_written(optimizer)
         self.diagnosis = (
             GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
         )
