@@ -5,7 +5,8 @@ A mode is one entry of `_MODES`; its name also stands in `amp_track.records.valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -122,33 +123,63 @@ def _float32_switches() -> dict[str, Any]:
     }
 
 
+def _older_switches() -> dict[str, Any]:
+    """Return the objects of torch.backends that hold an `allow_tf32`, by name.
+
+    `torch.get_float32_matmul_precision`, `torch.backends.cudnn.flags` and these flags themselves raise where they
+    disagree with the newer settings.
+    """
+    return {"cuda.matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
+
+
+def _older_flags() -> dict[str, bool]:
+    """Return the older flags, without those that cannot be read because they disagree with the newer settings."""
+    flags = {}
+    for name, switch in _older_switches().items():
+        with contextlib.suppress(RuntimeError):
+            flags[name] = switch.allow_tf32
+    return flags
+
+
+def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, str]) -> None:
+    """Set the older flags first, since each sets newer ones too, then what `cudnn.flags` restores, then each kernel."""
+    for name, allowed in older.items():
+        _older_switches()[name].allow_tf32 = allowed
+    torch.backends.cudnn.fp32_precision = of_cudnn
+    for name, switch in _float32_switches().items():
+        switch.fp32_precision = newer[name]
+
+
 @contextmanager
 def float32_precision(mode: Precision) -> Iterator[dict[str, str]]:
     """Make every float32 kernel compute as the mode says within the block, and restore the settings after it.
 
     Yields the settings as torch reports them. They are set one by one because the defaults differ: convolutions run in
-    TF32 unless told otherwise, matmuls do not, so that "fp32" in many comparisons is not float32 throughout. Setting
-    them through the older `allow_tf32` flags as well would raise.
+    TF32 unless told otherwise, matmuls do not, so that "fp32" in many comparisons is not float32 throughout. The older
+    `allow_tf32` flags are set alike, so that whoever reads them meets no error.
 
     Raises:
         RuntimeError: at the end of the block, something had changed a setting: what was computed was not this mode.
     """
     switches = _float32_switches()
-    before = {name: switch.fp32_precision for name, switch in switches.items()}
+    before = _older_flags(), torch.backends.cudnn.fp32_precision, _settings(switches)
+    wanted = mode.float32_precision
     try:
-        for name, switch in switches.items():
-            # A CPU's TF32 (AMX) is not what this project calls tf32, and the mode is refused for CPUs before this
-            # point.
-            switch.fp32_precision = mode.float32_precision if name.startswith("cu") else "ieee"
-        settings = {name: switch.fp32_precision for name, switch in switches.items()}
+        # A CPU's TF32 (AMX) is not what this project calls tf32, and the mode is refused for CPUs before this point.
+        newer = {name: wanted if name.startswith("cu") else "ieee" for name in switches}
+        _set_float32(dict.fromkeys(_older_switches(), wanted == "tf32"), wanted, newer)
+        settings = _settings(switches)
         yield settings
-        for name, switch in switches.items():
-            if switch.fp32_precision != settings[name]:
+        for name, setting in _settings(switches).items():
+            if setting != settings[name]:
                 raise RuntimeError(
-                    f"{name}.fp32_precision: got {switch.fp32_precision} at the end, expected the {settings[name]} of "
+                    f"{name}.fp32_precision: got {setting} at the end, expected the {settings[name]} of "
                     f"{mode.name}: something set it while training, such as allow_tf32 or "
                     "set_float32_matmul_precision; take that out, or choose tf32"
                 )
     finally:
-        for name, switch in switches.items():
-            switch.fp32_precision = before[name]
+        _set_float32(*before)
+
+
+def _settings(switches: Mapping[str, Any]) -> dict[str, str]:
+    return {name: switch.fp32_precision for name, switch in switches.items()}

@@ -57,3 +57,34 @@ def test_older_flags_set_before_do_not_count() -> None:
             assert settings["cuda.matmul"] == "ieee"
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+@pytest.mark.parametrize("matmul_before", ["highest", "high"])
+def test_older_readers_and_blocks_work_within_and_after(name: str, matmul_before: str) -> None:
+    """torch raises in them where older and newer settings disagree; Lightning calls them."""
+    torch.set_float32_matmul_precision(matmul_before)
+    try:
+        with float32_precision(Precision.named(name)) as settings:
+            assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
+            assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (name == "tf32")
+            with torch.backends.cudnn.flags(benchmark=True):
+                pass
+            assert torch.backends.cudnn.conv.fp32_precision == settings["cudnn.conv"]  # type: ignore[attr-defined]
+        assert torch.get_float32_matmul_precision() == matmul_before
+        assert torch.backends.cudnn.allow_tf32, "as it is unless someone has set it"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_settings_that_disagree_before_are_left_so() -> None:
+    switch = torch.backends.cuda.matmul
+    switch.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        with float32_precision(Precision.named("fp32")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert switch.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    finally:
+        switch.fp32_precision = "none"  # type: ignore[attr-defined]
