@@ -15,7 +15,6 @@ import signal
 import traceback
 
 from amp_track.sandbox import sandbox
-from amp_track.training.devices import heap
 
 failure = ""
 """The traceback of the required module that could not be imported.
@@ -40,12 +39,14 @@ def _preload() -> str:
     """Import the modules, and return the traceback of a required one that fails."""
     # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    heap.keep_to_one_arena()  # before torch's libraries start a thread
-    for name in sandbox.REQUIRED_MODULES:
-        try:
+    try:
+        from amp_track.training.devices import heap
+
+        heap.keep_to_one_arena()  # before torch's libraries start a thread
+        for name in sandbox.REQUIRED_MODULES:
             importlib.import_module(name)
-        except Exception:
-            return traceback.format_exc()
+    except Exception:
+        return traceback.format_exc()
     for name in os.environ.get(sandbox.PRELOAD_VARIABLE, "").split(","):
         if name and _is_installed(name):
             try:

@@ -21,7 +21,7 @@ from amp_track.training.batches import Batches, Part, Position
 from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.clock import InputWait, TrainingClock
 from amp_track.training.devices.base import Device
-from amp_track.training.devices.cpu import peak_resident_bytes
+from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.peers import Peers
 from amp_track.training.tally import Tally
 from amp_track.workload import Workload
@@ -119,7 +119,8 @@ class Trainer:
         with float32_precision(self._precision) as float32_settings:  # after the model's own code, which may set it too
             self._send(
                 Started(settings=(*((f"fp32_precision.{name}", value) for name, value in float32_settings.items()),
-                                  ("scaled_learning_rate", str(learning_rate))),
+                                  ("scaled_learning_rate", str(learning_rate)),
+                                  ("memory_meter", self._device.meter)),
                         scale=step.history.scale if step.history is not None else None)
             )  # fmt: skip
             if self._job.probe:

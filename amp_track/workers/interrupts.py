@@ -3,8 +3,8 @@
 KeyboardInterrupt at any line of MLflow, Optuna and SQLAlchemy ends badly. Of 270 searches on a simulated device that
 were interrupted at a random moment, 56 ended badly: 19 left a trial or a run RUNNING, 10 ended with a traceback, 13
 hung with a database locked, and 14 never noticed, because Python swallows an exception raised in a callback of its
-garbage collector. Raised only where a command waits, checks or ends, 160 of 160 ended well, run four at a time on two
-cores. tests/integration/test_interrupts.py repeats ten of them.
+garbage collector. Raised only where a command waits, checks or ends, 160 of 160 ended well (2026-11-22, AMD EPYC, four
+at a time on two cores). tests/integration/test_interrupts.py repeats ten of them.
 """
 
 from __future__ import annotations

@@ -49,13 +49,12 @@ def in_a_process(body, *arguments) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def search_once(folder: Path, stop_after_seconds: float | None) -> None:
-    """Search as the command does; SIGINT or SIGTERM comes after that time."""
+def search_once(folder: Path, stop_after_seconds: float | None, number: signal.Signals = signal.SIGTERM) -> None:
+    """Search as the command does; the signal comes after that time."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
     signal.signal(signal.SIGTERM, cli._interrupt)
-    chosen = random.choice((signal.SIGINT, signal.SIGTERM))
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), chosen))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), number))
     if stop_after_seconds is not None:
         signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
     # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
@@ -76,7 +75,7 @@ def main(times: int) -> None:
     write_without_waiting_for_the_disk()
     templates = Path("templates")
     templates.mkdir()
-    in_a_process(make_stores, templates.resolve())
+    assert in_a_process(make_stores, templates.resolve()) == 0
     takes_seconds = math.inf
     for name in ("first", "second"):  # the machine may be busy: the shorter time counts
         shutil.copytree(templates, name)
@@ -88,7 +87,9 @@ def main(times: int) -> None:
         shutil.copytree(templates, folder)
         trials = folder / "optuna.db", "select state from trials"
         runs = folder / "mlflow.db", "select status from runs"
-        end = {"interrupted": in_a_process(search_once, folder, random.uniform(0, 0.8) * takes_seconds)}
+        after_seconds, number = random.uniform(0, 0.8) * takes_seconds, random.choice((signal.SIGINT, signal.SIGTERM))
+        end = {"signal": number.name, "after_seconds": after_seconds, "of_seconds": takes_seconds}
+        end |= {"interrupted": in_a_process(search_once, folder, after_seconds, number)}
         end |= {"trials": column(*trials), "runs": column(*runs)}
         end |= {"resumed": in_a_process(search_once, folder, None)}
         end |= {"trials_after": column(*trials), "runs_after": column(*runs)}

@@ -1,6 +1,7 @@
 """Real studies in real SQLite, with real probes. tests/commands/test_fit.py has the same on a simulated device."""
 
 import dataclasses
+import mmap
 
 import mlflow
 import optuna
@@ -33,8 +34,10 @@ def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
     assert edge.first_failing_batch == edge.largest_batch + 1
     assert edge.bound == "memory"
     assert bytes_taken(precision, edge.largest_batch) is not None
+    # A training now and then gets by with one page less than its probe (amp at 1269 with two threads: 3 of 6), where
+    # the end of the heap holds what the system refused.
     one_more_bytes = bytes_taken(precision, edge.first_failing_batch)
-    assert one_more_bytes is None or one_more_bytes > 64 * MEBIBYTE - 4096, "it fits with a page to spare"
+    assert one_more_bytes is None or one_more_bytes > 64 * MEBIBYTE - mmap.PAGESIZE, "it fits with a page to spare"
 
 
 def bytes_taken(precision: str, batch_size: int) -> int | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import mmap
 import os
 import signal
 import subprocess
@@ -220,33 +221,56 @@ print(box.run(resolve(job, box.inspect(job))).max_memory_bytes)
 """
 
 
-def _peak_in_a_command_of_its_own(folder: Path, **environment: str) -> int:
+def _printed_by_a_command_of_its_own(folder: Path, script: str, **environment: str) -> str:
     folder.mkdir()
-    script = folder / "peak.py"
-    script.write_text(_WITHOUT_A_GUARD)
+    (folder / "script.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=folder, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        [sys.executable, "script.py"], capture_output=True, text=True, cwd=folder, timeout=120,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
     """Whatever program, folder and environment it is started from; a script needs no `if __name__ == "__main__"`."""
-    here = _peak_in_a_command_of_its_own(tmp_path / "one")
-    there = _peak_in_a_command_of_its_own(tmp_path / "a folder elsewhere", SOMETHING="x" * 3000)
-    assert here == pytest.approx(there, rel=0.002)
+    here = _printed_by_a_command_of_its_own(tmp_path / "one", _WITHOUT_A_GUARD)
+    there = _printed_by_a_command_of_its_own(tmp_path / "a folder elsewhere", _WITHOUT_A_GUARD, SOMETHING="x" * 3000)
+    assert int(here) == pytest.approx(int(there), rel=0.002)
 
 
-@pytest.mark.parametrize(("precision", "batch_size"), [("fp32", 512), ("bf16", 946)])
-def test_the_limit_and_the_meter_agree_to_a_page(sandbox: Sandbox, precision: str, batch_size: int) -> None:
-    """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
-    roomy = Job(workload=DIGITS, precision=precision, batch_size=batch_size, memory_budget_bytes=100 * MEBIBYTE)
-    roomy = resolve(dataclasses.replace(roomy, epochs=1), sandbox.inspect(roomy))
-    taken_bytes = sandbox.run(roomy).max_memory_bytes
+def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple[str, str]:
+    """How two trainings end: with a budget of just what such a training took, and with two pages less."""
+    job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, memory_budget_bytes=100 * MEBIBYTE)
+    job = resolve(dataclasses.replace(job, epochs=1), sandbox.inspect(job))
+    taken_bytes = sandbox.run(job).max_memory_bytes
     assert taken_bytes is not None
-    for budget_bytes, verdict in ((taken_bytes, Verdict.FITS), (taken_bytes - 2 * 4096, Verdict.OOM)):
-        outcome = sandbox.run(dataclasses.replace(roomy, memory_budget_bytes=budget_bytes))
-        assert outcome.verdict is verdict, (taken_bytes, outcome)
+    within, below = (
+        sandbox.run(dataclasses.replace(job, memory_budget_bytes=budget_bytes)).verdict
+        for budget_bytes in (taken_bytes, taken_bytes - 2 * mmap.PAGESIZE)
+    )
+    return str(within), str(below)
+
+
+@pytest.mark.parametrize(("precision", "batch_size"), [("fp32", 512), ("amp", 512), ("bf16", 946)])
+def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_size: int) -> None:
+    """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
+    assert within_and_below(sandbox, precision, batch_size) == ("fits", "oom")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:
+    """torch's threads once had heaps of their own, which the limit counted and the meter did not."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_sandbox import within_and_below
+from support import DIGITS
+from amp_track.sandbox.sandbox import Sandbox
+for precision, batch_size in (("fp32", 512), ("amp", 512), ("bf16", 946)):
+    print(*within_and_below(Sandbox(DIGITS), precision, batch_size))
+"""
+    said = _printed_by_a_command_of_its_own(tmp_path / "own", script, OMP_NUM_THREADS=threads)
+    assert said.splitlines() == ["fits oom"] * 3

@@ -14,6 +14,9 @@ from amp_track.records.values import format_bytes
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
 
+_METER_VERSION = 2
+"""Raise it when the same job is limited or metered otherwise, since edges found before are others then."""
+
 
 def edge_settings(session: Session) -> dict[str, str]:
     """Return everything that a proven edge depends on, by name."""
@@ -31,6 +34,7 @@ def edge_settings(session: Session) -> dict[str, str]:
         "accumulation": "none" if options.effective_batch_size is None else "some",
         "epochs": training,
         "torch": dict(inspection.versions)["torch"],
+        "meter": str(_METER_VERSION),
     }
 
 

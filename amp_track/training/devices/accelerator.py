@@ -36,6 +36,10 @@ class AcceleratorDevice(Device):
             return torch.xpu.get_device_name(self.torch_device)
         return f"{platform.processor() or platform.machine()} ({self.kind})"
 
+    @property
+    def meter(self) -> str:
+        return "caching allocator"
+
     def capacity_bytes(self) -> int:
         return int(torch.accelerator.get_memory_info(self.torch_device)[1])
 

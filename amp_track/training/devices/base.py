@@ -48,6 +48,11 @@ class Device(ABC):
     def name(self) -> str:
         """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
 
+    @property
+    @abstractmethod
+    def meter(self) -> str:
+        """What its peak memory is read from."""
+
     @abstractmethod
     def capacity_bytes(self) -> int:
         """Return the device's whole memory."""

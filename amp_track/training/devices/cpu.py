@@ -1,4 +1,4 @@
-"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak."""
+"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ import psutil
 import torch
 
 from amp_track.records.inspection import Support
-from amp_track.training.devices import heap
+from amp_track.training.devices import heap, proc_status
 from amp_track.training.devices.base import Device, MemoryPeak
-
-_KIBIBYTE = 1024
-
-
-def _proc_status(key: str) -> int:
-    """Return a size of this process in bytes, from Linux's /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * _KIBIBYTE
-    raise RuntimeError(f"/proc/self/status has no {key}: this kernel cannot meter memory")
 
 
 def _cgroup_bytes() -> tuple[int, int] | None:
@@ -45,7 +35,8 @@ class CpuDevice(Device):
 
     The budget is RLIMIT_DATA above what the process holds when the budget begins, so that running out is a real failed
     allocation, repeatable to the exact batch; the meter is VmPeak, whose growth is what the budget limits. Peak
-    resident memory is another quantity, and as a search's meter misleads by 5-40 %: see `peak_resident_bytes`.
+    resident memory is another quantity, and as a search's meter misleads by 5-40 %. Where there is no VmPeak, it is
+    what jobs without a budget report, and a budget is refused.
 
     Args:
         torch_device: the device as torch names it.
@@ -63,6 +54,11 @@ class CpuDevice(Device):
         self._start_bytes = 0
         self._before_reset_bytes = 0
         self._is_exact = False
+        self._has_peak = proc_status.size_bytes("VmPeak") is not None
+
+    @property
+    def meter(self) -> str:
+        return "VmPeak" if self._has_peak else "peak resident memory"
 
     @property
     def name(self) -> str:
@@ -83,8 +79,11 @@ class CpuDevice(Device):
         return max(min(available, cgroup[0] - cgroup[1]), 0) if cgroup else int(available)
 
     def budget_support(self) -> Support:
-        if sys.platform == "linux":
+        if self._has_peak:
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
+        if sys.platform == "linux":
+            missing = f"a CPU budget needs VmPeak, which this kernel's {proc_status.FILE} has not"
+            return Support(supported=False, reason=missing)
         return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
 
     def of_processes(self, count: int) -> Sequence[Device]:
@@ -97,8 +96,8 @@ class CpuDevice(Device):
         heap.keep_to_one_arena()  # of a program of its own; a job has inherited it
         # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
         torch.ones(512, 512) @ torch.ones(512, 512)
-        if sys.platform != "linux":
-            self._start_bytes = psutil.Process().memory_info().rss
+        if not self._has_peak:
+            self._start_bytes = proc_status.peak_resident_bytes()
             return
         import resource
 
@@ -112,13 +111,13 @@ class CpuDevice(Device):
         self.reset_peak()
         if enforce:
             allowed = budget_bytes if budget_bytes is not None else self.free_bytes() // self._processes
-            limit = _proc_status("VmData") + allowed
+            limit = _size_bytes("VmData") + allowed
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def _held_bytes(self) -> int:
-        return _proc_status("VmSize") - (len(self._padding) if self._padding is not None else 0)
+        return _size_bytes("VmSize") - (len(self._padding) if self._padding is not None else 0)
 
     def lift_budget(self) -> None:
         if sys.platform == "linux":
@@ -128,14 +127,14 @@ class CpuDevice(Device):
             resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def reset_peak(self) -> None:
-        if sys.platform != "linux":
+        if not self._has_peak:
             return
         self._before_reset_bytes = max(self._before_reset_bytes, self._peak_since_reset())
         if self._is_exact:
             heap.use_up_large_free_blocks()
         # VmPeak cannot be reset. Instead a mapping that may not be touched, and that RLIMIT_DATA does not count, fills
         # the address space up to it, so that whatever is allocated next shows as a new peak.
-        held, peak = self._held_bytes(), _proc_status("VmPeak")
+        held, peak = self._held_bytes(), _size_bytes("VmPeak")
         if self._padding is not None:
             self._padding.close()
         gap = max(peak - held, mmap.PAGESIZE)
@@ -144,21 +143,18 @@ class CpuDevice(Device):
     def _peak_since_reset(self) -> int:
         if self._padding is None:
             return 0
-        return _proc_status("VmPeak") - len(self._padding) - self._start_bytes
+        return _size_bytes("VmPeak") - len(self._padding) - self._start_bytes
 
     def peak(self) -> MemoryPeak:
-        if sys.platform != "linux":
-            grown = max(psutil.Process().memory_info().rss - self._start_bytes, 0)
+        if not self._has_peak:
+            grown = proc_status.peak_resident_bytes() - self._start_bytes
             return MemoryPeak(allocated_bytes=grown, reserved_bytes=grown)
         now = self._peak_since_reset()
         return MemoryPeak(allocated_bytes=now, reserved_bytes=max(now, self._before_reset_bytes))
 
 
-def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident main memory in bytes, libraries included.
-
-    It is what `top` shows, not what a budget limits.
-    """
-    if sys.platform == "linux":
-        return _proc_status("VmHWM")
-    return int(psutil.Process().memory_info().rss)
+def _size_bytes(key: str) -> int:
+    """Return a size that every Linux has which has VmPeak."""
+    size = proc_status.size_bytes(key)
+    assert size is not None, key
+    return size

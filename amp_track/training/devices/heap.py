@@ -5,8 +5,9 @@ adjusts its thresholds while it runs; Python adds a MiB at a time. The peak of t
 cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the sandbox asks for,
 the same job takes the same memory: to the page within one command; between commands with different environments and
 folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
-thousands of small tensors. Meter and limit then agree to the page: tests/sandbox/test_sandbox.py gives jobs exactly
-what they took, and two pages less.
+thousands of small tensors. Meter and limit then agree: in tests/sandbox/test_sandbox.py, trainings of the digits run
+within exactly what they took, and not within two pages less. One page less may do: where the system refuses a block
+with its header, malloc tries again with what is left of the heap's last page.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def use_up_large_free_blocks() -> None:
-    """Allocate every free block of 32 KiB or more in the heap, so that later ones come from the system.
+    """Allocate every free block in the heap that could hold a large one, so that large ones come from the system.
 
     malloc looks for free space in its heap before it asks the system, whatever the threshold. A forked process inherits
     megabytes of it, a different amount in each run, and freeing memory later can leave more.
@@ -84,7 +85,7 @@ def use_up_large_free_blocks() -> None:
     if libc is None or heap is None:
         return
     start, end = int(heap.group(1), 16), libc.sbrk(0)
-    while start <= (block := libc.malloc(_LARGE_BLOCK_BYTES)) < end:
+    while start <= (block := libc.malloc(_LARGEST_SMALL_BLOCK_BYTES + 1)) < end:
         pass
     libc.free(block)
 
@@ -92,11 +93,12 @@ def use_up_large_free_blocks() -> None:
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
     """Make free space in pieces that hold any small block and no large one: every second piece stays taken.
 
-    The last one does too. Free space at the end of the heap is what malloc falls back on when the system refuses a
-    large block, whatever the threshold: a job would sometimes fit with that much less than it needs.
+    The first and the last do too. With free space before it, the first would be a large one. Free space at the end of
+    the heap is what malloc falls back on when the system refuses a large block, whatever the threshold: a job would
+    sometimes fit with that much less than it needs.
     """
     pieces = [libc.malloc(_LARGEST_SMALL_BLOCK_BYTES) for _ in range(2 * _SMALL_BLOCKS_BYTES // _LARGE_BLOCK_BYTES)]
-    for piece in pieces[::2]:
+    for piece in pieces[1:-1:2]:
         libc.free(piece)
 
 

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from amp_track.records.errors import BadInput
+from amp_track.training.devices import proc_status
+from amp_track.training.devices.cpu import CpuDevice
+from amp_track.training.devices.opening import check_budget
+
+SANDBOXED = """Name:\tpython
+VmSize:\t 3276800 kB
+VmRSS:\t  204800 kB
+VmData:\t  102400 kB
+Threads:\t3
+"""
+
+
+@pytest.fixture
+def sandboxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
+    """A CPU under a kernel that tells neither VmPeak nor VmHWM, as gVisor's does."""
+    file = tmp_path / "status"
+    file.write_text(SANDBOXED)
+    monkeypatch.setattr(proc_status, "FILE", file)
+    return CpuDevice(torch.device("cpu"))
+
+
+def test_sizes_are_in_bytes() -> None:
+    peak_bytes, held_bytes = proc_status.size_bytes("VmPeak"), proc_status.size_bytes("VmSize")
+    assert peak_bytes is not None and held_bytes is not None
+    assert peak_bytes >= held_bytes > 2**20
+    assert proc_status.size_bytes("VmNoSuch") is None
+
+
+def test_the_peak_of_resident_memory_is_known_either_way(sandboxed: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = proc_status.peak_resident_bytes()
+    monkeypatch.undo()
+    assert elsewhere == pytest.approx(proc_status.peak_resident_bytes(), rel=0.05)
+
+
+def test_a_job_without_a_budget_is_metered_by_resident_memory(sandboxed: CpuDevice) -> None:
+    assert sandboxed.meter == "peak resident memory"
+    sandboxed.begin(None)
+    taken = torch.ones(600 * 2**20 // 4)  # more than the process has held before
+    sandboxed.reset_peak()
+    peak = sandboxed.peak()
+    assert peak.allocated_bytes == peak.reserved_bytes > 0
+    assert taken.sum() > 0
+    sandboxed.lift_budget()
+
+
+def test_a_budget_is_refused_there(sandboxed: CpuDevice) -> None:
+    with pytest.raises(BadInput, match=r"--memory-budget: got 1 GiB, expected none: a CPU budget needs VmPeak"):
+        check_budget(sandboxed, 2**30)
