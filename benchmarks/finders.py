@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import importlib
 import importlib.metadata
 import json
@@ -31,6 +30,7 @@ from typing import Any
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
+from benchmarks.provenance import provenance, versions
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
@@ -179,11 +179,15 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
 def in_own_process(arguments: list[str]) -> tuple[Any, float]:
     """The JSON that a command prints last, and its seconds, imports and all."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
         started = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
+            )
+        except subprocess.TimeoutExpired as error:
+            return {"error": f"its process took more than {error.timeout:g} s"}, time.perf_counter() - started
         seconds = time.perf_counter() - started
         lines = done.stdout.strip().splitlines()
         if not lines or not lines[-1].startswith("{"):
@@ -338,9 +342,16 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{runs[0]['answer']} {mark}, {probes} probes, {seconds:.1f} s"
 
 
-def versions() -> dict[str, str]:
-    names = ("amp-track", "torch", "torchvision", "lightning", "accelerate", "optuna", "mlflow")
-    return {name: importlib.metadata.version(name) for name in names}
+def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> None:
+    """Store the rows of one model as soon as they are there; the others' stay."""
+    if file.exists():
+        rows = [row for row in json.loads(file.read_text())["rows"] if row["model"] != model] + rows
+    rows.sort(key=lambda row: list(BUDGETS_MIB).index(row["model"]))
+    one = Job(workload="benchmarks.models:Cnn", device=rows[0]["device"])
+    result = provenance(Sandbox(one.workload).inspect(one)) | {"repeats": repeats}
+    result["versions"] |= versions("lightning", "accelerate", "optuna")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(result | {"summary": summary(rows), "rows": rows}, indent=2) + "\n")
 
 
 def main() -> None:
@@ -361,29 +372,13 @@ def main() -> None:
     file = RESULTS / f"finders-{arguments.device.replace(':', '')}.json"
     if not arguments.table:
         precisions = ("fp32", "bf16") if arguments.device == "cpu" else ("fp32", "tf32", "amp", "bf16")
-        rows = []
         for model in arguments.models.split(","):
+            rows = []
             for budget in [BUDGETS_MIB[model]] if arguments.device == "cpu" else GPU_BUDGETS_MIB:
                 print(model, budget or "whole device", file=sys.stderr)
                 cases = [Case(model, precision, budget, arguments.device) for precision in precisions]
                 rows += compare(cases, arguments.repeats, lambda line: print(line, file=sys.stderr, flush=True))
-        if file.exists():  # some models measured again: the others' results stay
-            kept = [
-                row for row in json.loads(file.read_text())["rows"] if row["model"] not in arguments.models.split(",")
-            ]
-            rows = sorted(kept + rows, key=lambda row: list(BUDGETS_MIB).index(row["model"]))
-        one = Job(workload="benchmarks.models:Cnn", device=arguments.device)
-        result = {
-            "date": datetime.date.today().isoformat(),
-            "device": Sandbox(one.workload).inspect(one).device_name,
-            "cores": os.cpu_count(),
-            "versions": versions(),
-            "repeats": arguments.repeats,
-            "summary": summary(rows),
-            "rows": rows,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        file.write_text(json.dumps(result, indent=2) + "\n")
+            keep(file, model, rows, arguments.repeats)
     result = json.loads(file.read_text())
     print(markdown(result))
     print(json.dumps(result["summary"], indent=2))

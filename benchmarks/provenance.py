@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -18,9 +19,17 @@ def provenance(found: Inspection) -> dict[str, Any]:
         "device": found.device_name,
         "driver": _driver() if found.device_kind == "cuda" else None,
         "cores": os.cpu_count(),
-        "versions": dict(found.versions)
-        | {name: importlib.metadata.version(name) for name in ("torchvision", "mlflow")},
+        "versions": dict(found.versions) | versions("torchvision", "mlflow"),
     }
+
+
+def versions(*names: str) -> dict[str, str | None]:
+    """Return the versions of installed packages; None for what is not installed, which must not cost the results."""
+    found: dict[str, str | None] = dict.fromkeys(names)
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def sentence(result: dict[str, Any]) -> str:

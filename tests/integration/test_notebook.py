@@ -7,7 +7,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from support import DIGITS, ROOT
+from support import DIGITS
 
 FIT = """
 import amp_track
@@ -47,8 +47,7 @@ class RecordingClient(NotebookClient):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # of the client, not ours
-def test_a_cell_shows_progress_in_one_output(clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
     sources = [source.format(workload=DIGITS) for source in CELLS]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     client = RecordingClient(notebook, timeout=600, resources={"metadata": {"path": str(clean_folder)}})
