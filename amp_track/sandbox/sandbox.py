@@ -212,8 +212,14 @@ def _budget_may_be_the_cause(crash: Outcome) -> bool:
 
     A workload's own exception, exit or SIGKILL is none of them.
     """
-    # oneDNN: it reports every failure so, a failed allocation among them.
-    errors = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
+    errors = (
+        # oneDNN: it reports every failure so, a failed allocation among them.
+        "could not create a primitive", "could not execute a primitive", "could not create a memory object",
+        # cuDNN: each engine's failed allocation is swallowed, and the next one tried (pytorch#108645).
+        "GET was unable to find an engine",
+        # Handles are made when they are first needed, with memory that is not torch's.
+        "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED",
+    )  # fmt: skip
     return crash.signal in ("SIGSEGV", "SIGBUS", "SIGABRT") or any(text in crash.message for text in errors)
 
 

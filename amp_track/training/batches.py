@@ -55,7 +55,7 @@ class Batches:
     The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
     Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
     than processes, those without one repeat another's, whose share is then 0: all of them make every step.
-    With `pin_memory` batches lie in pinned memory, from which a GPU copies them while it computes.
+    With `pin_memory` batches lie in pinned memory, so that the host need not wait for the copy.
     """
 
     def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:

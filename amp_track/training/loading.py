@@ -39,7 +39,7 @@ def load(
         first_batch: the number of the first batch within its epoch.
         rank: the index of this process among those that train together: each augments differently.
         ranks: how many processes train together.
-        pin_memory: put the batches in pinned memory, from which a GPU copies them while it computes.
+        pin_memory: put the batches in pinned memory, so that the host need not wait for the copy.
     """
     if isinstance(dataset, TensorDataset):
         loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory)

@@ -31,7 +31,7 @@ class Device(ABC):
     is_shared: bool
     """Whether the processes that train together share this one device and its memory, and not have one each."""
     pins_memory: bool = False
-    """Whether batches are copied to it from pinned memory, while it computes."""
+    """Whether batches are copied to it from pinned memory, for which the host need not wait."""
     distributed_backend: str | None = None
     """The backend of torch.distributed for it; None if several processes cannot train together on such devices."""
 

@@ -15,11 +15,14 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "CUDA error: out of memory",
     "CUDA out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
     "Cuda failure 2 'out of memory'",  # nccl, whose memory is not torch's
     "Cuda failure 'out of memory'",
     "Failed to CUDA malloc",
     "Failed to CUDA calloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "MPS backend out of memory",
@@ -31,6 +34,8 @@ _OUT_OF_MEMORY = (
 _KERNEL_LIMIT = (
     "CUDA error: invalid configuration argument",
     "canUse32BitIndexMath",
+    "integer out of range",
+    "less than INT_MAX elements",
     "too many resources requested for launch",
 )
 

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
@@ -11,7 +13,7 @@ from amp_track.records.inspection import resolve
 from amp_track.records.job import Job, Rank
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
-from amp_track.training.devices.accelerator import AcceleratorDevice
+from amp_track.training.devices.accelerator import AcceleratorDevice, fraction_for
 from amp_track.training.devices.failures import is_kernel_limit, is_out_of_memory, requested_bytes
 from amp_track.training.devices.opening import check_budget, check_processes, free_bytes_each, open_device
 
@@ -23,6 +25,9 @@ from amp_track.training.devices.opening import check_budget, check_processes, fr
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"),
@@ -48,8 +53,16 @@ def test_bugs_are_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_kernel_limits_are_told_apart() -> None:
-    error = RuntimeError("CUDA error: invalid configuration argument")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: invalid configuration argument",
+        "integer out of range",
+        "upsample_nearest2d only supports output tensors with less than INT_MAX elements",
+    ],
+)
+def test_kernel_limits_are_told_apart(message: str) -> None:
+    error = RuntimeError(message)
     assert is_kernel_limit(error)
     assert not is_out_of_memory(error)
 
@@ -64,6 +77,12 @@ def test_kernel_limits_are_told_apart() -> None:
 )
 def test_requested_bytes(message: str, size: int | None) -> None:
     assert requested_bytes(RuntimeError(message)) == size
+
+
+@given(total_bytes=st.integers(2**30, 2**38), data=st.data())
+def test_torch_makes_the_same_budget_of_its_fraction(total_bytes: int, data: st.DataObject) -> None:
+    budget_bytes = data.draw(st.integers(1, total_bytes))
+    assert int(fraction_for(budget_bytes, total_bytes) * total_bytes) == budget_bytes
 
 
 def test_an_unknown_device_lists_those_there_are() -> None:
