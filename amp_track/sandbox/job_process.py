@@ -43,6 +43,7 @@ def run(
     peers.announce(rank)
     try:
         device = opening.open_device(job.device, rank)
+        device.set_up_process()
         workload = workload_of(job)
     except BadInput as error:
         connection.send(error)

@@ -99,7 +99,6 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, _loopback())
-    device.set_up_process()
     distributed.init_process_group(
         device.distributed_backend,
         init_method=f"file://{rank.rendezvous}",

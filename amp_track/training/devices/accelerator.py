@@ -56,7 +56,7 @@ class AcceleratorDevice(Device):
         return [AcceleratorDevice(torch.device(self.kind, first + rank)) for rank in range(count)]
 
     def set_up_process(self) -> None:
-        torch.accelerator.set_device_index(self.torch_device.index or 0)  # what nccl sends objects through
+        torch.accelerator.set_device_index(self.torch_device.index or 0)  # pinned memory and nccl's objects go there
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)

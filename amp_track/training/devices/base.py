@@ -71,7 +71,7 @@ class Device(ABC):
 
     @abstractmethod
     def set_up_process(self) -> None:
-        """Prepare this process for training together with others. Call it before they are connected."""
+        """Make this process use this device, before its workload, its pinned memory and its peers do."""
 
     @abstractmethod
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:

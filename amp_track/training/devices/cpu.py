@@ -90,7 +90,8 @@ class CpuDevice(Device):
         return [self]
 
     def set_up_process(self) -> None:
-        torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
+        if self._processes > 1:
+            torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         heap.keep_to_one_arena()  # of a program of its own; a job has inherited it
