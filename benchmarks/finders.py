@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.metadata
 import json
 import os
 import statistics
@@ -30,10 +29,10 @@ from typing import Any
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
+from benchmarks.processes import ENVIRONMENT
 from benchmarks.provenance import provenance, versions
 
 RESULTS = Path(__file__).parent / "results"
-ROOT = Path(__file__).parent.parent
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """On a CPU: edges of one to a few hundred samples, which a laptop trains in seconds."""
 GPU_BUDGETS_MIB = (6144, None)
@@ -179,8 +178,7 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
 def in_own_process(arguments: list[str]) -> tuple[Any, float]:
     """The JSON that a command prints last, and its seconds, imports and all."""
     with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | {"PYTHONPATH": path, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        environment = os.environ | ENVIRONMENT
         started = time.perf_counter()
         try:
             done = subprocess.run(

@@ -28,12 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from benchmarks import processes
+
 RESULTS = Path(__file__).parent / "results"
 WARM_UP_STEPS = 20
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+ENVIRONMENT = processes.ENVIRONMENT | {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
 }
@@ -55,7 +54,7 @@ class Case:
     @property
     def reference(self) -> str:
         """The workload as it can be loaded from any folder."""
-        return self.workload if ":" in self.workload else str(ROOT / self.workload)
+        return self.workload if ":" in self.workload else str(processes.ROOT / self.workload)
 
 
 DIGITS = "experiments/digits.py"

@@ -74,6 +74,5 @@ def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) 
     (tmp_path / "program.py").write_text(_SERVER_OF_ITS_OWN)
     done = subprocess.run(
         [sys.executable, "program.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        env=os.environ,
     )  # fmt: skip
     assert done.stdout.split() == ["before", "Faults", "True"], done.stderr

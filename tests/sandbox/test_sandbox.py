@@ -176,10 +176,7 @@ def _hanging_search(folder: Path, *, interrupts_itself: bool = False) -> Iterato
     """Start a process whose sandbox runs a hanging job. With `interrupts_itself` it gets Ctrl-C as the job starts."""
     script = folder / "hanging.py"
     script.write_text(_INTERRUPTED.format(workload=FAULTS, interrupts_itself=interrupts_itself))
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder,
-        env=os.environ,
-    ) as parent:  # fmt: skip
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder) as parent:
         try:
             assert parent.stdout is not None
             assert parent.stdout.readline() == "hanging\n"
@@ -250,8 +247,9 @@ def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
 
 def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple[str, str]:
     """How two trainings end: with a budget of just what such a training took, and with two pages less."""
-    job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, memory_budget_bytes=100 * MEBIBYTE)
-    job = resolve(dataclasses.replace(job, epochs=1), sandbox.inspect(job))
+    budget_bytes = 100 * MEBIBYTE
+    job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, epochs=1, memory_budget_bytes=budget_bytes)
+    job = resolve(job, sandbox.inspect(job))
     taken_bytes = sandbox.run(job).max_memory_bytes
     assert taken_bytes is not None
     within, below = (

@@ -177,8 +177,8 @@ class TrainStep:
 
         Args:
             input: the model's input: a tensor, or tuples, lists and dicts of tensors, first dimension N. It is moved to
-                the device without waiting; from pinned memory, the host need not wait for the
-                copy, which the device makes in its turn.
+                the device without waiting; from pinned memory, the host need not wait for the copy,
+                which the device makes in its turn.
             target: the loss's target, first dimension N.
             share: this batch's fraction of the samples of its optimizer step, if several batches make one step; times
                 the number of processes if several train together. With 0 its samples do not count.

@@ -52,7 +52,6 @@ def make_exact() -> None:
     libc.mallopt(m_mmap_threshold, _LARGE_BLOCK_BYTES)
     libc.mallopt(m_trim_threshold, _LARGE_BLOCK_BYTES)
     libc.mallopt(m_top_pad, 0)
-    libc.mallopt(_M_ARENA_MAX, 1)
     use_up_large_free_blocks()
     _set_small_blocks_aside(libc)
     _set_python_objects_aside()

@@ -6,10 +6,8 @@ import sys
 from support import ROOT
 
 _HEAP = """
-import ctypes, sys
 from amp_track.training.devices import heap, proc_status
 libc = heap._glibc()
-libc.calloc.restype = ctypes.c_void_p
 size = lambda: proc_status.size_bytes("VmSize")
 """
 
