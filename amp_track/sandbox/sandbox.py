@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
 from amp_track.sandbox import children, ranks
+from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
@@ -165,7 +165,7 @@ class Sandbox:
     ) -> list[children.Result | None]:
         """Return each process's result; None for one that was ended because another had failed."""
         started = time.monotonic()
-        oom_kills = _kernel_oom_kills()
+        oom_kills = control_group.oom_kills()  # tells the kernel's SIGKILL from anyone else's
         with contextlib.ExitStack() as stack:
             running = [
                 stack.enter_context(
@@ -186,7 +186,7 @@ class Sandbox:
             for child in running:
                 if child.has_died:
                     child.process.join()
-            kills = _kernel_oom_kills() - oom_kills
+            kills = control_group.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
                     child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
@@ -244,18 +244,6 @@ def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int
         message = f"killed by the kernel for memory: {result.message}"
         return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
     return result
-
-
-def _kernel_oom_kills() -> int:
-    """Return how many processes the Linux kernel has killed for memory since it started; 0 if it does not count them.
-
-    This distinguishes the kernel's SIGKILL from anyone else's.
-    """
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match.group(1)) if match else 0
 
 
 def _imported_modules(workload: str) -> list[str]:

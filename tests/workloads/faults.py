@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from torch.utils.data import TensorDataset
 from amp_track import Quality, Workload
 
 TOO_MUCH = 2**34  # floats: 64 GiB
+SHARED_BYTES = 2**31
 
 
 class _Backward(torch.autograd.Function):
@@ -84,8 +87,15 @@ class Faults(Workload):
                     os._exit(7)
                 case "hang":
                     time.sleep(600)
+                case "sigkill after a command":
+                    assert subprocess.run(os.environ["AMP_TRACK_TEST_COMMAND"], shell=True).returncode in (137, -9)
+                    os.kill(os.getpid(), signal.SIGKILL)
                 case "sigkill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                case "shared memory":  # which no limit of the process counts
+                    shared = mmap.mmap(-1, SHARED_BYTES)
+                    for start in range(0, SHARED_BYTES, 2**20):
+                        shared[start : start + 2**20] = bytes(2**20)
                 case "segfault":
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case "nan":

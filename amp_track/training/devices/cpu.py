@@ -13,21 +13,8 @@ import psutil
 import torch
 
 from amp_track.records.inspection import Support
-from amp_track.training.devices import heap, proc_status
+from amp_track.training.devices import control_group, heap, proc_status
 from amp_track.training.devices.base import Device, MemoryPeak
-
-
-def _cgroup_bytes() -> tuple[int, int] | None:
-    """Return limit and use of this process's control group in bytes: a container may have less than the machine."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    reclaimable = int(cached.group(1)) if cached else 0  # file cache, torch's own libraries among it
-    return None if limit == "max" else (int(limit), max(used - reclaimable, 0))
 
 
 class CpuDevice(Device):
@@ -69,14 +56,14 @@ class CpuDevice(Device):
         return match.group(1).strip() if match else platform.processor() or platform.machine()
 
     def capacity_bytes(self) -> int:
-        total = psutil.virtual_memory().total
-        cgroup = _cgroup_bytes()
-        return min(total, cgroup[0]) if cgroup else int(total)
+        total = int(psutil.virtual_memory().total)
+        group = control_group.limit_and_free_bytes()
+        return min(total, group[0]) if group else total
 
     def free_bytes(self) -> int:
-        available = psutil.virtual_memory().available
-        cgroup = _cgroup_bytes()
-        return max(min(available, cgroup[0] - cgroup[1]), 0) if cgroup else int(available)
+        available = int(psutil.virtual_memory().available)
+        group = control_group.limit_and_free_bytes()
+        return min(available, group[1]) if group else available
 
     def budget_support(self) -> Support:
         if self._has_peak:
