@@ -15,6 +15,7 @@ from support import MEBIBYTE
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
@@ -67,8 +68,7 @@ class SimulatedSandbox:
                 raise BadOption(name, f"got {text!r}, expected int")
         return Inspection(
             device="simulated:0",
-            device_kind="simulated",
-            device_name="Simulated 64 MiB",
+            hardware=Hardware(kind="simulated", name="Simulated 64 MiB"),
             free_bytes=self.free_bytes,
             budget_support=Support(supported=True, reason="it is made up"),
             precisions=tuple(

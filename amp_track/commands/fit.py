@@ -91,10 +91,10 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
         study=tracked_study.name,
         run_id=parent.run_id,
         job=session.job,
-        device_name=session.inspection.device_name,
-        device_kind=session.inspection.device_kind,
+        hardware=session.inspection.hardware,
         precisions=fits,
         skipped=session.skipped,
+        cautions=session.cautions,
         headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,
@@ -108,7 +108,7 @@ def _with_bytes_needed(session: Session, precision: str, fitted: PrecisionFit, b
     """Where not even one sample fits, run it once more without a limit to see what it takes."""
     from amp_track.study.edge_sampler import Task
 
-    if fitted.edge.largest_batch:
+    if fitted.edge.largest_batch or fitted.why_unsupported is not None:
         return fitted
     one_sample = probes.job_of(session, Task(precision, 1, "probe", "to see what it takes"), budget)
     wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None

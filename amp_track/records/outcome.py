@@ -14,11 +14,15 @@ _WAITED_SECONDS = 1.0
 
 
 class Verdict(StrEnum):
-    """How a job ended. Out of memory is a normal result, and a bug is never taken for it."""
+    """How a job ended. Out of memory is a normal result, and a bug is never taken for it.
+
+    `UNSUPPORTED` says that the device has no kernel for the model at this precision, whatever the batch.
+    """
 
     FITS = "fits"
     OOM = "oom"
     KERNEL_LIMIT = "kernel_limit"
+    UNSUPPORTED = "unsupported"
     OVER_DATASET = "over_dataset"
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"

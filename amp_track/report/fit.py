@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from amp_track.records.values import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, tied, title
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, of_precisions, speed_text, tied, title
 from amp_track.results.fit import FitResult, PrecisionFit
 
 _BOUNDS = {
@@ -64,14 +66,30 @@ def fit_notes(result: FitResult) -> list[str]:
         )
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
-    if result.job.memory_budget_bytes is not None and result.device_kind == "cpu":
+    if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
-    return lines + left_out(result.skipped)
+    return lines + precision_notes(result)
+
+
+def precision_notes(result: FitResult) -> list[str]:
+    """Return a note for each precision that is not possible, is emulated or was left out, with the reason."""
+    return not_possible(result.precisions) + of_precisions(result.cautions, result.skipped)
+
+
+def not_possible(fits: Mapping[str, PrecisionFit]) -> list[str]:
+    """Return a note for each precision that the device has no kernels for, with what failed."""
+    return [
+        f"{name} is not possible here: {fitted.why_unsupported}"
+        for name, fitted in fits.items()
+        if fitted.why_unsupported is not None
+    ]
 
 
 def edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
     """Return the largest batch, why it is the largest, its peak memory and its samples/s."""
     if fitted.at_edge is None:
+        if fitted.why_unsupported is not None:
+            return "0", "not possible here", UNKNOWN, UNKNOWN
         needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, UNKNOWN, UNKNOWN
     where = (

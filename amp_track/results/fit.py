@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import micro_batch
@@ -37,6 +38,11 @@ class PrecisionFit:
     """The memory that one sample takes, where not even that fits."""
 
     @property
+    def why_unsupported(self) -> str | None:
+        """Why the device cannot train the model at this precision at all; None where it can."""
+        return self.failure.message if self.failure is not None and self.edge.bound == "unsupported" else None
+
+    @property
     def efficient_batch(self) -> tuple[int, float] | None:
         """The smallest batch within 3 % of the best samples/s, with its samples/s: larger ones are no faster."""
         best = max((speed for _, speed in self.throughput), default=0.0)
@@ -60,6 +66,7 @@ class PrecisionFit:
             "largest_batch": self.edge.largest_batch,
             "first_failing_batch": self.edge.first_failing_batch,
             "bound": self.edge.bound,
+            "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
@@ -79,10 +86,11 @@ class FitResult(Shown):
     study: str
     run_id: str
     job: Job
-    device_name: str
-    device_kind: str
+    hardware: Hardware
     precisions: dict[str, PrecisionFit]
     skipped: dict[str, str]
+    cautions: dict[str, str] = field(default_factory=dict)
+    """By precision that the device emulates, what to expect of it."""
     headroom_bytes: int = 0
     """The part of the budget that is left free at the edges."""
     multiple_of: int = 1
@@ -111,7 +119,7 @@ class FitResult(Shown):
             "study": self.study,
             "run_id": self.run_id,
             "workload": self.job.workload,
-            "device": {"kind": self.device_kind, "name": self.device_name},
+            "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "headroom_bytes": self.headroom_bytes,
             "effective_batch_size": self.effective_batch_size,
@@ -121,4 +129,8 @@ class FitResult(Shown):
 
     def _precision_as_json(self, name: str) -> dict[str, Any]:
         micro, accumulate = self.accumulation(name) or (None, None)
-        return self.precisions[name].as_json() | {"micro_batch": micro, "accumulate": accumulate}
+        return self.precisions[name].as_json() | {
+            "micro_batch": micro,
+            "accumulate": accumulate,
+            "caution": self.cautions.get(name),
+        }

@@ -119,8 +119,7 @@ def _inspection(job: Job) -> Inspection:
         dataset_digest = digest(train_data)
     return Inspection(
         device=str(device.torch_device),
-        device_kind=device.kind,
-        device_name=device.name,
+        hardware=device.hardware(),
         free_bytes=opening.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),

@@ -28,8 +28,8 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import format_bytes
 from amp_track.sandbox import children, ranks
+from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
@@ -45,8 +45,6 @@ REQUIRED_MODULES = (
 """Modules that the fork server imports for every job."""
 _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them there."""
-_NEARLY_THE_BUDGET = 0.95
-"""A job that crashes within its budget, and takes more than this fraction of it without a limit, ran out of memory."""
 
 
 def _ignore(event: Event) -> None:
@@ -108,11 +106,7 @@ class Sandbox:
             KeyboardInterrupt: raised again once the job's processes are dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._run_all_ranks("run", job, on_event, folder)
-        is_crash = outcome.verdict is Verdict.CRASHED
-        if job.memory_budget_bytes is not None and is_crash and _budget_may_be_the_cause(outcome):
-            return self._second_opinion(job, outcome, job.memory_budget_bytes)
-        return outcome
+        return second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
     def measure(self, job: Job) -> Outcome:
         """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""
@@ -123,25 +117,6 @@ class Sandbox:
         result = self._in_fresh_processes("dtypes", job)[0]
         assert isinstance(result, DtypesReport | Outcome)
         return result
-
-    def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
-        """Decide whether a crash within a budget was caused by it, by measuring the same batch without a limit.
-
-        Some libraries do not check their allocations and die of a null pointer instead of reporting (two of 75 jobs
-        over a CPU budget ended in SIGSEGV). The budget is the cause if, and only if, the same batch runs to its end
-        without a limit and takes the budget or nearly as much (such a library may ask for more at once when it can), or
-        runs out of memory there too.
-        """
-        second = self.measure(job)
-        needed = second.max_memory_bytes
-        if second.verdict is Verdict.OOM:  # not even the whole memory is enough
-            return second
-        if second.fits and needed is not None and needed > _NEARLY_THE_BUDGET * budget_bytes:
-            reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
-            return dataclasses.replace(
-                crash, verdict=Verdict.OOM, message=reason, max_allocated_bytes=needed, max_memory_bytes=needed
-            )
-        return crash
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
@@ -205,22 +180,6 @@ class Sandbox:
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     """Return when a job has to be over, by `time.monotonic`."""
     return None if timeout_seconds is None else started + timeout_seconds
-
-
-def _budget_may_be_the_cause(crash: Outcome) -> bool:
-    """True for deaths and errors that a failed allocation is known to cause without naming it.
-
-    A workload's own exception, exit or SIGKILL is none of them.
-    """
-    errors = (
-        # oneDNN: it reports every failure so, a failed allocation among them.
-        "could not create a primitive", "could not execute a primitive", "could not create a memory object",
-        # cuDNN: each engine's failed allocation is swallowed, and the next one tried (pytorch#108645).
-        "GET was unable to find an engine",
-        # Handles are made when they are first needed, with memory that is not torch's.
-        "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED",
-    )  # fmt: skip
-    return crash.signal in ("SIGSEGV", "SIGBUS", "SIGABRT") or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:

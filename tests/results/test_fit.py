@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import FitResult, PrecisionFit
@@ -28,8 +29,9 @@ NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id
 
 def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: int) -> FitResult:
     return FitResult(
-        study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes), device_name="A CPU",
-        device_kind="cpu", precisions=precisions, skipped={"tf32": "needs another GPU"}, **settings,
+        study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes),
+        hardware=Hardware(kind="cpu", name="A CPU"), precisions=precisions,
+        skipped={"tf32": "needs another GPU"}, **settings,
     )  # fmt: skip
 
 
@@ -87,11 +89,11 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
     found = fit({"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24)
     assert found.as_json() == {
         "study": "study", "run_id": "parent", "workload": "experiments/digits.py",
-        "device": {"kind": "cpu", "name": "A CPU"}, "memory_budget_bytes": 64, "headroom_bytes": 3,
+        "device": Hardware(kind="cpu", name="A CPU").as_json(), "memory_budget_bytes": 64, "headroom_bytes": 3,
         "effective_batch_size": 1008,
         "precisions": {
-            "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2},
-            "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None},
+            "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2, "caution": None},
+            "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None, "caution": None},
             "tf32": {"skipped": "needs another GPU"},
         },
     }  # fmt: skip

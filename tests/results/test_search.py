@@ -1,6 +1,7 @@
 """What `search --json` says."""
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -14,7 +15,7 @@ OUTCOME = Outcome(
 )  # fmt: skip
 TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, outcome=OUTCOME, run_id="run3")
 FIT = FitResult(
-    study="study", run_id="parent", job=Job(), device_name="A CPU", device_kind="cpu", skipped={},
+    study="study", run_id="parent", job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
     precisions={"amp": PrecisionFit(edge=Edge(512, 513, "memory"), probes=5, at_edge=OUTCOME, run_id="edge")},
 )  # fmt: skip
 SEEDS = SeedsResult(

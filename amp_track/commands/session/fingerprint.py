@@ -26,7 +26,7 @@ def edge_settings(session: Session) -> dict[str, str]:
     return _settings_that_affect(job, Affects.EDGE) | {
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
-        "device name": inspection.device_name,
+        "device": inspection.hardware.title,
         "dataset": inspection.dataset_digest,
         "max_batch_size": str(options.max_batch_size),
         "headroom": repr(options.headroom),

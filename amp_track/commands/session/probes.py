@@ -57,7 +57,7 @@ def budget_of(session: Session, free_bytes: int) -> int | None:
 def job_of(session: Session, task: Task, budget_bytes: int | None) -> Job:
     """Return the job of one task of the fit study, within `budget_bytes`."""
     will_accumulate = session.request.fit_options.effective_batch_size is not None
-    loads_alone = loads_in_its_own_process(session.inspection.device_kind, budget_bytes)
+    loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
     job = dataclasses.replace(
         session.job,
         precision=task.precision,

@@ -96,7 +96,10 @@ class Session:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
             store_checks.check("--storage", request.stores.storage)
             store_checks.check_apart(tracking_uri, request.stores.storage)
-        return cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
+        session = cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
+        for name, caution in session.cautions.items():
+            progress.say(f"{name}: {caution}")
+        return session
 
     @classmethod
     def prepare_readonly(
@@ -143,6 +146,11 @@ class Session:
         return self.unsupported | {
             name: "not asked for" for name in PRECISIONS if name not in self.precisions and name not in self.unsupported
         }
+
+    @property
+    def cautions(self) -> dict[str, str]:
+        """What to expect of the precisions that this device emulates."""
+        return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}
 
     @property
     def tracking_uri(self) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Support
 from amp_track.training.devices.base import Device, MemoryPeak
+from amp_track.training.devices.driver import driver_version
 
 
 class AcceleratorDevice(Device):
@@ -35,6 +37,22 @@ class AcceleratorDevice(Device):
         if self.kind == "xpu":
             return torch.xpu.get_device_name(self.torch_device)
         return f"{platform.processor() or platform.machine()} ({self.kind})"
+
+    def hardware(self) -> Hardware:
+        return Hardware(
+            kind=self.kind,
+            name=self.name,
+            capability=self._capability(),
+            memory_bytes=self._limited_bytes(),
+            driver=driver_version() if self.kind == "cuda" else "",
+        )
+
+    def _capability(self) -> str:
+        if self.kind != "cuda":
+            return ""
+        if torch.version.hip is not None:
+            return str(torch.cuda.get_device_properties(self.torch_device).gcnArchName)
+        return "compute capability " + ".".join(map(str, torch.cuda.get_device_capability(self.torch_device)))
 
     @property
     def meter(self) -> str:
@@ -67,6 +85,8 @@ class AcceleratorDevice(Device):
 
     def _limited_bytes(self) -> int:
         """Return the memory of which torch's limit is a fraction."""
+        if self.kind not in ("cuda", "xpu"):
+            return self.capacity_bytes()
         backend = torch.cuda if self.kind == "cuda" else torch.xpu
         return int(backend.get_device_properties(self.torch_device).total_memory)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Support
 
 
@@ -47,6 +48,10 @@ class Device(ABC):
     @abstractmethod
     def name(self) -> str:
         """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
+
+    @abstractmethod
+    def hardware(self) -> Hardware:
+        """Return the device by its name and by what it can do."""
 
     @property
     @abstractmethod
