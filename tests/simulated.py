@@ -52,6 +52,8 @@ class SimulatedSandbox:
     batch_size: int = 16
     fails: Callable[[Job], Outcome | None] = lambda job: None
     quality: Callable[[Job], float | None] = lambda job: QUALITY[job.precision]
+    probe_seconds: float = 1.0
+    """How long a job says that it took."""
     streams: bool = False
     """Whether trainings say what each step and epoch did; the picture of it takes a third of a second."""
     jobs: list[Job] = field(default_factory=list)
@@ -133,7 +135,7 @@ class SimulatedSandbox:
             on_event(EpochEnded(epoch=1, step=min(per_epoch, steps), train_loss=0.5, quality=self.quality(job)))
         return Outcome(
             verdict=Verdict.FITS,
-            wall_seconds=1.0,
+            wall_seconds=self.probe_seconds,
             train_seconds=0.9,
             samples_per_second=SPEED[job.precision],
             eval_samples_per_second=2 * SPEED[job.precision],

@@ -117,6 +117,8 @@ def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Ce
         + f": {len(points)} trainings at batch {base.job.batch_size}"
     )
 
+    base.say_cautions()
+
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
         value = point.get(param, "")
         options = sessions[value].inspection.options

@@ -28,12 +28,16 @@ class PrecisionFit:
     run_id: str | None
     confirmation: Outcome | None = None
     """The longer training at the largest batch; None where it was left out."""
+    epoch_steps: int = 0
+    """The steps of a whole epoch at the largest batch."""
     failure: Outcome | None = None
     """The outcome at one sample more; None where a limit ends the search."""
     largest_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None where there is none."""
     throughput: tuple[tuple[int, float], ...] = ()
     """(batch size, samples per second) of every batch that ran, in ascending order."""
+    beyond: tuple[tuple[int, bool], ...] = ()
+    """(batch size, whether it fits) of the batches above the first that fails which were tried too."""
     bytes_needed: int | None = None
     """The memory that one sample takes, where not even that fits."""
 
@@ -41,6 +45,11 @@ class PrecisionFit:
     def why_unsupported(self) -> str | None:
         """Why the device cannot train the model at this precision at all; None where it can."""
         return self.failure.message if self.failure is not None and self.edge.bound == "unsupported" else None
+
+    @property
+    def also_fits(self) -> list[int]:
+        """Batches that fit above the first that does not: fitting need not be monotone in the batch."""
+        return [batch_size for batch_size, fits in self.beyond if fits]
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
@@ -66,10 +75,12 @@ class PrecisionFit:
             "largest_batch": self.edge.largest_batch,
             "first_failing_batch": self.edge.first_failing_batch,
             "bound": self.edge.bound,
+            "also_fits": self.also_fits,
             "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
+            "epoch_steps": self.epoch_steps,
             "largest_multiple": self.largest_multiple,
             "efficient_batch": efficient[0] if efficient else None,
             "max_memory_bytes": self.max_memory_bytes,

@@ -33,17 +33,26 @@ from amp_track.workload import Workload, load_workload, option_values, source_di
 
 
 def run(
-    job: Job, connection: Connection[Any, Any], folder: JobFolder | None, rank: Rank, *, enforce_budget: bool
+    job: Job,
+    connection: Connection[Any, Any],
+    folder: JobFolder | None,
+    rank: Rank,
+    *,
+    enforce_budget: bool,
+    after_a_kill: bool = False,
 ) -> None:
     """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput.
 
-    Of the processes that train together only the first one sends events.
+    Of the processes that train together only the first one sends events. After a kill, the device may still hold the
+    memory of the process before.
     """
     _set_up_process()
     peers.announce(rank)
     try:
         device = opening.open_device(job.device, rank)
         device.set_up_process()
+        if after_a_kill:
+            device.settle()
         workload = workload_of(job)
     except BadInput as error:
         connection.send(error)

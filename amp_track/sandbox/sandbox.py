@@ -61,6 +61,7 @@ class Sandbox:
 
     def __init__(self, workload: str, *, steps_back: bool = False) -> None:
         self._steps_back = steps_back
+        self._has_killed = False
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
         # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
@@ -151,6 +152,7 @@ class Sandbox:
                         job,
                         folder,
                         rank,
+                        self._has_killed,
                         environment=self._environment,
                         steps_back=self._steps_back,
                     )
@@ -165,6 +167,7 @@ class Sandbox:
             for child in running:
                 if child.has_died:
                     child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
+            self._has_killed = any(child.has_died or child.result is None for child in running)
             results = [_oom_if_its_loader_was_killed(child.result, kills) for child in running]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
@@ -244,7 +247,9 @@ def _missing_preload() -> str:
     return ""
 
 
-def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
+def _child(
+    task: str, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, connection: Connection[Any, Any]
+) -> None:
     """Do a task in the fresh process, where torch is already imported."""
     if missing := _missing_preload():
         connection.send(AmpTrackError(missing))
@@ -253,9 +258,9 @@ def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection
 
     match task:
         case "run":
-            job_process.run(job, connection, folder, rank, enforce_budget=True)
+            job_process.run(job, connection, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)
         case "measure":
-            job_process.run(job, connection, None, rank, enforce_budget=False)
+            job_process.run(job, connection, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
         case "inspect":
             job_process.inspect(job, connection)
         case "dtypes":

@@ -89,7 +89,18 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         failure=_failure_at(edge, done),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
+        beyond=tuple(sorted((task.batch_size, outcome.fits) for task, outcome, _ in done if task.kind == "beyond")),
     )
+
+
+def probes_of(trials: Sequence[FrozenTrial], task: Task) -> list[Outcome]:
+    """Return the outcomes of the probes at a task's precision, those at the batch nearest to its own last."""
+    done = [
+        (abs(other.batch_size - task.batch_size), outcome)
+        for other, outcome, _ in done_tasks(trials)
+        if other.precision == task.precision and other.kind != "confirm"
+    ]
+    return [outcome for _, outcome in sorted(done, key=lambda each: each[0], reverse=True)]
 
 
 def _failure_at(edge: Edge, done: Done) -> Outcome | None:

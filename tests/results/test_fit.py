@@ -15,13 +15,15 @@ from amp_track.results.fit import FitResult, PrecisionFit
 AT_EDGE = Outcome(verdict=Verdict.FITS, max_memory_bytes=60, max_allocated_bytes=40, samples_per_second=500.0)
 CONFIRMED = Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61, samples_per_second=450.0)
 FITTED = PrecisionFit(
-    edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED,
+    edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED, epoch_steps=38,
     failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
     throughput=((64, 200.0), (256, 490.0), (512, 500.0)),
 )  # fmt: skip
 AS_JSON = {
-    "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "fails_in": "evaluation", "probes": 5,
-    "confirmed_steps": 40, "largest_multiple": 504, "efficient_batch": 256, "max_memory_bytes": 61,
+    "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
+    "why_unsupported": None,
+    "fails_in": "evaluation", "probes": 5, "confirmed_steps": 40, "epoch_steps": 38, "largest_multiple": 504,
+    "efficient_batch": 256, "max_memory_bytes": 61,
     "max_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "edge",
 }  # fmt: skip
 NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70)
@@ -42,8 +44,15 @@ def test_the_json_of_an_edge_is_what_was_measured() -> None:
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
         "largest_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
-        "max_memory_bytes": 70,
+        "epoch_steps": 0, "also_fits": [],        "max_memory_bytes": 70,
     }  # fmt: skip
+
+
+def test_a_precision_without_kernels_is_told_from_one_that_does_not_fit() -> None:
+    failure = Outcome(verdict=Verdict.UNSUPPORTED, message="no kernel for it")
+    impossible = dataclasses.replace(NOTHING, edge=Edge(0, 1, "unsupported"), failure=failure)
+    assert impossible.why_unsupported == "no kernel for it"
+    assert NOTHING.why_unsupported is None
 
 
 def test_without_a_confirmation_the_probe_at_the_edge_says_what_it_costs() -> None:

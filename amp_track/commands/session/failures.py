@@ -31,8 +31,13 @@ def why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
         return f"{job.precision} is not possible here: {outcome.message}; choose another --precision"
     needed = session.bytes_needed(job)
     where = f" in {outcome.phase}" if outcome.phase else ""
-    more = f"it needs {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
+    more = f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
+
+
+def _it_needs(session: Session) -> str:
+    """Without a limit, a caching allocator keeps memory that it would give back under one."""
+    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str:

@@ -96,10 +96,7 @@ class Session:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
             store_checks.check("--storage", request.stores.storage)
             store_checks.check_apart(tracking_uri, request.stores.storage)
-        session = cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
-        for name, caution in session.cautions.items():
-            progress.say(f"{name}: {caution}")
-        return session
+        return cls._inspected(request, precisions, sandbox, meanwhile=_import_stores)
 
     @classmethod
     def prepare_readonly(
@@ -151,6 +148,11 @@ class Session:
     def cautions(self) -> dict[str, str]:
         """What to expect of the precisions that this device emulates."""
         return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}
+
+    def say_cautions(self) -> None:
+        """Say which precisions are emulated here, once nothing can be bad input any more."""
+        for name, caution in self.cautions.items():
+            progress.say(f"{name}: {caution}")
 
     @property
     def tracking_uri(self) -> str:

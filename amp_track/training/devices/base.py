@@ -97,5 +97,12 @@ class Device(ABC):
     def peak(self) -> MemoryPeak:
         """Return the peaks so far."""
 
+    def allocation_retries(self) -> int | None:
+        """Return how often the allocator gave its cache back to make room; None where there is no such cache."""
+        return None
+
+    def settle(self) -> None:  # noqa: B027 — memory of a process that died is free at once unless a driver holds it
+        """Wait until the memory of a process that was killed is free again."""
+
     def synchronize(self) -> None:  # noqa: B027 — without a queue there is nothing to wait for
         """Wait until all queued work is done. Call it before every reading of the clock."""
