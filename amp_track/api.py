@@ -99,6 +99,7 @@ class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
 
     precision: Names | None
     trials: int | None
+    minutes: float | None
     search_lr: str | Sequence[float] | None
     seeds: int | None
     margin: str | float | None

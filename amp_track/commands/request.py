@@ -103,6 +103,14 @@ class SearchOptions:
         expected="a whole number of 1 or more",
         metavar="N",
     )
+    minutes: float | None = setting(
+        None,
+        "Start no training after so many minutes from the start; the edges are found however long they take.",
+        values.positive_number,
+        expected="a number of minutes above 0",
+        metavar="MINUTES",
+        shown_default="no limit",
+    )
     learning_rates: tuple[float, float] | None = setting(
         None,
         "Search the learning rate in this interval too.",

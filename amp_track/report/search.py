@@ -78,6 +78,7 @@ def notes(result: SearchResult) -> list[str]:
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
+    lines += _stopped_early(result)
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     else:
@@ -86,6 +87,19 @@ def notes(result: SearchResult) -> list[str]:
             "precisions over several."
         )
     return lines + precision_notes(result.fit)
+
+
+def _stopped_early(result: SearchResult) -> list[str]:
+    """Return a note on the trainings that were asked for and not made, because time was up."""
+    made = result.seeds.seeds if result.seeds is not None else 0
+    missing = []
+    if len(result.trials) < result.trials_wanted:
+        missing.append(f"{len(result.trials)} of {result.trials_wanted} trainings")
+    if 1 < result.seeds_wanted > made:
+        missing.append(f"{made} of {result.seeds_wanted} seeds")
+    if not missing:
+        return []
+    return [f"Time was up (--minutes) after {' and '.join(missing)}: the same command makes the others."]
 
 
 def draw(result: SearchResult, file: Path) -> None:

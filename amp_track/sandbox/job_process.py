@@ -79,6 +79,16 @@ def run(
     connection.send(outcome)
 
 
+def cannot_use_cuda() -> bool:
+    """Return whether this process was forked from one that had initialized CUDA.
+
+    A private function of torch.cuda tells it; if it is renamed, every job on a GPU fails with torch's own message,
+    "Cannot re-initialize CUDA in forked subprocess", where a package that a workload imports touches CUDA.
+    """
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    return bool(is_in_bad_fork())
+
+
 def _discard(event: Event) -> None:
     pass
 

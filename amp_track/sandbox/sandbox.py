@@ -10,6 +10,7 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -47,6 +48,13 @@ _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them there."""
 
 
+_log = logging.getLogger("amp_track.sandbox")
+
+
+class CudaTouched(AmpTrackError):
+    """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
+
+
 def _ignore(event: Event) -> None:
     pass
 
@@ -69,6 +77,8 @@ class Sandbox:
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
             PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
+            # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }
 
     def start(self) -> None:
@@ -139,7 +149,33 @@ class Sandbox:
         on_event: Callable[[Event], None] = _ignore,
         folder: JobFolder | None = None,
     ) -> list[children.Result | None]:
-        """Return each process's result; None for one that was ended because another had failed."""
+        """Return each process's result; None for one that was ended because another had failed.
+
+        A fork server that has touched CUDA, because a package does that when it is imported, is of no use to any job on
+        a GPU: another one is started, which leaves those imports to the jobs.
+        """
+        try:
+            return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+        except CudaTouched:
+            names = self._environment[PRELOAD_VARIABLE]
+            if not names:
+                raise
+        _log.warning(
+            "importing %s initializes CUDA, after which no job on a GPU can be forked; each job imports that "
+            "itself, which takes seconds each time: make it look for devices later, when it is used", names,
+        )  # fmt: skip
+        self._environment[PRELOAD_VARIABLE] = ""
+        children.stop_fork_server()
+        return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+
+    def _in_processes_of_one_server(
+        self,
+        task: str,
+        job: Job,
+        all_ranks: Sequence[Rank],
+        on_event: Callable[[Event], None],
+        folder: JobFolder | None,
+    ) -> list[children.Result | None]:
         started = time.monotonic()
         oom_kills = control_group.oom_kills()  # tells the kernel's SIGKILL from anyone else's
         with contextlib.ExitStack() as stack:
@@ -209,7 +245,7 @@ def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int
 
 
 def _imported_modules(workload: str) -> list[str]:
-    """Return the modules that a workload's file imports at its top level, without running it."""
+    """Return the modules that a workload's file imports at its top level, without running it; not Python's own."""
     module, colon, _ = workload.partition(":")
     files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
     file = next((file for file in files if Path(file).is_file()), workload)
@@ -224,7 +260,7 @@ def _imported_modules(workload: str) -> list[str]:
                 modules += [alias.name for alias in names]
             case ast.ImportFrom(module=str(module), level=0):
                 modules.append(module)
-    return modules
+    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _missing_preload() -> str:
@@ -256,6 +292,9 @@ def _child(
         return
     from amp_track.sandbox import job_process
 
+    if job_process.cannot_use_cuda():
+        connection.send(CudaTouched("the fork server has initialized CUDA: no process forked from it can use a GPU"))
+        return
     match task:
         case "run":
             job_process.run(job, connection, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)

@@ -117,7 +117,7 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
         "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "precisions", "trials", "pareto", "report", "seeds",
+        "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "largest_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",

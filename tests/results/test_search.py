@@ -26,13 +26,21 @@ SEEDS = SeedsResult(
 
 def test_the_json_has_the_edges_the_trials_and_the_numbers_of_the_best() -> None:
     found = SearchResult(
-        fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(TRIAL,), pareto=(3,)
+        fit=FIT,
+        quality_name="accuracy",
+        higher_is_better=True,
+        workload_batch_size=64,
+        trials=(TRIAL,),
+        pareto=(3,),
+        trials_wanted=12,
     )
     trial = {
         "number": 3, "precision": "amp", "batch_size": 64, "verdict": "fits", "quality": 0.9, "wall_seconds": 7.0,
         "samples_per_second": 100.0, "max_memory_bytes": 60, "skipped_steps": 2, "run_id": "run3",
     }  # fmt: skip
-    assert found.as_json() == FIT.as_json() | {"trials": [trial], "pareto": [3], "report": "", "seeds": None}
+    assert found.as_json() == FIT.as_json() | {
+        "trials": [trial], "trials_wanted": 12, "pareto": [3], "report": "", "seeds": None,
+    }  # fmt: skip
 
 
 def test_the_json_has_the_comparison_over_seeds_where_there_was_one() -> None:
@@ -41,5 +49,5 @@ def test_the_json_has_the_comparison_over_seeds_where_there_was_one() -> None:
         seeds=SEEDS, report="report.md",
     )  # fmt: skip
     assert found.as_json() == FIT.as_json() | {
-        "trials": [], "pareto": [], "report": "report.md", "seeds": SEEDS.as_json(),
+        "trials": [], "trials_wanted": 0, "pareto": [], "report": "report.md", "seeds": SEEDS.as_json(),
     }  # fmt: skip
