@@ -241,8 +241,7 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     if distance <= 0:
         # Nothing larger should fit, which one more sample proves; unless a line predicted the same before, and was
         # wrong.
-        before = _line(points[:-1], room_bytes)
-        surprise = floor - before.reaches(room_bytes) if before is not None else 0
+        surprise = _surprise(points, room_bytes)
         if surprise <= (_NOISE if failing else 0):
             return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
         return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
@@ -255,6 +254,19 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
+
+
+def _surprise(points: Sequence[Point], room_bytes: float) -> int:
+    """Return how far the measurements go beyond where a line through the smaller ones said that nothing more fits.
+
+    The first such line counts: a later one is drawn through what surprised the first.
+    """
+    for count in range(1, len(points)):
+        line = _line(points[:count], room_bytes)
+        if line is not None and line.reaches(room_bytes) <= line.point.batch_size:
+            return points[-1].batch_size - line.reaches(room_bytes)
+    before = _line(points[:-1], room_bytes)
+    return points[-1].batch_size - before.reaches(room_bytes) if before is not None else 0
 
 
 def _below_a_surprise(

@@ -5,59 +5,17 @@ import math
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_memory import UNLIMITED, Device
 
 from amp_track.planner.frontier import Edge, Hint, Limit, Line, Next, Point, Probe, explore, line_of
 from amp_track.records.outcome import Verdict
 
 MEBIBYTE = 2**20
-UNLIMITED = Limit(2**24, "dataset")
-
-
-@dataclass
-class Device:
-    """Takes `need(batch)` bytes, in whole blocks, of a budget. Where it counts in large blocks it has a finer meter
-    too, as PyTorch's caching allocator has (reserved and allocated)."""
-
-    need: Callable[[int], float]
-    budget_bytes: int
-    block_bytes: int = 1
-    failure: Verdict = Verdict.OOM
-
-    def reserved(self, batch_size: int) -> int:
-        return math.ceil(self.need(batch_size) / self.block_bytes) * self.block_bytes
-
-    def fits(self, batch_size: int) -> bool:
-        return batch_size == 0 or self.reserved(batch_size) <= self.budget_bytes
-
-    def probe(self, batch_size: int) -> Probe:
-        if self.fits(batch_size):
-            fine = int(self.need(batch_size)) if self.block_bytes > 4096 else None
-            return Probe(batch_size, Verdict.FITS, self.reserved(batch_size), fine)
-        # What a failed allocation tells is rough, and sometimes it tells nothing.
-        chance = random.Random(batch_size)
-        wanted = max(self.need(batch_size) * chance.uniform(0.97, 1.2), self.budget_bytes + 1)
-        return Probe(batch_size, self.failure, int(wanted) if chance.random() < 0.7 else None)
-
-    def search(self, *, limit: Limit = UNLIMITED, hint: Hint | None = None) -> tuple[Edge, list[Probe]]:
-        probes: list[Probe] = []
-        while not isinstance(step := explore(probes, limit, budget_bytes=self.budget_bytes, hint=hint), Edge):
-            assert step.batch_size not in {probe.batch_size for probe in probes}, "no batch is probed twice"
-            assert 1 <= step.batch_size <= limit.batch_size
-            assert step.reason
-            probes.append(self.probe(step.batch_size))
-            assert len(probes) < 100, "it ends"
-        if step.first_failing_batch is not None:
-            tried = {probe.batch_size: probe.fits for probe in probes}
-            assert step.first_failing_batch == step.largest_batch + 1
-            assert tried[step.first_failing_batch] is False
-            assert step.largest_batch == 0 or tried[step.largest_batch] is True
-        return step, probes
 
 
 def tried(text: str) -> list[Probe]:
