@@ -15,7 +15,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from amp_track.commands.arguments import FLAGS, request_of
 from amp_track.commands.flags import Flag
@@ -72,7 +72,7 @@ class EdgeSettings(TypedDict, total=False):
 
     max_batch_size: int | None
     headroom: Size | None
-    confirm_steps: int | None
+    confirm_steps: int | Literal["epoch"] | None
 
 
 class FitSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
@@ -99,6 +99,7 @@ class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
 
     precision: Names | None
     trials: int | None
+    minutes: float | None
     search_lr: str | Sequence[float] | None
     seeds: int | None
     margin: str | float | None

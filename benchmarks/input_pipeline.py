@@ -97,7 +97,7 @@ def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str
 def precisions(found: Inspection) -> list[str]:
     """float16 on a CPU is no one's choice for a ResNet-50."""
     supported = [name for name, support in found.precisions if support.supported]
-    return [name for name in supported if found.device_kind != "cpu" or name != "amp"]
+    return [name for name in supported if found.hardware.kind != "cpu" or name != "amp"]
 
 
 def training_of(sandbox: Sandbox, job: Job, repeats: int) -> dict[str, Any]:

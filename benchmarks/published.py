@@ -239,9 +239,9 @@ WRITE_UPS = [
 def measure(device: str, repeats: int) -> dict[str, Any]:
     mlp_file = Bench.workload("mlp")
     found = Sandbox(mlp_file).inspect(Job(workload=mlp_file, device=device))
-    bench = Bench(device, found.device_kind, repeats)
+    bench = Bench(device, found.hardware.kind, repeats)
     rows = {item.title: [dataclasses.asdict(row) for row in item.rows(bench)] for item in WRITE_UPS}
-    return provenance(found) | {"kind": found.device_kind, "n": repeats, "rows": rows}
+    return provenance(found) | {"kind": found.hardware.kind, "n": repeats, "rows": rows}
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:

@@ -150,7 +150,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
     median = statistics.median
     return {
         "date": datetime.date.today().isoformat(),
-        "device": found.device_name,
+        "device": found.hardware.name,
         "versions": dict(found.versions),
         "n": repeats,
         "trial_overhead_seconds": beyond,

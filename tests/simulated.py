@@ -15,6 +15,7 @@ from support import MEBIBYTE
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
@@ -51,6 +52,8 @@ class SimulatedSandbox:
     batch_size: int = 16
     fails: Callable[[Job], Outcome | None] = lambda job: None
     quality: Callable[[Job], float | None] = lambda job: QUALITY[job.precision]
+    probe_seconds: float = 1.0
+    """How long a job says that it took."""
     streams: bool = False
     """Whether trainings say what each step and epoch did; the picture of it takes a third of a second."""
     jobs: list[Job] = field(default_factory=list)
@@ -67,8 +70,7 @@ class SimulatedSandbox:
                 raise BadOption(name, f"got {text!r}, expected int")
         return Inspection(
             device="simulated:0",
-            device_kind="simulated",
-            device_name="Simulated 64 MiB",
+            hardware=Hardware(kind="simulated", name="Simulated 64 MiB"),
             free_bytes=self.free_bytes,
             budget_support=Support(supported=True, reason="it is made up"),
             precisions=tuple(
@@ -133,7 +135,7 @@ class SimulatedSandbox:
             on_event(EpochEnded(epoch=1, step=min(per_epoch, steps), train_loss=0.5, quality=self.quality(job)))
         return Outcome(
             verdict=Verdict.FITS,
-            wall_seconds=1.0,
+            wall_seconds=self.probe_seconds,
             train_seconds=0.9,
             samples_per_second=SPEED[job.precision],
             eval_samples_per_second=2 * SPEED[job.precision],

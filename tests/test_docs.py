@@ -22,6 +22,7 @@ from amp_track import cli
 from amp_track.planner.frontier import Edge
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.dtypes import DtypesReport
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -85,14 +86,14 @@ def tables_made_today(name: str) -> list[Any]:
     seeds = SeedsResult(job=job, seeds=2, margin=Margin(fraction=0.01), trainings=trainings)
     fitted = PrecisionFit(edge=Edge(1, 2, "memory"), probes=1, at_edge=fits, run_id="")
     fit = FitResult(
-        study="", run_id="", job=job, device_name="", device_kind="cpu", precisions={"fp32": fitted}, skipped={}
+        study="", run_id="", job=job, hardware=Hardware(kind="cpu", name=""), precisions={"fp32": fitted}, skipped={}
     )
     search = SearchResult(
         fit=fit, quality_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
         seeds=seeds if name == "seeds" else None,
     )  # fmt: skip
     compare = CompareResult(
-        study="", run_id="", job=job, device_name="", device_kind="cpu", quality_name="mse", option="width",
+        study="", run_id="", job=job, hardware=Hardware(kind="cpu", name=""), quality_name="mse", option="width",
         values=("16", "64", "256", "1024"), precisions=("fp32",), skipped={}, seeds=2, margin=Margin(fraction=0.01),
         cells=tuple(
             Cell(value=value, precision="fp32", trainings=trainings) for value in ("16", "64", "256", "1024")
@@ -100,7 +101,7 @@ def tables_made_today(name: str) -> list[Any]:
     )  # fmt: skip
     diagnosis = Diagnosis(every=1, steps=1, seconds=1.0, layers=())
     dtypes = DtypesReport(
-        workload="", precision="amp", device_kind="cpu", device_name="", batch_size=2, operations=()
+        workload="", precision="amp", hardware=Hardware(kind="cpu", name=""), batch_size=2, operations=()
     )  # fmt: skip
     return {
         "search": lambda: search_report.search_tables(search),

@@ -38,7 +38,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "compare": (
         *flags_of(CompareOptions),
         *(flag for flag in flags_of(FitOptions) if flag.name == "--precision"),
-        *flags_of(SearchOptions, without=("trials", "learning_rates")),
+        *flags_of(SearchOptions, without=("trials", "minutes", "learning_rates")),
         *flags_of(Job, without=("precision", "checkpoint_every")),
         *flags_of(Stores),
     ),

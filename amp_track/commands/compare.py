@@ -117,6 +117,8 @@ def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Ce
         + f": {len(points)} trainings at batch {base.job.batch_size}"
     )
 
+    base.say_cautions()
+
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
         value = point.get(param, "")
         options = sessions[value].inspection.options
@@ -199,13 +201,13 @@ def _result(tracked_study: TrackedStudy, sessions: dict[str, Session], cells: li
         study=tracked_study.name,
         run_id=tracked_study.parent.run_id,
         job=base.job,
-        device_name=base.inspection.device_name,
-        device_kind=base.inspection.device_kind,
+        hardware=base.inspection.hardware,
         quality_name=base.inspection.quality_name,
         option=_option(base.request),
         values=tuple(sessions),
         precisions=base.precisions,
         skipped=base.unsupported,
+        cautions=base.cautions,
         seeds=base.request.search_options.seeds,
         margin=base.request.search_options.margin,
         cells=tuple(cells),

@@ -13,6 +13,7 @@ from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import NothingFits
 from amp_track.records.outcome import Outcome
+from amp_track.records.steps import steps_per_epoch
 from amp_track.report import progress
 from amp_track.results.fit import FitResult, PrecisionFit
 
@@ -72,12 +73,14 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     )
     for name, reason in session.unsupported.items():
         progress.say(f"{name} skipped: {reason}")
+    session.say_cautions()
 
     free_bytes = study.user_attrs[storage.FREE_BYTES]
     budget = probes.budget_of(session, free_bytes)
 
     def run_task(trial: Trial, task: Task) -> tuple[Outcome, str]:
-        return run_trial(tracked_study, trial, probes.job_of(session, task, budget), task=task)
+        known = fit.probes_of(study.get_trials(deepcopy=False), task)
+        return run_trial(tracked_study, trial, probes.job_of(session, task, budget, known), task=task)
 
     fits = fit.find_edges(study, sampler, run_task=run_task)
     parent.table("probes.json", fit.table_of(study.get_trials(deepcopy=False)))
@@ -86,15 +89,16 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
         if fitted.efficient_batch is not None:
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
+    fits = {name: _with_steps_of_an_epoch(session, fitted) for name, fitted in fits.items()}
     options = session.request.fit_options
     result = FitResult(
         study=tracked_study.name,
         run_id=parent.run_id,
         job=session.job,
-        device_name=session.inspection.device_name,
-        device_kind=session.inspection.device_kind,
+        hardware=session.inspection.hardware,
         precisions=fits,
         skipped=session.skipped,
+        cautions=session.cautions,
         headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,
@@ -104,11 +108,20 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     return result
 
 
+def _with_steps_of_an_epoch(session: Session, fitted: PrecisionFit) -> PrecisionFit:
+    if not fitted.edge.largest_batch:
+        return fitted
+    job = dataclasses.replace(
+        session.job, batch_size=fitted.edge.largest_batch, accumulate=probes.accumulation_of(session)
+    )
+    return dataclasses.replace(fitted, epoch_steps=steps_per_epoch(job, session.training_samples(job)))
+
+
 def _with_bytes_needed(session: Session, precision: str, fitted: PrecisionFit, budget: int | None) -> PrecisionFit:
     """Where not even one sample fits, run it once more without a limit to see what it takes."""
     from amp_track.study.edge_sampler import Task
 
-    if fitted.edge.largest_batch:
+    if fitted.edge.largest_batch or fitted.why_unsupported is not None:
         return fitted
     one_sample = probes.job_of(session, Task(precision, 1, "probe", "to see what it takes"), budget)
     wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None

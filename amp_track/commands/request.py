@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from amp_track.records import values
 from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
@@ -81,13 +82,13 @@ class FitOptions:
         metavar="N",
         shown_default="no accumulation",
     )
-    confirm_steps: int | None = setting(
+    confirm_steps: int | Literal["epoch"] | None = setting(
         None,
-        "Steps of the training that confirms each edge; 0 leaves it out.",
-        values.natural_number,
-        expected="a whole number, 0 or more",
-        metavar="N",
-        shown_default="an epoch, its evaluation, and the first steps after it",
+        "Steps of the training that confirms each edge; epoch takes a whole one and goes on after it; 0: none.",
+        values.confirm_steps,
+        expected="a whole number, 0 or more, or epoch",
+        metavar="N|epoch",
+        shown_default="an epoch, or as much of one as takes 60 s or 4 x as long as the probes did",
     )
 
 
@@ -101,6 +102,14 @@ class SearchOptions:
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
+    )
+    minutes: float | None = setting(
+        None,
+        "Start no training after so many minutes from the start; the edges are found however long they take.",
+        values.positive_number,
+        expected="a number of minutes above 0",
+        metavar="MINUTES",
+        shown_default="no limit",
     )
     learning_rates: tuple[float, float] | None = setting(
         None,

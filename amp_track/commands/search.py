@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from amp_track.commands import fit
@@ -24,12 +26,17 @@ if TYPE_CHECKING:
     from amp_track.study import grid
     from amp_track.study.types import Trial
 
+_FEWEST_SEEDS = 2
+"""Fewer say nothing about noise."""
+
 
 @interrupted_safely
 def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResult:
     """Find the edges, then train inside them, all under one MLflow run. Arguments and errors are those of `fit`."""
     if request.job.synthetic:
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
+    minutes = request.search_options.minutes
+    deadline = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
     compares_seeds = request.search_options.seeds > 1
     if compares_seeds:
@@ -42,8 +49,8 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         fitted = fit.find_edges(tracked_study, sampler)
-        trials, pareto = _train_inside(tracked_study, studies, fitted)
-        seeds = _train_seeds(tracked_study, studies, fitted) if compares_seeds else None
+        trials, pareto = _train_inside(tracked_study, studies, fitted, deadline)
+        seeds = _train_seeds(tracked_study, studies, fitted, deadline) if compares_seeds else None
         result = SearchResult(
             fit=fitted,
             seeds=seeds,
@@ -52,6 +59,8 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
             workload_batch_size=session.inspection.batch_size,
             trials=tuple(trials),
             pareto=tuple(pareto),
+            trials_wanted=request.search_options.trials,
+            seeds_wanted=request.search_options.seeds,
         )
         return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent))
 
@@ -70,7 +79,9 @@ def _check_seeds(session: Session) -> None:
         )
 
 
-def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) -> tuple[list[TrialResult], list[int]]:
+def _train_inside(
+    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float
+) -> tuple[list[TrialResult], list[int]]:
     """Train at batches and precisions inside the edges; return the trainings and the numbers of the Pareto front."""
     from amp_track.study import search
 
@@ -79,6 +90,7 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) 
         edges=fitted.edges,
         reference_batch_size=session.inspection.batch_size,
         learning_rates=options.learning_rates,
+        emulated=frozenset(session.cautions),
     )
     directions = [studies.direction_of_quality, "maximize"]
     tracked_study = fit_study.beside(studies.open("train", directions))
@@ -94,11 +106,15 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) 
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
         run_training=run_training,
+        is_time_up=lambda: time.monotonic() > deadline,
     )
 
 
-def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) -> SeedsResult:
-    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all."""
+def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> SeedsResult | None:
+    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
+
+    Where time is up, the seeds count that every precision was trained with; None if there are fewer than two.
+    """
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
@@ -121,6 +137,12 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult) -
         },
         run_training=run_training,
         value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
+        is_time_up=lambda: time.monotonic() > deadline,
     )
+    made = Counter(training.point["seed"] for training in trained)
+    whole = [seed for seed in seeds if made[seed] == len(fitted.edges)]
+    if len(whole) < _FEWEST_SEEDS:
+        return None
+    trained = [training for training in trained if training.point["seed"] in whole]
     trainings = [SeedResult(**training.point, outcome=training.outcome, run_id=training.run_id) for training in trained]
-    return SeedsResult(job=job, seeds=options.seeds, margin=options.margin, trainings=tuple(trainings))
+    return SeedsResult(job=job, seeds=len(whole), margin=options.margin, trainings=tuple(trainings))

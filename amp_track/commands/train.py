@@ -76,6 +76,7 @@ def _resume(request: Request, run_id: str, *, sandbox: JobRunner | None) -> Trai
 
 
 def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Path | None = None) -> TrainResult:
+    session.say_cautions()
     try:
         outcome = run_tracked(
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True

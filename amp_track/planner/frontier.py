@@ -111,7 +111,8 @@ class Edge:
     """The largest batch that fits, with its proof: it ran to its end, and `first_failing_batch` did not.
 
     `largest_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
-    search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset` or `max_batch_size`.
+    search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset`, `max_batch_size`; or `unsupported`
+    where the device has no kernel for any batch.
     """
 
     largest_batch: int
@@ -171,6 +172,8 @@ def explore(
         hint: where to begin.
     """
     probes = list(probes)
+    if any(probe.verdict is Verdict.UNSUPPORTED for probe in probes):
+        return Edge(0, 1, "unsupported")
     failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)
     ceiling = failing[0].batch_size if failing else limit.batch_size + 1
     fitting = {probe.batch_size: probe for probe in probes if probe.fits and probe.batch_size < ceiling}

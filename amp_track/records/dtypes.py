@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from amp_track.records.hardware import Hardware
+
 CAST = "cast"
 """The operation that turns one floating dtype into another."""
 LOSS = "(loss)"
@@ -50,8 +52,7 @@ class DtypesReport:
     workload: str
     precision: str
     batch_size: int
-    device_kind: str
-    device_name: str
+    hardware: Hardware
     operations: tuple[OperationDtypes, ...]
 
     @property
@@ -77,7 +78,7 @@ class DtypesReport:
             "workload": self.workload,
             "precision": self.precision,
             "batch_size": self.batch_size,
-            "device": {"kind": self.device_kind, "name": self.device_name},
+            "device": self.hardware.as_json(),
             "counts": self.counts,
             "casts": self.casts,
             "operations": [one.as_json() for one in self.operations],

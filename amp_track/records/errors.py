@@ -72,7 +72,7 @@ class WorkloadFailed(AmpTrackError):
 
 
 class NothingFits(AmpTrackError):
-    """Out of memory: the batch, or every batch, needs more than the budget.
+    """Nothing trains: the batch, or every batch, needs more than the budget, or the precision is not possible here.
 
     Args:
         message: says what does not fit, and how many bytes it would take.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job, loads_in_its_own_process
 
 
@@ -14,6 +15,8 @@ class Support:
 
     supported: bool
     reason: str
+    is_emulated: bool = False
+    """Whether the device has no units for it, and computes it in others: it works, and gains no speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +25,7 @@ class Inspection:
 
     device: str
     """As torch names it: `cpu`, `cuda:0`."""
-    device_kind: str
-    device_name: str
+    hardware: Hardware
     free_bytes: int
     budget_support: Support
     precisions: tuple[tuple[str, Support], ...]
@@ -49,6 +51,11 @@ class Inspection:
         """Return whether the device supports a precision, and the reason."""
         return dict(self.precisions)[precision]
 
+    @property
+    def cautions(self) -> dict[str, str]:
+        """By precision that this device supports and merely emulates, what to expect of it."""
+        return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
+
 
 def resolve(job: Job, inspection: Inspection) -> Job:
     """Return the job with the workload's values where the user gave none, and the real device's name."""
@@ -57,7 +64,7 @@ def resolve(job: Job, inspection: Inspection) -> Job:
     loader_workers = job.loader_workers
     if loader_workers is None:
         loader_workers = inspection.loader_workers // job.processes
-    if loads_in_its_own_process(inspection.device_kind, job.memory_budget_bytes):
+    if loads_in_its_own_process(inspection.hardware.kind, job.memory_budget_bytes):
         loader_workers = 0
     return dataclasses.replace(
         job,

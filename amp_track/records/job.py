@@ -192,6 +192,9 @@ class Job:
     )
     probe: bool = False
     """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.training.trainer`."""
+    epoch_steps: int | None = None
+    """Optimizer steps of an epoch that is cut short, of which the last is the epoch's own last; as many batches are
+    evaluated."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -253,6 +256,7 @@ class JobFolder:
     resume_from: str | None = None
     """The checkpoint to resume from."""
     keep_weights: bool = False
+    keep_pictures: bool = True
 
 
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:

@@ -63,6 +63,7 @@ METRICS = (
         value=lambda outcome: outcome.waited_fraction,
         merge="max",
     ),
+    Metric(name="input/load_s", unit="s", field="load_seconds"),
     Metric(name="throughput/samples_per_s", unit="samples/s", field="samples_per_second"),
     Metric(name="throughput/eval_samples_per_s", unit="samples/s", field="eval_samples_per_second"),
     Metric(name="memory/max_allocated_mib", unit="MiB", field="max_allocated_bytes", merge="peak"),
@@ -70,6 +71,7 @@ METRICS = (
     Metric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_max_allocated_bytes", merge="peak"),
     Metric(name="memory/max_resident_mib", unit="MiB", field="max_resident_bytes", merge="peak"),
     Metric(name="memory/requested_mib", unit="MiB", field="requested_bytes"),
+    Metric(name="memory/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
     Metric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
     Metric(name="train/updates", unit="steps", field="steps", value=lambda outcome: outcome.updates, only_if_fits=True),
     Metric(

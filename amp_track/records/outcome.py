@@ -14,11 +14,15 @@ _WAITED_SECONDS = 1.0
 
 
 class Verdict(StrEnum):
-    """How a job ended. Out of memory is a normal result, and a bug is never taken for it."""
+    """How a job ended. Out of memory is a normal result, and a bug is never taken for it.
+
+    `UNSUPPORTED` says that the device has no kernel for the model at this precision, whatever the batch.
+    """
 
     FITS = "fits"
     OOM = "oom"
     KERNEL_LIMIT = "kernel_limit"
+    UNSUPPORTED = "unsupported"
     OVER_DATASET = "over_dataset"
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"
@@ -78,7 +82,10 @@ class Outcome:
     train_seconds: float | None = None
     waited_seconds: float | None = None
     """The part of `train_seconds` in which the device had nothing to compute, because the next batch was not there."""
+    load_seconds: float | None = None
+    """The time that a job's own process takes to load one batch, as a probe measures it."""
     samples_per_second: float | None = None
+    """Of training. A probe leaves loading out."""
     eval_samples_per_second: float | None = None
     max_allocated_bytes: int | None = None
     max_memory_bytes: int | None = None
@@ -88,6 +95,9 @@ class Outcome:
     train_loss: float | None = None
     eval_loss: float | None = None
     quality: float | None = None
+    allocation_retries: int | None = None
+    """How often the caching allocator gave its cache back to the device and tried an allocation again, which waits for
+    the device; None on devices without one."""
     steps: int = 0
     """Optimizer steps attempted; `steps - skipped_steps` updates were made."""
     skipped_steps: int = 0

@@ -8,9 +8,13 @@ from amp_track.records.job import Job
 
 
 def steps_per_epoch(job: Job, training_samples: int) -> int:
-    """Return how many optimizer steps go through the training data once; the last one may have fewer samples."""
+    """Return how many optimizer steps go through the training data once; the last one may have fewer samples.
+
+    An epoch that is cut short has fewer.
+    """
     assert job.batch_size is not None
-    return math.ceil(math.ceil(training_samples / (job.batch_size * job.processes)) / job.accumulate)
+    steps = math.ceil(math.ceil(training_samples / (job.batch_size * job.processes)) / job.accumulate)
+    return steps if job.epoch_steps is None else min(steps, job.epoch_steps)
 
 
 def total_steps(job: Job, training_samples: int) -> int:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
 
@@ -38,6 +39,11 @@ def natural_number(text: str) -> int:
     if not re.fullmatch(r"\d+", text.strip()):
         raise ValueError(text)
     return int(text)
+
+
+def confirm_steps(text: str) -> int | Literal["epoch"]:
+    """Parse a whole number of 0 or more, or `epoch`."""
+    return "epoch" if text.strip() == "epoch" else natural_number(text)
 
 
 def positive_integer(text: str) -> int:

@@ -14,6 +14,8 @@ _OFTEN = 0.01
 _UNDERFLOWS = 0.25
 """The share of a layer's gradient values below float16's smallest normal number above which it is mentioned."""
 _LARGEST_FLOAT16 = 65504
+_RETRIES_PER_STEP, _FEWEST_RETRIES = 0.1, 5
+"""The allocator may retry while it finds its way in the first steps; more than one step in ten slows the training."""
 
 
 def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = None) -> list[str]:
@@ -29,7 +31,18 @@ def explain(outcome: Outcome, precision: str, *, loader_workers: int | None = No
         lines += _about_scale(outcome, outcome.scale)
     if outcome.diagnosis is not None:
         lines += _about_layers(outcome, outcome.diagnosis, precision)
-    return lines + _about_input(outcome, loader_workers)
+    return lines + _about_retries(outcome) + _about_input(outcome, loader_workers)
+
+
+def _about_retries(outcome: Outcome) -> list[str]:
+    retries = outcome.allocation_retries or 0
+    if retries < max(_RETRIES_PER_STEP * outcome.steps, _FEWEST_RETRIES):
+        return []
+    return [
+        f"the allocator gave its cache back and tried again {retries:,} times in {outcome.steps:,} steps, which waits "
+        "for the device each time: this batch is so close to the limit that it trains slower; a slightly smaller one, "
+        "such as fit --headroom 5% finds, is faster"
+    ]
 
 
 def _about_input(outcome: Outcome, loader_workers: int | None) -> list[str]:

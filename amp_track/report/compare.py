@@ -8,7 +8,7 @@ from amp_track.records.outcome import Verdict
 from amp_track.records.values import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, tied
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, of_precisions, speed_text, tied
 from amp_track.results import compare as comparison
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
 
@@ -27,7 +27,7 @@ def table(result: CompareResult) -> Table:
     headings += [result.quality_name] * result.has_quality + ["steps\nskipped"]
     columns += [Column(heading, right=True) for heading in headings]
     return Table(
-        title=f"{job.workload} on {result.device_name}{within}",
+        title=f"{job.workload} on {result.hardware.title}{within}",
         columns=tuple(columns),
         sections=tuple(_section(result, value) for value in result.values),
     )
@@ -160,7 +160,7 @@ def notes(result: CompareResult) -> list[str]:
         lines.append("made-up data (--synthetic): speed and memory are those of real data; there is no quality.")
     elif result.seeds == 1:
         lines.append("One seed: small differences of quality are noise. --seeds 5 tests whether it equals fp32's.")
-    if job.memory_budget_bytes is not None and result.device_kind == "cpu":
+    if job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):
         lines.append(
@@ -173,7 +173,12 @@ def notes(result: CompareResult) -> list[str]:
             f"Trainings waited for data ({where} of their time): their samples/s are those of loading. Give more "
             "--loader-workers, or compare with --synthetic."
         )
-    return lines + left_out(result.skipped)
+    lines += [
+        f"{_name(result, cell)} is not possible here: {cell.failure.message}"
+        for cell in result.cells
+        if cell.failure is not None and cell.failure.verdict is Verdict.UNSUPPORTED
+    ]
+    return lines + of_precisions(result.cautions, result.skipped)
 
 
 def _name(result: CompareResult, cell: Cell) -> str:

@@ -40,7 +40,7 @@ def dtypes_table(report: DtypesReport) -> Table:
         Column("times", right=True, unwrapped=True),
     )
     return Table(
-        title=f"{report.workload} at {report.precision} on {report.device_name}, batch {report.batch_size}",
+        title=f"{report.workload} at {report.precision} on {report.hardware.title}, batch {report.batch_size}",
         columns=columns,
         sections=tuple(_section(group) for group in layer_groups(report.operations)),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from amp_track.records.values import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, tied, title
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, of_precisions, speed_text, tied, title
 from amp_track.results.fit import FitResult, PrecisionFit
 
 _BOUNDS = {
@@ -44,7 +46,7 @@ def _row(result: FitResult, name: str) -> Row:
         *edge_cells(fitted),
         f"{efficient[0]}\n{speed_text(efficient[1])}/s" if efficient else UNKNOWN,
         str(fitted.probes),
-        f"{fitted.confirmation.steps} steps" if fitted.confirmation else UNKNOWN,
+        _confirmed_by(fitted),
     ]
     if result.multiple_of > 1:
         cells.insert(2, str(fitted.largest_multiple or UNKNOWN))
@@ -62,16 +64,66 @@ def fit_notes(result: FitResult) -> list[str]:
             "as fast from: the smallest of the batches that ran within 3 % of the best samples/s. A larger one buys no "
             "speed."
         )
+    if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
+        lines.append(
+            "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
+            "steps after it. --confirm-steps epoch takes all of it."
+        )
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
-    if result.job.memory_budget_bytes is not None and result.device_kind == "cpu":
+    if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
-    return lines + left_out(result.skipped)
+    return lines + precision_notes(result)
+
+
+def _confirmed_by(fitted: PrecisionFit) -> str:
+    """Return `20 steps`, or `60 of 1,250 steps` where that is less than an epoch."""
+    if fitted.confirmation is None:
+        return UNKNOWN
+    made = f"{fitted.confirmation.steps:,}"
+    return f"{made} of\n{fitted.epoch_steps:,} steps" if _is_cut_short(fitted) else f"{made} steps"
+
+
+def _is_cut_short(fitted: PrecisionFit) -> bool:
+    return fitted.confirmation is not None and fitted.confirmation.steps < fitted.epoch_steps
+
+
+def precision_notes(result: FitResult) -> list[str]:
+    """Return a note for each precision that is not possible, is emulated or was left out, with the reason."""
+    return not_possible(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
+
+
+def _beyond(result: FitResult) -> list[str]:
+    """Return notes on the batches above the first that fails, where they were tried."""
+    lines, none = [], []
+    for name, fitted in result.precisions.items():
+        if fitted.also_fits:
+            also = ", ".join(map(str, fitted.also_fits))
+            lines.append(
+                f"{name}: {fitted.edge.first_failing_batch} does not fit, {also} above it do: on this device a larger "
+                "batch may fit where a smaller one does not. The largest batch is the one below the first that fails."
+            )
+        elif fitted.beyond:
+            none.append(f"{name} up to {fitted.beyond[-1][0]}")
+    if none:
+        lines.append(f"Nothing above the first batch that fails fits either, as far as was tried: {', '.join(none)}.")
+    return lines
+
+
+def not_possible(fits: Mapping[str, PrecisionFit]) -> list[str]:
+    """Return a note for each precision that the device has no kernels for, with what failed."""
+    return [
+        f"{name} is not possible here: {fitted.why_unsupported}"
+        for name, fitted in fits.items()
+        if fitted.why_unsupported is not None
+    ]
 
 
 def edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
     """Return the largest batch, why it is the largest, its peak memory and its samples/s."""
     if fitted.at_edge is None:
+        if fitted.why_unsupported is not None:
+            return "0", "not possible here", UNKNOWN, UNKNOWN
         needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, UNKNOWN, UNKNOWN
     where = (

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 from amp_track.records.outcome import Outcome
-from amp_track.report.fit import edge_cells
+from amp_track.report.fit import edge_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, left_out, memory_text, speed_text, title
+from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title
 from amp_track.results.search import SearchResult, TrialResult
 
 _FEW_UPDATES = 4
@@ -65,7 +65,7 @@ def search_tables(result: SearchResult) -> list[Table]:
 def notes(result: SearchResult) -> list[str]:
     """Return what must be said beside the table for it not to mislead."""
     lines = []
-    if result.fit.job.memory_budget_bytes is not None and result.fit.device_kind == "cpu":
+    if result.fit.job.memory_budget_bytes is not None and result.fit.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
     for name in result.fit.precisions:
         trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
@@ -78,6 +78,7 @@ def notes(result: SearchResult) -> list[str]:
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
+    lines += _stopped_early(result)
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     else:
@@ -85,7 +86,20 @@ def notes(result: SearchResult) -> list[str]:
             "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
             "precisions over several."
         )
-    return lines + left_out(result.fit.skipped)
+    return lines + precision_notes(result.fit)
+
+
+def _stopped_early(result: SearchResult) -> list[str]:
+    """Return a note on the trainings that were asked for and not made, because time was up."""
+    made = result.seeds.seeds if result.seeds is not None else 0
+    missing = []
+    if len(result.trials) < result.trials_wanted:
+        missing.append(f"{len(result.trials)} of {result.trials_wanted} trainings")
+    if 1 < result.seeds_wanted > made:
+        missing.append(f"{made} of {result.seeds_wanted} seeds")
+    if not missing:
+        return []
+    return [f"Time was up (--minutes) after {' and '.join(missing)}: the same command makes the others."]
 
 
 def draw(result: SearchResult, file: Path) -> None:

@@ -19,7 +19,7 @@ def title(result: FitResult) -> str:
     """Return what the edges hold for: workload, device and memory."""
     budget = result.job.memory_budget_bytes
     within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"
-    return f"{result.job.workload} on {result.device_name}, {within}"
+    return f"{result.job.workload} on {result.hardware.title}, {within}"
 
 
 def memory_text(size_bytes: float | None) -> str:
@@ -37,6 +37,7 @@ def tied(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def left_out(skipped: Mapping[str, str]) -> list[str]:
-    """Return a note for each precision that was left out, with the reason."""
-    return [f"{precision} left out: {reason}" for precision, reason in skipped.items()]
+def of_precisions(cautions: Mapping[str, str], skipped: Mapping[str, str]) -> list[str]:
+    """Return a note for each precision that is emulated or was left out, with the reason."""
+    emulated = [f"{precision}: {caution}." for precision, caution in cautions.items()]
+    return emulated + [f"{precision} left out: {reason}" for precision, reason in skipped.items()]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -165,8 +166,7 @@ class CompareResult(Shown):
     study: str
     run_id: str
     job: Job
-    device_name: str
-    device_kind: str
+    hardware: Hardware
     quality_name: str
     option: str | None
     """The option that is varied; None without one, and then there is one value, which is empty."""
@@ -178,6 +178,8 @@ class CompareResult(Shown):
     margin: Margin
     cells: tuple[Cell, ...] = field(repr=False)
     """Ordered by value, then by precision."""
+    cautions: dict[str, str] = field(default_factory=dict)
+    """By precision that the device emulates, what to expect of it."""
     answers: tuple[str, ...] = ()
     report: str = ""
 
@@ -213,7 +215,7 @@ class CompareResult(Shown):
             "study": self.study,
             "run_id": self.run_id,
             "workload": self.job.workload,
-            "device": {"kind": self.device_kind, "name": self.device_name},
+            "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "batch_size": self.job.batch_size,
             "quality_name": self.quality_name,
@@ -225,6 +227,7 @@ class CompareResult(Shown):
                 for value in (self.values if self.seeds > 1 and self.has_quality else ())
             ],
             "skipped": self.skipped,
+            "cautions": self.cautions,
             "answers": list(self.answers),
             "report": self.report,
         }

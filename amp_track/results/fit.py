@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import micro_batch
@@ -27,14 +28,28 @@ class PrecisionFit:
     run_id: str | None
     confirmation: Outcome | None = None
     """The longer training at the largest batch; None where it was left out."""
+    epoch_steps: int = 0
+    """The steps of a whole epoch at the largest batch."""
     failure: Outcome | None = None
     """The outcome at one sample more; None where a limit ends the search."""
     largest_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None where there is none."""
     throughput: tuple[tuple[int, float], ...] = ()
     """(batch size, samples per second) of every batch that ran, in ascending order."""
+    beyond: tuple[tuple[int, bool], ...] = ()
+    """(batch size, whether it fits) of the batches above the first that fails which were tried too."""
     bytes_needed: int | None = None
     """The memory that one sample takes, where not even that fits."""
+
+    @property
+    def why_unsupported(self) -> str | None:
+        """Why the device cannot train the model at this precision at all; None where it can."""
+        return self.failure.message if self.failure is not None and self.edge.bound == "unsupported" else None
+
+    @property
+    def also_fits(self) -> list[int]:
+        """Batches that fit above the first that does not: fitting need not be monotone in the batch."""
+        return [batch_size for batch_size, fits in self.beyond if fits]
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
@@ -60,9 +75,12 @@ class PrecisionFit:
             "largest_batch": self.edge.largest_batch,
             "first_failing_batch": self.edge.first_failing_batch,
             "bound": self.edge.bound,
+            "also_fits": self.also_fits,
+            "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
+            "epoch_steps": self.epoch_steps,
             "largest_multiple": self.largest_multiple,
             "efficient_batch": efficient[0] if efficient else None,
             "max_memory_bytes": self.max_memory_bytes,
@@ -79,10 +97,11 @@ class FitResult(Shown):
     study: str
     run_id: str
     job: Job
-    device_name: str
-    device_kind: str
+    hardware: Hardware
     precisions: dict[str, PrecisionFit]
     skipped: dict[str, str]
+    cautions: dict[str, str] = field(default_factory=dict)
+    """By precision that the device emulates, what to expect of it."""
     headroom_bytes: int = 0
     """The part of the budget that is left free at the edges."""
     multiple_of: int = 1
@@ -111,7 +130,7 @@ class FitResult(Shown):
             "study": self.study,
             "run_id": self.run_id,
             "workload": self.job.workload,
-            "device": {"kind": self.device_kind, "name": self.device_name},
+            "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "headroom_bytes": self.headroom_bytes,
             "effective_batch_size": self.effective_batch_size,
@@ -121,4 +140,8 @@ class FitResult(Shown):
 
     def _precision_as_json(self, name: str) -> dict[str, Any]:
         micro, accumulate = self.accumulation(name) or (None, None)
-        return self.precisions[name].as_json() | {"micro_batch": micro, "accumulate": accumulate}
+        return self.precisions[name].as_json() | {
+            "micro_batch": micro,
+            "accumulate": accumulate,
+            "caution": self.cautions.get(name),
+        }

@@ -48,12 +48,16 @@ class SearchResult(Shown):
     """The batch size for which the workload's learning rate was chosen."""
     trials: tuple[TrialResult, ...]
     pareto: tuple[int, ...]
+    trials_wanted: int = 0
+    """How many trainings were asked for; time may have been up before."""
     seeds: SeedsResult | None = None
+    seeds_wanted: int = 1
     report: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return self.fit.as_json() | {
             "trials": [trial.as_json() for trial in self.trials],
+            "trials_wanted": self.trials_wanted,
             "pareto": list(self.pareto),
             "report": self.report,
             "seeds": self.seeds.as_json() if self.seeds is not None else None,

@@ -39,7 +39,7 @@ class TrainResult(Shown):
             "skipped_steps": self.outcome.skipped_steps,
             "scale": scale
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
-            "device": {"kind": self.inspection.device_kind, "name": self.inspection.device_name},
+            "device": self.inspection.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "waited_fraction": self.outcome.waited_fraction,
             "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,

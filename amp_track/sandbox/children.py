@@ -87,6 +87,15 @@ def start_fork_server(environment: Mapping[str, str]) -> None:
         forkserver.ensure_running()
 
 
+def stop_fork_server() -> None:
+    """Stop the fork server; the next job starts another one. Call it while no process forked from it runs.
+
+    Uses a private method of multiprocessing, whose own tests do the same; without it, this raises AttributeError.
+    """
+    with _ONE_AT_A_TIME:
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def started(
     context: ForkServerContext,

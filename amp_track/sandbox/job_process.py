@@ -33,17 +33,26 @@ from amp_track.workload import Workload, load_workload, option_values, source_di
 
 
 def run(
-    job: Job, connection: Connection[Any, Any], folder: JobFolder | None, rank: Rank, *, enforce_budget: bool
+    job: Job,
+    connection: Connection[Any, Any],
+    folder: JobFolder | None,
+    rank: Rank,
+    *,
+    enforce_budget: bool,
+    after_a_kill: bool = False,
 ) -> None:
     """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput.
 
-    Of the processes that train together only the first one sends events.
+    Of the processes that train together only the first one sends events. After a kill, the device may still hold the
+    memory of the process before.
     """
     _set_up_process()
     peers.announce(rank)
     try:
         device = opening.open_device(job.device, rank)
         device.set_up_process()
+        if after_a_kill:
+            device.settle()
         workload = workload_of(job)
     except BadInput as error:
         connection.send(error)
@@ -68,6 +77,16 @@ def run(
         device.lift_budget()
         outcome = _outcome_of_exception(error, phase, device)
     connection.send(outcome)
+
+
+def cannot_use_cuda() -> bool:
+    """Return whether this process was forked from one that had initialized CUDA.
+
+    A private function of torch.cuda tells it; if it is renamed, every job on a GPU fails with torch's own message,
+    "Cannot re-initialize CUDA in forked subprocess", where a package that a workload imports touches CUDA.
+    """
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    return bool(is_in_bad_fork())
 
 
 def _discard(event: Event) -> None:
@@ -119,8 +138,7 @@ def _inspection(job: Job) -> Inspection:
         dataset_digest = digest(train_data)
     return Inspection(
         device=str(device.torch_device),
-        device_kind=device.kind,
-        device_name=device.name,
+        hardware=device.hardware(),
         free_bytes=opening.free_bytes_each(device, job.processes),
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -28,8 +29,8 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import format_bytes
 from amp_track.sandbox import children, ranks
+from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
@@ -45,8 +46,13 @@ REQUIRED_MODULES = (
 """Modules that the fork server imports for every job."""
 _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them there."""
-_NEARLY_THE_BUDGET = 0.95
-"""A job that crashes within its budget, and takes more than this fraction of it without a limit, ran out of memory."""
+
+
+_log = logging.getLogger("amp_track.sandbox")
+
+
+class CudaTouched(AmpTrackError):
+    """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
 
 
 def _ignore(event: Event) -> None:
@@ -63,6 +69,7 @@ class Sandbox:
 
     def __init__(self, workload: str, *, steps_back: bool = False) -> None:
         self._steps_back = steps_back
+        self._has_killed = False
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
         # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
@@ -70,6 +77,8 @@ class Sandbox:
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
             PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
+            # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }
 
     def start(self) -> None:
@@ -108,11 +117,7 @@ class Sandbox:
             KeyboardInterrupt: raised again once the job's processes are dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        outcome = self._run_all_ranks("run", job, on_event, folder)
-        is_crash = outcome.verdict is Verdict.CRASHED
-        if job.memory_budget_bytes is not None and is_crash and _budget_may_be_the_cause(outcome):
-            return self._second_opinion(job, outcome, job.memory_budget_bytes)
-        return outcome
+        return second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
     def measure(self, job: Job) -> Outcome:
         """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""
@@ -123,25 +128,6 @@ class Sandbox:
         result = self._in_fresh_processes("dtypes", job)[0]
         assert isinstance(result, DtypesReport | Outcome)
         return result
-
-    def _second_opinion(self, job: Job, crash: Outcome, budget_bytes: int) -> Outcome:
-        """Decide whether a crash within a budget was caused by it, by measuring the same batch without a limit.
-
-        Some libraries do not check their allocations and die of a null pointer instead of reporting (two of 75 jobs
-        over a CPU budget ended in SIGSEGV). The budget is the cause if, and only if, the same batch runs to its end
-        without a limit and takes the budget or nearly as much (such a library may ask for more at once when it can), or
-        runs out of memory there too.
-        """
-        second = self.measure(job)
-        needed = second.max_memory_bytes
-        if second.verdict is Verdict.OOM:  # not even the whole memory is enough
-            return second
-        if second.fits and needed is not None and needed > _NEARLY_THE_BUDGET * budget_bytes:
-            reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
-            return dataclasses.replace(
-                crash, verdict=Verdict.OOM, message=reason, max_allocated_bytes=needed, max_memory_bytes=needed
-            )
-        return crash
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
@@ -163,7 +149,33 @@ class Sandbox:
         on_event: Callable[[Event], None] = _ignore,
         folder: JobFolder | None = None,
     ) -> list[children.Result | None]:
-        """Return each process's result; None for one that was ended because another had failed."""
+        """Return each process's result; None for one that was ended because another had failed.
+
+        A fork server that has touched CUDA, because a package does that when it is imported, is of no use to any job on
+        a GPU: another one is started, which leaves those imports to the jobs.
+        """
+        try:
+            return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+        except CudaTouched:
+            names = self._environment[PRELOAD_VARIABLE]
+            if not names:
+                raise
+        _log.warning(
+            "importing %s initializes CUDA, after which no job on a GPU can be forked; each job imports that "
+            "itself, which takes seconds each time: make it look for devices later, when it is used", names,
+        )  # fmt: skip
+        self._environment[PRELOAD_VARIABLE] = ""
+        children.stop_fork_server()
+        return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+
+    def _in_processes_of_one_server(
+        self,
+        task: str,
+        job: Job,
+        all_ranks: Sequence[Rank],
+        on_event: Callable[[Event], None],
+        folder: JobFolder | None,
+    ) -> list[children.Result | None]:
         started = time.monotonic()
         oom_kills = control_group.oom_kills()  # tells the kernel's SIGKILL from anyone else's
         with contextlib.ExitStack() as stack:
@@ -176,6 +188,7 @@ class Sandbox:
                         job,
                         folder,
                         rank,
+                        self._has_killed,
                         environment=self._environment,
                         steps_back=self._steps_back,
                     )
@@ -190,6 +203,7 @@ class Sandbox:
             for child in running:
                 if child.has_died:
                     child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
+            self._has_killed = any(child.has_died or child.result is None for child in running)
             results = [_oom_if_its_loader_was_killed(child.result, kills) for child in running]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
@@ -205,22 +219,6 @@ class Sandbox:
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     """Return when a job has to be over, by `time.monotonic`."""
     return None if timeout_seconds is None else started + timeout_seconds
-
-
-def _budget_may_be_the_cause(crash: Outcome) -> bool:
-    """True for deaths and errors that a failed allocation is known to cause without naming it.
-
-    A workload's own exception, exit or SIGKILL is none of them.
-    """
-    errors = (
-        # oneDNN: it reports every failure so, a failed allocation among them.
-        "could not create a primitive", "could not execute a primitive", "could not create a memory object",
-        # cuDNN: each engine's failed allocation is swallowed, and the next one tried (pytorch#108645).
-        "GET was unable to find an engine",
-        # Handles are made when they are first needed, with memory that is not torch's.
-        "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED",
-    )  # fmt: skip
-    return crash.signal in ("SIGSEGV", "SIGBUS", "SIGABRT") or any(text in crash.message for text in errors)
 
 
 def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
@@ -247,7 +245,7 @@ def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int
 
 
 def _imported_modules(workload: str) -> list[str]:
-    """Return the modules that a workload's file imports at its top level, without running it."""
+    """Return the modules that a workload's file imports at its top level, without running it; not Python's own."""
     module, colon, _ = workload.partition(":")
     files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
     file = next((file for file in files if Path(file).is_file()), workload)
@@ -262,7 +260,7 @@ def _imported_modules(workload: str) -> list[str]:
                 modules += [alias.name for alias in names]
             case ast.ImportFrom(module=str(module), level=0):
                 modules.append(module)
-    return modules
+    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _missing_preload() -> str:
@@ -285,18 +283,23 @@ def _missing_preload() -> str:
     return ""
 
 
-def _child(task: str, job: Job, folder: JobFolder | None, rank: Rank, connection: Connection[Any, Any]) -> None:
+def _child(
+    task: str, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, connection: Connection[Any, Any]
+) -> None:
     """Do a task in the fresh process, where torch is already imported."""
     if missing := _missing_preload():
         connection.send(AmpTrackError(missing))
         return
     from amp_track.sandbox import job_process
 
+    if job_process.cannot_use_cuda():
+        connection.send(CudaTouched("the fork server has initialized CUDA: no process forked from it can use a GPU"))
+        return
     match task:
         case "run":
-            job_process.run(job, connection, folder, rank, enforce_budget=True)
+            job_process.run(job, connection, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)
         case "measure":
-            job_process.run(job, connection, None, rank, enforce_budget=False)
+            job_process.run(job, connection, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
         case "inspect":
             job_process.inspect(job, connection)
         case "dtypes":

@@ -28,8 +28,8 @@ POLL_SECONDS = 0.1
 class Task:
     """One job of the fit study.
 
-    `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; or `confirm`, a longer training at
-    the edge.
+    `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; `beyond`, a probe above the first
+    batch that fails; or `confirm`, a longer training at the edge.
     """
 
     precision: str
@@ -59,6 +59,8 @@ class Goal:
         first_batch: the workload's own batch size.
         multiple_of: beside the edge, the largest multiple of this is probed.
         confirm: whether a longer training confirms each edge.
+        beyond: how many batches above the first that runs out of memory are tried too. With workspaces and segments
+            of a caching allocator a larger batch may fit where a smaller one does not.
     """
 
     precisions: tuple[str, ...]
@@ -67,6 +69,7 @@ class Goal:
     first_batch: int
     multiple_of: int
     confirm: bool
+    beyond: int = 0
 
     def multiple_up_to(self, largest_batch: int) -> int:
         """Return the largest multiple of `multiple_of` up to `largest_batch`; 0 where there is none."""
@@ -121,7 +124,20 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         tried = {task.batch_size for task in tasks if task.precision == precision}
         if multiple and multiple not in tried:
             return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
+        for batch_size in self._beyond(step):
+            if batch_size not in tried:
+                line = line_of(_probes(done, precision, ("probe", "multiple")))
+                predicted = round(line.at(batch_size)) if line is not None else None
+                why = f"whether any above {step.first_failing_batch} fits"
+                return Task(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
+
+    def _beyond(self, edge: Edge) -> range:
+        """Return the batches to try above the first that runs out of memory."""
+        if edge.bound != "memory" or not edge.largest_batch or edge.first_failing_batch is None:
+            return range(0)
+        first = edge.first_failing_batch + 1
+        return range(first, min(first + self.goal.beyond, self.goal.limit.batch_size + 1))
 
     def _explore(self, done: Done, precision: str, running: Sequence[Task]) -> Task | Edge:
         """Return the edge of one precision, or the next job that helps to prove it.

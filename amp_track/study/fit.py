@@ -8,7 +8,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from amp_track.records.outcome import Outcome
+from amp_track.planner.frontier import Edge
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import PrecisionFit
 from amp_track.study import storage
 from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
@@ -85,10 +86,29 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         at_edge=probed[1] if probed else None,
         run_id=storage.run_id_of(probed[2]) if probed else None,
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
-        failure=next((o for t, o, _ in done if t.batch_size == edge.first_failing_batch and not o.fits), None),
+        failure=_failure_at(edge, done),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
+        beyond=tuple(sorted((task.batch_size, outcome.fits) for task, outcome, _ in done if task.kind == "beyond")),
     )
+
+
+def probes_of(trials: Sequence[FrozenTrial], task: Task) -> list[Outcome]:
+    """Return the outcomes of the probes at a task's precision, those at the batch nearest to its own last."""
+    done = [
+        (abs(other.batch_size - task.batch_size), outcome)
+        for other, outcome, _ in done_tasks(trials)
+        if other.precision == task.precision and other.kind != "confirm"
+    ]
+    return [outcome for _, outcome in sorted(done, key=lambda each: each[0], reverse=True)]
+
+
+def _failure_at(edge: Edge, done: Done) -> Outcome | None:
+    """Return the outcome that ended the search: at one sample more, or at any batch where none is possible."""
+    for task, outcome, _ in done:
+        if outcome.verdict is Verdict.UNSUPPORTED or (task.batch_size == edge.first_failing_batch and not outcome.fits):
+            return outcome
+    return None
 
 
 def table_of(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:

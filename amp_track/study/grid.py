@@ -36,6 +36,7 @@ def train_grid(
     run_training: Callable[[optuna.Trial, Point], tuple[Outcome, str]],
     value: Callable[[Outcome], float],
     is_known: Callable[[Outcome], bool] = lambda outcome: True,
+    is_time_up: Callable[[], bool] = lambda: False,
 ) -> list[Trained]:
     """Train every point, in the order given.
 
@@ -49,9 +50,10 @@ def train_grid(
         run_training: runs one training as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
         value: returns the objective of an outcome; NaN for none, which Optuna shows as FAIL.
         is_known: returns whether an outcome counts; where it does not, the training is repeated.
+        is_time_up: returns whether no more trainings are to be started.
 
     Returns:
-        One result for each point, in the same order.
+        One result for each point, in the same order; for each that is finished where time was up.
 
     Raises:
         BadInput: the study was made with other choices of a categorical.
@@ -67,6 +69,8 @@ def train_grid(
         return value(outcome)
 
     while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_known)]):
+        if is_time_up():
+            break
         storage.fail_dead_trials(study)
         begun = study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
         for point in _without(missing, [_point_of(trial) for trial in begun]):
@@ -78,7 +82,8 @@ def train_grid(
             interrupts.sleep(POLL_SECONDS)
     finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
     # A study made by an older version may hold a point twice, from two search workers: the first counts.
-    return [_trained(next(trial for known, trial in finished if known == point)) for point in points]
+    firsts = (next((trial for known, trial in finished if known == point), None) for point in points)
+    return [_trained(trial) for trial in firsts if trial is not None]
 
 
 def _claimed(

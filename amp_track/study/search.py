@@ -30,6 +30,8 @@ class Space:
     edges: Mapping[str, int]
     reference_batch_size: int
     learning_rates: tuple[float, float] | None = None
+    emulated: frozenset[str] = frozenset()
+    """The precisions that the device computes in others: trained last, as they say least for their time."""
 
     def smallest_batch(self, precision: str) -> int:
         """Return a quarter of the workload's own batch: a step at fewer samples costs as much and teaches less."""
@@ -56,13 +58,21 @@ class Space:
             for trial in study.get_trials(deepcopy=False)
             if trial.state is not TrialState.FAIL
         ]
-        for at_edge in (False, True):
-            for precision, edge in self.edges.items():
-                batch_size = edge if at_edge else min(self.reference_batch_size, edge)
-                landmark = {"precision": precision, "batch_size": batch_size}
-                if landmark not in queued:
-                    queued.append(landmark)
-                    study.enqueue_trial(landmark)
+        for landmark in self.landmarks():
+            if landmark not in queued:
+                queued.append(landmark)
+                study.enqueue_trial(landmark)
+
+    def landmarks(self) -> list[dict[str, str | int]]:
+        """Return the settings that are tried in any case, those first that tell most: time may run out."""
+        natively = [name for name in self.edges if name not in self.emulated]
+        emulated = [name for name in self.edges if name in self.emulated]
+        own = self.reference_batch_size
+        found: list[dict[str, str | int]] = []
+        for names in (natively, emulated):
+            found += [{"precision": name, "batch_size": min(own, self.edges[name])} for name in names]
+            found += [{"precision": name, "batch_size": self.edges[name]} for name in names]
+        return found
 
 
 def train_inside(
@@ -73,6 +83,7 @@ def train_inside(
     trials: int,
     higher_is_better: bool,
     run_training: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
+    is_time_up: Callable[[], bool] = lambda: False,
 ) -> tuple[list[TrialResult], list[int]]:
     """Train until the study holds `trials` finished trainings. Return them and the numbers of the Pareto front.
 
@@ -83,6 +94,7 @@ def train_inside(
         trials: how many trainings in all, those of an earlier command included.
         higher_is_better: the direction of the quality.
         run_training: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+        is_time_up: returns whether no more trainings are to be started.
 
     Raises:
         BadInput: the study was made with edges of other precisions.
@@ -112,7 +124,7 @@ def train_inside(
     space.enqueue_landmarks(study)
     # A resumed study needs another seed, or it would draw again what it drew before.
     study.sampler = optuna.samplers.TPESampler(seed=job.seed + 1000 * len(study.get_trials(deepcopy=False)))
-    while len(_finished(study)) < trials:
+    while len(_finished(study)) < trials and not is_time_up():
         study.optimize(objective, n_trials=1)
     results = [_result_of(trial) for trial in _finished(study)]
     return results, sorted(trial.number for trial in study.best_trials)

@@ -26,8 +26,10 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_para
         {
             "amp_track.kind": kind,
             **_resumable_tags(job),
-            "amp_track.device": inspection.device_name,
-            "amp_track.device_kind": inspection.device_kind,
+            "amp_track.device": inspection.hardware.name,
+            "amp_track.device_kind": inspection.hardware.kind,
+            "amp_track.device_capability": inspection.hardware.capability,
+            "amp_track.device_driver": inspection.hardware.driver,
             "amp_track.workload_digest": inspection.workload_digest,
             **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
             **_commit_of(job.workload),

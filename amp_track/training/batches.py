@@ -73,9 +73,11 @@ class Batches:
         self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
         global_batch_size = self._batch_size * rank.count
         full, rest = divmod(self.training_samples, global_batch_size)
-        self._sizes = [global_batch_size] * full + ([rest] if rest else [])
-        """Samples of each batch of an epoch, all processes together."""
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
+        self._sizes = _of_a_short_epoch(
+            [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.accumulate
+        )
+        """Samples of each batch of an epoch, all processes together."""
         self.total_steps = total_steps(job, self.training_samples)
         """Optimizer steps of the whole job."""
         self.position = Position(0, 0, self._generator.get_state())
@@ -169,15 +171,17 @@ class Batches:
     def evaluation(self) -> Iterator[Any]:
         """Yield this process's part of the evaluation data, in order and at the training's batch size.
 
-        Each sample is in exactly one process's part. A probe gets the first and the last batch only.
+        Each sample is in exactly one process's part. A probe gets the first and the last batch only, an epoch that is
+        cut short as many as it has steps, the last one among them.
         """
         if self._eval_data is None:
             return iter([self._example])
         own = range(self._rank.index, length(self._eval_data), self._rank.count)
         batches: Iterable[list[int]] = BatchSampler(own, self._batch_size, drop_last=False)
-        if self._job.probe:
+        if self._job.probe or self._job.epoch_steps is not None:
+            most = 2 if self._job.probe else self.steps_per_epoch
             listed = list(batches)
-            batches = [*listed[:1], *listed[1:][-1:]]
+            batches = listed if len(listed) <= most else [*listed[: most - 1], listed[-1]]
         return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
 
     def _loaded(
@@ -193,6 +197,14 @@ class Batches:
             ranks=self._rank.count,
             pin_memory=self._pin_memory,
         )
+
+
+def _of_a_short_epoch(sizes: list[int], steps: int, accumulate: int) -> list[int]:
+    """Return the sizes of an epoch's batches up to its last but one step, and then those of its own last step."""
+    if steps * accumulate >= len(sizes):
+        return sizes
+    of_last_step = len(sizes) % accumulate or accumulate
+    return [*sizes[: (steps - 1) * accumulate], *sizes[-of_last_step:]]
 
 
 def _first(batch: Any, size: int) -> Any:

@@ -44,11 +44,6 @@ class TrainingClock:
             self._device.synchronize()  # once per job
             self._warm_at = (self._samples, self.seconds + time.perf_counter() - self._started)
 
-    def is_over(self, seconds: float) -> bool:
-        """True if more than `seconds` have passed since the warm-up. Waits for the device."""
-        self._device.synchronize()
-        return self._warm_at is not None and time.perf_counter() - self._started - self._warm_at[1] > seconds
-
     def stop(self) -> None:
         """Stop timing. Call it when the device has nothing left to do."""
         self.seconds += time.perf_counter() - self._started

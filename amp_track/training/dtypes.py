@@ -81,8 +81,7 @@ class DtypesWatch:
             workload=job.workload,
             precision=job.precision,
             batch_size=job.batch_size,
-            device_kind=device.kind,
-            device_name=device.name,
+            hardware=device.hardware(),
             operations=self._recorder.operations,
         )
 

@@ -31,8 +31,10 @@ class Peers:
     alone answers itself.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, of_objects: distributed.ProcessGroup | None = None) -> None:
         self.rank = rank
+        self._of_objects = of_objects
+        """The group that Python objects go through; None for that of the gradients."""
 
     @property
     def is_alone(self) -> bool:
@@ -61,7 +63,7 @@ class Peers:
         if self.is_alone:
             return [value]
         values: list[Any] = [None] * self.rank.count
-        distributed.all_gather_object(values, value)
+        distributed.all_gather_object(values, value, group=self._of_objects)
         return values
 
     def merge(self, totals: StepTotals) -> StepTotals:
@@ -109,8 +111,20 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
-    yield Peers(rank)
+    yield Peers(rank, _group_of_objects(device))
     distributed.destroy_process_group()
+
+
+def _group_of_objects(device: Device) -> distributed.ProcessGroup | None:
+    """Return a group on the host for Python objects, where the gradients' own would send them through the device.
+
+    There each object waits for the device, and takes some of the memory that the budget limits.
+    """
+    if device.is_shared:
+        return None
+    group = distributed.new_group(backend="gloo")
+    assert isinstance(group, distributed.ProcessGroup), "every process of the job is a member"
+    return group
 
 
 def _loopback() -> str:

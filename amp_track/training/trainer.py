@@ -22,15 +22,11 @@ from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.clock import InputWait, TrainingClock
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.proc_status import peak_resident_bytes
+from amp_track.training.full_steps import make_full_steps
 from amp_track.training.peers import Peers
 from amp_track.training.tally import Tally
 from amp_track.workload import Workload
 
-PROBE_STEPS = 2
-"""The fewest full steps of a probe. The second takes more than the first even if optimizer state exists already: 16 MB
-of 323 on a ResNet-18 on a CPU."""
-_PROBE_SECONDS, _MOST_PROBE_STEPS = 0.2, 50
-"""Seconds for which a probe times its full steps, to know samples/s within a few per cent, and its most steps."""
 _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
 _RECORD_SECONDS = 5.0
@@ -137,7 +133,8 @@ class Trainer:
             max_resident_bytes=peak_resident_bytes(),
             max_memory_bytes=peak.reserved_bytes,
             eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
-            waited_seconds=self._input_wait.seconds,
+            waited_seconds=self._input_wait.seconds if not self._job.probe else None,  # it waits for every batch
+            allocation_retries=self._device.allocation_retries(),
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **measured,
         )
@@ -149,7 +146,9 @@ class Trainer:
 
         A picture that fails is noted, and no reason for the training to have failed.
         """
-        if self._folder is None or self._job.probe or self._job.synthetic or not self._peers.is_first:
+        if self._folder is None or not self._folder.keep_pictures:
+            return
+        if self._job.probe or self._job.synthetic or not self._peers.is_first:
             return
         step.optimizer.state.clear()
         self._device.lift_budget()
@@ -312,29 +311,20 @@ class Trainer:
         """
         tally = Tally(step, self._peers.merge)
         if batches.trains_after_an_evaluation:
+            if self._job.compile:  # for a full batch first, as a training does, then for the smaller one
+                for part in next(batches.full_steps()):
+                    self._train_on(step, part)
             self._end_an_epoch(step, batches)
-        clock = self._full_steps(step, batches)
+        self._begin_training(step)
+        timing = make_full_steps(
+            batches.full_steps(), lambda part: self._train_on(step, part), self._device, agree=self._peers.agree
+        )
+        self._note_peak_of_training()
         if not batches.trains_after_an_evaluation:
             self._end_an_epoch(step, batches)
         tally.read()
         tally.end_epoch()
-        measured = {"train_seconds": clock.seconds, "samples_per_second": clock.samples_per_second}
-        return tally.measured() | measured
-
-    def _full_steps(self, step: TrainStep, batches: Batches) -> TrainingClock:
-        """Make at least two full steps, if the training has as many, and enough to time them well."""
-        clock = TrainingClock(self._device, warm_up_steps=1)
-        self._begin_training(step)
-        clock.start()
-        for full_steps, parts in enumerate(batches.full_steps(), start=1):
-            clock.count(sum(self._train_on(step, part) for part in self._input_wait.timed(parts)))
-            if full_steps >= PROBE_STEPS and self._peers.agree(
-                clock.is_over(_PROBE_SECONDS) or full_steps >= _MOST_PROBE_STEPS
-            ):
-                break
-        self._note_peak_of_training()
-        clock.stop()
-        return clock
+        return tally.measured() | dataclasses.asdict(timing)
 
     def _end_an_epoch(self, step: TrainStep, batches: Batches) -> None:
         """Train on the smaller last batch of an epoch, and evaluate."""

@@ -23,6 +23,7 @@ from amp_track.records import values
 from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.report.fit import fit_notes
 from amp_track.study.storage import name_worker
 
 BUDGET = 8 * MEBIBYTE
@@ -54,6 +55,50 @@ class TestEdges:
         ran = {(job.batch_size, job.probe) for job in sandbox.jobs}
         assert {(FP32_EDGE, True), (FP32_EDGE + 1, True), (FP32_EDGE, False)} <= ran
 
+    def test_a_confirmation_of_much_data_is_cut_short(self) -> None:
+        """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds."""
+        sandbox = SimulatedSandbox(samples=2_000_000)
+        result = fit(asked(study="mine"), sandbox=sandbox)
+        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
+        assert confirmation.steps is not None
+        assert confirmation.epoch_steps == confirmation.steps - 2
+        trained, evaluated = confirmation.steps * FP32_EDGE, confirmation.epoch_steps * FP32_EDGE
+        assert 50 < trained / 1000 + evaluated / 2000 <= 60
+        found = result.precisions["fp32"]
+        assert found.confirmation is not None
+        assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
+
+    @pytest.mark.parametrize(("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (1, 1, 1)])
+    def test_more_or_less_of_it_can_be_asked_for(self, wanted: int | str, steps: int, epoch_steps: int | None) -> None:
+        sandbox = SimulatedSandbox(samples=2_000_000)
+        fit(asked(study="mine", confirm_steps=wanted), sandbox=sandbox)
+        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
+        assert (confirmation.steps, confirmation.epoch_steps) == (steps, epoch_steps)
+
+    def test_where_the_probes_took_long_it_may_too(self) -> None:
+        sandbox = SimulatedSandbox(samples=2_000_000, probe_seconds=100.0)
+        fit(asked(study="mine"), sandbox=sandbox)
+        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
+        assert confirmation.steps is not None
+        assert 1000 < 1.5 * confirmation.steps * FP32_EDGE / 1000 < 4 * 100.0 * 6
+
+    def test_a_few_above_the_first_that_fails_are_tried_where_fitting_need_not_be_monotone(self) -> None:
+        def another_engine(job: Job) -> Outcome | None:
+            """From some batch on, a convolution takes an engine with a smaller workspace."""
+            return Outcome(verdict=Verdict.FITS, max_memory_bytes=1) if job.batch_size == FP32_EDGE + 3 else None
+
+        result = fit(asked(study="mine"), sandbox=SimulatedSandbox(fails=another_engine))
+        found = result.precisions["fp32"]
+        assert (found.edge.largest_batch, found.edge.first_failing_batch) == (FP32_EDGE, FP32_EDGE + 1)
+        assert found.beyond == ((FP32_EDGE + 2, False), (FP32_EDGE + 3, True), (FP32_EDGE + 4, False))
+        (note,) = [note for note in fit_notes(result) if note.startswith("fp32: ")]
+        assert f"{FP32_EDGE + 1} does not fit, {FP32_EDGE + 3} above it do" in note
+
+    def test_no_more_than_there_is_to_try(self) -> None:
+        result = fit(asked(study="mine", max_batch_size=FP32_EDGE + 2), sandbox=SimulatedSandbox())
+        assert result.precisions["fp32"].beyond == ((FP32_EDGE + 2, False),)
+        assert f"as far as was tried: fp32 up to {FP32_EDGE + 2}." in " ".join(fit_notes(result))
+
     def test_every_probe_is_a_trial_and_a_run(self) -> None:
         result = fit(asked(study="mine"), sandbox=SimulatedSandbox())
         for trial in trials("mine/fit"):
@@ -83,7 +128,7 @@ class TestEdges:
         result = fit(asked("fp32", "bf16", confirm_steps=0), sandbox=sandbox)
         of_bf16 = [job.batch_size for job in sandbox.jobs if job.precision == "bf16"]
         assert of_bf16[0] == FP32_EDGE
-        assert len(of_bf16) <= 4 < len(sandbox.jobs) - len(of_bf16)
+        assert result.precisions["bf16"].probes <= 4 < result.precisions["fp32"].probes
         assert result.edges == {"fp32": FP32_EDGE, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
 
     def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again(self) -> None:

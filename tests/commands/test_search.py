@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -11,10 +12,12 @@ import pytest
 from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
+from amp_track.commands import search as search_command
 from amp_track.commands.request import Request
 from amp_track.commands.search import search
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
+from amp_track.report.search import notes
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
@@ -99,3 +102,35 @@ def test_what_cannot_be_compared_is_refused(
 def test_made_up_data_has_no_quality_to_search_for() -> None:
     with pytest.raises(BadInput, match="use fit --synthetic"):
         search(asked(job={"synthetic": True}), sandbox=SimulatedSandbox())
+
+
+def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_others() -> None:
+    sandbox = SimulatedSandbox()
+    question = asked(trials=5, seeds=3, minutes=1e-6, study="short")
+    stopped = search(question, sandbox=sandbox)
+    assert all(fitted.edge.largest_batch for fitted in stopped.fit.precisions.values()), "edges are always found"
+    assert not stopped.trials
+    assert stopped.seeds is None
+    assert "Time was up (--minutes) after 0 of 5 trainings and 0 of 3 seeds" in " ".join(notes(stopped))
+    whole = search(asked(trials=5, seeds=3, study="short"), sandbox=sandbox)
+    assert len(whole.trials) == 5
+    assert whole.seeds is not None
+    assert whole.seeds.seeds == 3
+    assert "Time was up" not in " ".join(notes(whole))
+
+
+def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is up in the middle of the third seed: the command's clock jumps there."""
+    hours = [0.0]
+    monkeypatch.setattr(search_command, "time", SimpleNamespace(monotonic=lambda: 3600 * hours[0]))
+
+    class Slow(SimulatedSandbox):
+        def run(self, job: Job, *arguments: Any, **named: Any) -> Any:
+            trainings = [job for job in self.jobs if not job.probe and job.steps is None]
+            hours[0] = float(len(trainings) >= 1 + 2 * 2)
+            return super().run(job, *arguments, **named)
+
+    result = search(asked(trials=1, seeds=4, minutes=30, study="seeds"), sandbox=Slow())
+    assert result.seeds is not None
+    assert (result.seeds.seeds, len(result.seeds.trainings)) == (2, 4)
+    assert "2 of 4 seeds" in " ".join(notes(result))

@@ -7,6 +7,7 @@ import dataclasses
 from amp_track.planner.frontier import Edge
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
@@ -54,7 +55,7 @@ def fitted(batch_size: int, phase: str) -> PrecisionFit:
 
 
 FIT = FitResult(
-    study="digits", run_id="parent", job=JOB, device_name=CPU, device_kind="cpu", skipped={"tf32": TF32},
+    study="digits", run_id="parent", job=JOB, hardware=Hardware(kind="cpu", name=CPU), skipped={"tf32": TF32},
     precisions={
         "fp32": fitted(10_949, "evaluation"),
         "amp": dataclasses.replace(fitted(13_333, "backward"), edge=Edge(13_333, None, "max_batch_size"), failure=None),
@@ -86,7 +87,8 @@ SEARCH = SearchResult(
 def comparison(option: str | None) -> CompareResult:
     values = ("16", "1024") if option is not None else ("",)
     return CompareResult(
-        study="s", run_id="parent", job=JOB, device_name=CPU, device_kind="cpu", quality_name="accuracy", option=option,
+        study="s", run_id="parent", job=JOB, hardware=Hardware(kind="cpu", name=CPU),
+        quality_name="accuracy", option=option,
         values=values, precisions=tuple(QUALITIES), skipped={}, seeds=3, margin=Margin(fraction=0.01),
         cells=tuple(
             Cell(
@@ -107,7 +109,7 @@ def comparison(option: str | None) -> CompareResult:
 
 COMPARE = comparison("activation_width")
 DTYPES = DtypesReport(
-    workload="experiments/caltech256.py", precision="amp", batch_size=2, device_kind="cpu", device_name=CPU,
+    workload="experiments/caltech256.py", precision="amp", batch_size=2, hardware=Hardware(kind="cpu", name=CPU),
     operations=tuple(
         OperationDtypes(
             layer=layer, in_pass=in_pass, operation=operation, parameter="weight" if operation == CAST else "",
@@ -134,7 +136,7 @@ TRAIN = TrainResult(
     run_id="run", job=dataclasses.replace(JOB, precision="amp"),
     outcome=dataclasses.replace(training("amp"), diagnosis=DIAGNOSIS),
     inspection=Inspection(
-        device="cpu", device_kind="cpu", device_name=CPU, free_bytes=1, budget_support=None, precisions=(),  # type: ignore[arg-type]
+        device="cpu", hardware=Hardware(kind="cpu", name=CPU), free_bytes=1, budget_support=None, precisions=(),  # type: ignore[arg-type]
         workload_name="Caltech", workload_digest="", batch_size=64, epochs=1, learning_rate=0.1, loader_workers=0,
         options=(), quality_name="accuracy", higher_is_better=True, training_samples=1, evaluation_samples=1,
         dataset_digest="", versions=(),

@@ -243,3 +243,11 @@ def test_a_fifth_of_the_training_and_a_second_are_worth_a_word() -> None:
 )
 def test_little_waiting_is_not_worth_a_word(found: Outcome) -> None:
     assert explain(found, "fp32", loader_workers=0) == []
+
+
+def test_an_allocator_that_retries_at_every_step_is_too_close_to_the_limit() -> None:
+    line = one_line(outcome(1000, allocation_retries=400), "fp32")
+    assert line.startswith("the allocator gave its cache back and tried again 400 times in 1,000 steps")
+    assert "--headroom" in line
+    assert explain(outcome(1000, allocation_retries=99), "fp32") == []
+    assert explain(outcome(4, allocation_retries=4), "fp32") == [], "the first steps find their way"

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
+from amp_track.records.hardware import Hardware
 from amp_track.report.dtypes import dtypes_table, layer_groups, sentence
 from amp_track.report.terminal import render_text
 
@@ -31,8 +32,8 @@ def one(
 
 def report(*operations: OperationDtypes, precision: str = "amp") -> DtypesReport:
     return DtypesReport(
-        workload="experiments/digits.py", precision=precision, batch_size=2, device_kind="cpu", device_name="a CPU",
-        operations=operations,
+        workload="experiments/digits.py", precision=precision, batch_size=2,
+        hardware=Hardware(kind="cpu", name="a CPU"), operations=operations,
     )  # fmt: skip
 
 

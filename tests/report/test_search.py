@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.report import fit as fit_report
@@ -40,7 +41,8 @@ def result() -> SearchResult:
     )  # fmt: skip
     nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70 * MEBIBYTE)
     fit = FitResult(
-        study="s", run_id="parent", job=Job(memory_budget_bytes=64 * MEBIBYTE), device_name="A CPU", device_kind="cpu",
+        study="s", run_id="parent", job=Job(memory_budget_bytes=64 * MEBIBYTE),
+        hardware=Hardware(kind="cpu", name="A CPU"),
         precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
         multiple_of=24, effective_batch_size=1008, headroom_bytes=3 * MEBIBYTE,
     )  # fmt: skip
@@ -115,12 +117,13 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
         "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "precisions", "trials", "pareto", "report", "seeds",
+        "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
-        "largest_batch", "first_failing_batch", "bound", "fails_in", "probes", "confirmed_steps", "largest_multiple",
+        "largest_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
+        "confirmed_steps", "epoch_steps", "largest_multiple",
         "efficient_batch", "max_memory_bytes", "max_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
-        "accumulate",
+        "accumulate", "caution",
     ]  # fmt: skip
     assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}
     assert {

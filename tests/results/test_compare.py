@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from amp_track.records import values
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.records.values import Margin
@@ -64,8 +65,9 @@ def compared(
         for speed in [of_precision[index]]
     ]
     return CompareResult(
-        study="s", run_id="parent", job=Job(batch_size=8, epochs=2, learning_rate=0.1), device_name="A GPU",
-        device_kind="cuda", quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
+        study="s", run_id="parent", job=Job(batch_size=8, epochs=2, learning_rate=0.1),
+        hardware=Hardware(kind="cuda", name="A GPU"),
+        quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
         skipped={"tf32": "needs another GPU"}, seeds=seeds, margin=Margin(fraction=0.01), cells=tuple(cells),
     )  # fmt: skip
 
@@ -284,7 +286,7 @@ def test_the_json_has_the_promised_shape() -> None:
     shape = compared({"fp32": [100], "amp": [180]}, over=["16"]).as_json()
     assert list(shape) == [
         "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "quality_name", "seeds", "over",
-        "rows", "equivalence", "skipped", "answers", "report",
+        "rows", "equivalence", "skipped", "cautions", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [
         "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
@@ -294,7 +296,7 @@ def test_the_json_has_the_promised_shape() -> None:
     ]  # fmt: skip
     assert shape["rows"][1]["speedup"] == 1.8
     assert shape["over"] == {"option": "width", "values": ["16"]}
-    assert shape["device"] == {"kind": "cuda", "name": "A GPU"}
+    assert shape["device"] == Hardware(kind="cuda", name="A GPU").as_json()
     assert (shape["answers"], shape["report"]) == ([], "")
     assert compared({"fp32": [100]}, option=None).as_json()["over"] is None
 

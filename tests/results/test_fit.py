@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import FitResult, PrecisionFit
@@ -14,13 +15,15 @@ from amp_track.results.fit import FitResult, PrecisionFit
 AT_EDGE = Outcome(verdict=Verdict.FITS, max_memory_bytes=60, max_allocated_bytes=40, samples_per_second=500.0)
 CONFIRMED = Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61, samples_per_second=450.0)
 FITTED = PrecisionFit(
-    edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED,
+    edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED, epoch_steps=38,
     failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
     throughput=((64, 200.0), (256, 490.0), (512, 500.0)),
 )  # fmt: skip
 AS_JSON = {
-    "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "fails_in": "evaluation", "probes": 5,
-    "confirmed_steps": 40, "largest_multiple": 504, "efficient_batch": 256, "max_memory_bytes": 61,
+    "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
+    "why_unsupported": None,
+    "fails_in": "evaluation", "probes": 5, "confirmed_steps": 40, "epoch_steps": 38, "largest_multiple": 504,
+    "efficient_batch": 256, "max_memory_bytes": 61,
     "max_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "edge",
 }  # fmt: skip
 NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70)
@@ -28,8 +31,9 @@ NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id
 
 def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: int) -> FitResult:
     return FitResult(
-        study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes), device_name="A CPU",
-        device_kind="cpu", precisions=precisions, skipped={"tf32": "needs another GPU"}, **settings,
+        study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes),
+        hardware=Hardware(kind="cpu", name="A CPU"), precisions=precisions,
+        skipped={"tf32": "needs another GPU"}, **settings,
     )  # fmt: skip
 
 
@@ -40,8 +44,15 @@ def test_the_json_of_an_edge_is_what_was_measured() -> None:
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
         "largest_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
-        "max_memory_bytes": 70,
+        "epoch_steps": 0, "also_fits": [],        "max_memory_bytes": 70,
     }  # fmt: skip
+
+
+def test_a_precision_without_kernels_is_told_from_one_that_does_not_fit() -> None:
+    failure = Outcome(verdict=Verdict.UNSUPPORTED, message="no kernel for it")
+    impossible = dataclasses.replace(NOTHING, edge=Edge(0, 1, "unsupported"), failure=failure)
+    assert impossible.why_unsupported == "no kernel for it"
+    assert NOTHING.why_unsupported is None
 
 
 def test_without_a_confirmation_the_probe_at_the_edge_says_what_it_costs() -> None:
@@ -87,11 +98,11 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
     found = fit({"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24)
     assert found.as_json() == {
         "study": "study", "run_id": "parent", "workload": "experiments/digits.py",
-        "device": {"kind": "cpu", "name": "A CPU"}, "memory_budget_bytes": 64, "headroom_bytes": 3,
+        "device": Hardware(kind="cpu", name="A CPU").as_json(), "memory_budget_bytes": 64, "headroom_bytes": 3,
         "effective_batch_size": 1008,
         "precisions": {
-            "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2},
-            "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None},
+            "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2, "caution": None},
+            "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None, "caution": None},
             "tf32": {"skipped": "needs another GPU"},
         },
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """What `search --json` says."""
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -14,7 +15,7 @@ OUTCOME = Outcome(
 )  # fmt: skip
 TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, outcome=OUTCOME, run_id="run3")
 FIT = FitResult(
-    study="study", run_id="parent", job=Job(), device_name="A CPU", device_kind="cpu", skipped={},
+    study="study", run_id="parent", job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
     precisions={"amp": PrecisionFit(edge=Edge(512, 513, "memory"), probes=5, at_edge=OUTCOME, run_id="edge")},
 )  # fmt: skip
 SEEDS = SeedsResult(
@@ -25,13 +26,21 @@ SEEDS = SeedsResult(
 
 def test_the_json_has_the_edges_the_trials_and_the_numbers_of_the_best() -> None:
     found = SearchResult(
-        fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(TRIAL,), pareto=(3,)
+        fit=FIT,
+        quality_name="accuracy",
+        higher_is_better=True,
+        workload_batch_size=64,
+        trials=(TRIAL,),
+        pareto=(3,),
+        trials_wanted=12,
     )
     trial = {
         "number": 3, "precision": "amp", "batch_size": 64, "verdict": "fits", "quality": 0.9, "wall_seconds": 7.0,
         "samples_per_second": 100.0, "max_memory_bytes": 60, "skipped_steps": 2, "run_id": "run3",
     }  # fmt: skip
-    assert found.as_json() == FIT.as_json() | {"trials": [trial], "pareto": [3], "report": "", "seeds": None}
+    assert found.as_json() == FIT.as_json() | {
+        "trials": [trial], "trials_wanted": 12, "pareto": [3], "report": "", "seeds": None,
+    }  # fmt: skip
 
 
 def test_the_json_has_the_comparison_over_seeds_where_there_was_one() -> None:
@@ -40,5 +49,5 @@ def test_the_json_has_the_comparison_over_seeds_where_there_was_one() -> None:
         seeds=SEEDS, report="report.md",
     )  # fmt: skip
     assert found.as_json() == FIT.as_json() | {
-        "trials": [], "pareto": [], "report": "report.md", "seeds": SEEDS.as_json(),
+        "trials": [], "trials_wanted": 0, "pareto": [], "report": "report.md", "seeds": SEEDS.as_json(),
     }  # fmt: skip

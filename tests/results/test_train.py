@@ -4,13 +4,14 @@ import dataclasses
 import json
 
 from amp_track.records.diagnosis import Diagnosis
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job
 from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
 from amp_track.results.train import TrainResult
 
 INSPECTION = Inspection(
-    device="cuda:0", device_kind="cuda", device_name="A GPU", free_bytes=100,
+    device="cuda:0", hardware=Hardware(kind="cuda", name="A GPU"), free_bytes=100,
     budget_support=Support(supported=True, reason=""), precisions=(), workload_name="digits", workload_digest="d",
     batch_size=64, epochs=3, learning_rate=0.1, loader_workers=0, options=(), quality_name="accuracy",
     higher_is_better=True, training_samples=1000, evaluation_samples=100, dataset_digest="e", versions=(),
@@ -23,7 +24,7 @@ AS_JSON = {
     "run_id": "run", "workload": "experiments/digits.py", "precision": "amp", "batch_size": 8, "verdict": "fits",
     "quality": {"name": "accuracy", "value": 0.9}, "wall_seconds": 7.0, "samples_per_second": 100.0,
     "max_memory_bytes": 60, "steps": 20, "skipped_steps": 2, "scale": None,
-    "device": {"kind": "cuda", "name": "A GPU"}, "memory_budget_bytes": 64, "waited_fraction": 0.8,
+    "device": INSPECTION.hardware.as_json(), "memory_budget_bytes": 64, "waited_fraction": 0.8,
     "non_finite_losses": 0, "advice": ["try bf16"], "diagnosis": None,
 }  # fmt: skip
 

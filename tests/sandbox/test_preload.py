@@ -54,6 +54,41 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     assert said in done.stderr
 
 
+_TOUCHES_CUDA = """
+import torch
+torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked from one that has initialized CUDA
+"""
+
+
+@pytest.mark.slow
+def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "touches_cuda"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(_TOUCHES_CUDA)
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
+from amp_track.sandbox.sandbox import Sandbox
+box = Sandbox({str(workload)!r})
+job = Job(workload={str(workload)!r}, precision="fp32", epochs=1)
+job = resolve(job, box.inspect(job))
+print(box.run(job).verdict, box.run(job).verdict)
+"""
+    )
+    paths = [os.environ["PYTHONPATH"], str(tmp_path / "site-packages")]
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["fits", "fits"], done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
+    assert line.startswith("importing torch,touches_cuda,")
+
+
 _SERVER_OF_ITS_OWN = f"""
 import multiprocessing, os
 from amp_track.records.job import Job

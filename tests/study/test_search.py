@@ -21,6 +21,12 @@ def test_every_suggestion_is_inside_the_edge(reference: int, edge: int, seed: in
     assert 1 <= job.batch_size <= edge
 
 
+def test_what_tells_most_is_trained_first() -> None:
+    space = Space(edges={"fp32": 500, "amp": 1000, "bf16": 32}, reference_batch_size=64, emulated=frozenset({"amp"}))
+    order = [(landmark["precision"], landmark["batch_size"]) for landmark in space.landmarks()]
+    assert order == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("bf16", 32), ("amp", 64), ("amp", 1000)]
+
+
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**40))
 def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: int, budget: int) -> None:
     fits = Outcome(verdict=Verdict.FITS, max_memory_bytes=peak)

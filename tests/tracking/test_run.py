@@ -75,7 +75,7 @@ def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     tags = run.data.tags
     assert tags["amp_track.verdict"] == "fits"
     assert tags["amp_track.kind"] == "train"
-    assert tags["amp_track.device"] == found.device_name
+    assert tags["amp_track.device"] == found.hardware.name
     assert tags["amp_track.version.torch"] == dict(found.versions)["torch"]
     assert tags["amp_track.fp32_precision.cudnn.conv"] == "ieee"
     assert len(tags["mlflow.source.git.commit"]) == 40

@@ -46,6 +46,31 @@ def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, bat
     assert not torch.equal(*orders), "each epoch has a new order"
 
 
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3), epoch_steps=st.integers(1, 9))
+def test_an_epoch_that_is_cut_short_keeps_its_last_step(
+    workload: Workload, batch_size: int, accumulate: int, epoch_steps: int
+) -> None:
+    def steps_of(batches: Batches) -> list[list[int]]:
+        steps: list[list[int]] = [[]]
+        for (input, _), _, update, _ in next(batches.epochs()):
+            steps[-1].append(batch_length(input))
+            steps += [[]] * update
+        return steps[:-1]
+
+    whole, short = (
+        batches_of(workload, batch_size=batch_size, accumulate=accumulate, epoch_steps=steps)  # type: ignore[arg-type]
+        for steps in (None, epoch_steps)
+    )
+    expected = steps_of(whole)
+    if epoch_steps < len(expected):
+        expected = [*expected[: epoch_steps - 1], expected[-1]]
+    assert steps_of(short) == expected
+    evaluated = [batch_length(input) for input, _ in whole.evaluation()]
+    if len(expected) < len(evaluated):
+        evaluated = [*evaluated[: len(expected) - 1], evaluated[-1]]
+    assert [batch_length(input) for input, _ in short.evaluation()] == evaluated
+
+
 @given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3))
 def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, batch_size: int, accumulate: int) -> None:
     probe = batches_of(workload, batch_size=batch_size, accumulate=accumulate, probe=True)

@@ -261,7 +261,7 @@ def test_digits() -> None:
     report = watch(load_workload(DIGITS), "amp")
     assert report.counts == {"float16": 12, "float32": 2}
     assert report.casts == 7
-    assert (report.precision, report.batch_size, report.device_kind) == ("amp", 2, "cpu")
+    assert (report.precision, report.batch_size, report.hardware.kind) == ("amp", 2, "cpu")
 
 
 @pytest.mark.parametrize(

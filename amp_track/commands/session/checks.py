@@ -55,7 +55,7 @@ def _data_has(samples: int | None, flag: str, job: Job, inspection: Inspection, 
 
 def _loader_workers(request: Request, inspection: Inspection) -> None:
     asked, budget = request.job.loader_workers, request.job.memory_budget_bytes
-    if asked and loads_in_its_own_process(inspection.device_kind, budget):
+    if asked and loads_in_its_own_process(inspection.hardware.kind, budget):
         raise BadInput(
             f"--loader-workers: got {asked} with --memory-budget on a CPU, whose budget is of one process, expected 0; "
             "leave one of the two out"

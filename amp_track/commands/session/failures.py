@@ -9,6 +9,7 @@ from amp_track.records.errors import WorkloadFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
+from amp_track.report.fit import not_possible
 from amp_track.results.fit import PrecisionFit
 
 
@@ -26,10 +27,17 @@ def why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
         return outcome.message
     if outcome.verdict is Verdict.KERNEL_LIMIT:
         return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
+    if outcome.verdict is Verdict.UNSUPPORTED:
+        return f"{job.precision} is not possible here: {outcome.message}; choose another --precision"
     needed = session.bytes_needed(job)
     where = f" in {outcome.phase}" if outcome.phase else ""
-    more = f"it needs {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
+    more = f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
+
+
+def _it_needs(session: Session) -> str:
+    """Without a limit, a caching allocator keeps memory that it would give back under one."""
+    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str:
@@ -39,7 +47,11 @@ def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str
         for name, fitted in fits.items()
         if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
     )
-    return f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
+    impossible = not_possible(fits)
+    if len(impossible) == len(fits):
+        return "; ".join(impossible)
+    nothing = f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
+    return "; ".join([nothing, *impossible])
 
 
 def limit_in_words(job: Job) -> str:

@@ -14,7 +14,7 @@ from amp_track.records.values import format_bytes
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
 
-_METER_VERSION = 2
+_METER_VERSION = 3
 """Raise it when the same job is limited or metered otherwise, since edges found before are others then."""
 
 
@@ -26,11 +26,12 @@ def edge_settings(session: Session) -> dict[str, str]:
     return _settings_that_affect(job, Affects.EDGE) | {
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
-        "device name": inspection.device_name,
+        "device": inspection.hardware.title,
         "dataset": inspection.dataset_digest,
         "max_batch_size": str(options.max_batch_size),
         "headroom": repr(options.headroom),
         "confirm_steps": str(options.confirm_steps),
+        "checkpoints": "none" if job.checkpoint_every is None else "some",
         "accumulation": "none" if options.effective_batch_size is None else "some",
         "epochs": training,
         "torch": dict(inspection.versions)["torch"],

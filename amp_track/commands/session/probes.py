@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from amp_track.commands.session.confirmation import confirmation_of
 from amp_track.commands.session.session import Session
 from amp_track.planner.frontier import Limit
 from amp_track.records.job import Job, loads_in_its_own_process
-from amp_track.records.steps import steps_per_epoch, total_steps
+from amp_track.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from amp_track.study.edge_sampler import Goal, Task
 
 _LARGEST_SYNTHETIC_BATCH = 2**20
-_STEPS_AFTER_AN_EPOCH = 2
+_BEYOND = 3
 _ACCUMULATED_BATCHES = 2
 """Two show all that accumulation does to memory: gradients are held while the next batch runs."""
 
@@ -32,6 +34,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
+        beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
 
 
@@ -54,26 +57,22 @@ def budget_of(session: Session, free_bytes: int) -> int | None:
     return budget - headroom.of(budget)
 
 
-def job_of(session: Session, task: Task, budget_bytes: int | None) -> Job:
-    """Return the job of one task of the fit study, within `budget_bytes`."""
+def accumulation_of(session: Session) -> int:
+    """Return how many batches a step of the fit study accumulates."""
     will_accumulate = session.request.fit_options.effective_batch_size is not None
-    loads_alone = loads_in_its_own_process(session.inspection.device_kind, budget_bytes)
+    return _ACCUMULATED_BATCHES if will_accumulate else session.job.accumulate
+
+
+def job_of(session: Session, task: Task, budget_bytes: int | None, probes: Sequence[Outcome] = ()) -> Job:
+    """Return the job of one task of the fit study, within `budget_bytes`; `probes` says how long a training takes."""
+    loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
     job = dataclasses.replace(
         session.job,
         precision=task.precision,
         batch_size=task.batch_size,
         memory_budget_bytes=budget_bytes,
-        accumulate=_ACCUMULATED_BATCHES if will_accumulate else session.job.accumulate,
+        accumulate=accumulation_of(session),
         probe=task.kind != "confirm",
         loader_workers=0 if loads_alone else session.job.loader_workers,
-        checkpoint_every=None,
     )
-    return job if job.probe else dataclasses.replace(job, epochs=None, steps=_confirm_steps(session, job))
-
-
-def _confirm_steps(session: Session, job: Job) -> int:
-    """Return, by default, an epoch, its evaluation, and the first steps after it: as much as changes memory."""
-    if (asked := session.request.fit_options.confirm_steps) is not None:
-        return asked
-    samples = session.training_samples(job)
-    return min(total_steps(job, samples), steps_per_epoch(job, samples) + _STEPS_AFTER_AN_EPOCH)
+    return dataclasses.replace(job, checkpoint_every=None) if job.probe else confirmation_of(session, job, probes)

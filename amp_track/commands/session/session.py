@@ -147,6 +147,16 @@ class Session:
         }
 
     @property
+    def cautions(self) -> dict[str, str]:
+        """What to expect of the precisions that this device emulates."""
+        return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}
+
+    def say_cautions(self) -> None:
+        """Say which precisions are emulated here, once nothing can be bad input any more."""
+        for name, caution in self.cautions.items():
+            progress.say(f"{name}: {caution}")
+
+    @property
     def tracking_uri(self) -> str:
         """The address of MLflow's store."""
         return addresses.tracking_uri(self.request.stores.tracking_uri)

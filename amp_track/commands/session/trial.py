@@ -10,7 +10,7 @@ from amp_track.commands.session.failures import raise_on_crash
 from amp_track.commands.session.keep_curves import LatePictures, kept_curves
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
-from amp_track.records.events import Event, Started
+from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.steps import steps_per_epoch
@@ -96,10 +96,13 @@ def run_tracked(
     with (
         _curves_of(session, job, run, title, pictures) if is_training else nullcontext() as curves,
         progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
-        processes.scratch_folder() if is_training else nullcontext() as folder,
+        processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
 
         def on_event(event: Event) -> None:
+            if isinstance(event, CheckpointWritten) and not is_training:
+                Path(event.file).unlink()  # it was made for the memory that takes
+                return
             if curves is not None:
                 curves.add(event)
             run.event(event, quality_name)
@@ -107,8 +110,16 @@ def run_tracked(
                 run.flush()  # what describes the run: written while the job has begun
             show(event)
 
+        job_folder = None
+        if folder is not None:
+            job_folder = JobFolder(
+                path=str(folder),
+                resume_from=str(resume_from) if resume_from is not None else None,
+                keep_weights=keep_weights,
+                keep_pictures=is_training,
+            )
         with pictures.drawn_beside() if pictures is not None else nullcontext():
-            outcome = session.sandbox.run(job, on_event, folder=_job_folder(folder, resume_from, keep_weights))
+            outcome = session.sandbox.run(job, on_event, folder=job_folder)
     run.outcome(outcome)
     if words := advice_for(job, outcome):
         run.tags({"amp_track.advice": "\n".join(words)})
@@ -126,10 +137,3 @@ def _curves_of(
 def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
     """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
     return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
-
-
-def _job_folder(folder: Path | None, resume_from: Path | None, keep_weights: bool) -> JobFolder | None:
-    if folder is None:
-        return None
-    resumed = str(resume_from) if resume_from is not None else None
-    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights)

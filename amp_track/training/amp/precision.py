@@ -15,6 +15,7 @@ import torch
 
 from amp_track.records.inspection import Support
 from amp_track.records.values import PRECISIONS
+from amp_track.training.devices import cpu_units
 
 
 def _any_device(device: torch.device) -> Support:
@@ -34,12 +35,13 @@ def _tf32_tensor_cores(device: torch.device) -> Support:
 
 def _float16_autocast(device: torch.device) -> Support:
     if device.type == "cpu":
-        reason = "float16 works on a CPU, but slower than float32 unless it has fp16 units"
-        return Support(supported=True, reason=reason)
+        return _on_a_cpu("float16")
     return Support(supported=True, reason=f"{device.type} autocasts to float16")
 
 
 def _bfloat16_units(device: torch.device) -> Support:
+    if device.type == "cpu":
+        return _on_a_cpu("bfloat16")
     if device.type == "cuda" and not _has_bfloat16_units(device):
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
         return Support(
@@ -47,6 +49,14 @@ def _bfloat16_units(device: torch.device) -> Support:
             reason=f"needs a GPU with bfloat16 units (NVIDIA: 8.0 or newer), this one has {capability}",
         )
     return Support(supported=True, reason=f"{device.type} autocasts to bfloat16")
+
+
+def _on_a_cpu(dtype: str) -> Support:
+    """Every CPU computes in both dtypes; one without units for them converts each operand to float32 and back."""
+    if units := cpu_units.units_of(dtype):
+        return Support(supported=True, reason=f"this CPU has {dtype} units ({', '.join(units)})")
+    reason = f"{dtype} is emulated here: expect it to be slower than fp32"
+    return Support(supported=True, reason=reason, is_emulated=True)
 
 
 def _has_bfloat16_units(device: torch.device) -> bool:

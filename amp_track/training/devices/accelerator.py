@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Support
 from amp_track.training.devices.base import Device, MemoryPeak
+from amp_track.training.devices.driver import driver_version
+
+_RESERVED_PART, _MOST_RESERVED_BYTES = 16, 512 * 2**20
+_SETTLED_SECONDS, _MOST_SETTLING_SECONDS, _POLL_SECONDS = 0.5, 10.0, 0.05
 
 
 class AcceleratorDevice(Device):
     """A CUDA, ROCm, XPU or MPS device, whose memory torch.accelerator's caching allocator hands out.
 
     The budget is the allocator's own limit (`set_per_process_memory_fraction`), which counts reserved memory, but
-    neither the context nor other processes.
+    neither the context nor other processes. Without a budget it is what is free when the job begins, less a reserve:
+    a job that takes the whole card fails in libraries that allocate outside of torch, with words that name no cause,
+    and so do its neighbours.
     """
 
     has_queue = True
@@ -36,6 +44,22 @@ class AcceleratorDevice(Device):
             return torch.xpu.get_device_name(self.torch_device)
         return f"{platform.processor() or platform.machine()} ({self.kind})"
 
+    def hardware(self) -> Hardware:
+        return Hardware(
+            kind=self.kind,
+            name=self.name,
+            capability=self._capability(),
+            memory_bytes=self._limited_bytes(),
+            driver=driver_version() if self.kind == "cuda" else "",
+        )
+
+    def _capability(self) -> str:
+        if self.kind != "cuda":
+            return ""
+        if torch.version.hip is not None:
+            return str(torch.cuda.get_device_properties(self.torch_device).gcnArchName)
+        return "compute capability " + ".".join(map(str, torch.cuda.get_device_capability(self.torch_device)))
+
     @property
     def meter(self) -> str:
         return "caching allocator"
@@ -44,6 +68,9 @@ class AcceleratorDevice(Device):
         return int(torch.accelerator.get_memory_info(self.torch_device)[1])
 
     def free_bytes(self) -> int:
+        return max(self._free_bytes() - reserve_bytes(self.capacity_bytes()), 0)
+
+    def _free_bytes(self) -> int:
         return int(torch.accelerator.get_memory_info(self.torch_device)[0])
 
     def budget_support(self) -> Support:
@@ -60,15 +87,26 @@ class AcceleratorDevice(Device):
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
         torch.accelerator.set_device_index(self.torch_device.index or 0)
-        if enforce and budget_bytes is not None and self.budget_support().supported:
-            self._limit_fraction(fraction_for(budget_bytes, self._limited_bytes()))
+        if enforce and self.budget_support().supported:
+            allowed = budget_bytes if budget_bytes is not None else self.free_bytes()
+            self._limit_fraction(fraction_for(allowed, self._limited_bytes()))
         torch.accelerator.empty_cache()
         self.reset_peak()
 
     def _limited_bytes(self) -> int:
         """Return the memory of which torch's limit is a fraction."""
+        if self.kind not in ("cuda", "xpu"):
+            return self.capacity_bytes()
         backend = torch.cuda if self.kind == "cuda" else torch.xpu
         return int(backend.get_device_properties(self.torch_device).total_memory)
+
+    def allocation_retries(self) -> int | None:
+        if self.kind not in ("cuda", "xpu"):
+            return None
+        return int(torch.accelerator.memory_stats(self.torch_device).get("num_alloc_retries", 0))
+
+    def settle(self) -> None:
+        wait_until_settled(self._free_bytes)
 
     def lift_budget(self) -> None:
         if self.budget_support().supported:
@@ -92,6 +130,31 @@ class AcceleratorDevice(Device):
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.torch_device)
+
+
+def reserve_bytes(capacity_bytes: int) -> int:
+    """Return what a job without a budget leaves free: a sixteenth of the device, at most 512 MiB.
+
+    Handles of cuBLAS and cuDNN, kernels that are loaded when they are first needed, and nccl's buffers take memory that
+    is not torch's. How much they take has not been measured.
+    """
+    return min(capacity_bytes // _RESERVED_PART, _MOST_RESERVED_BYTES)
+
+
+def wait_until_settled(
+    free_bytes: Callable[[], int],
+    *,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once free memory has not grown for half a second, or after ten seconds."""
+    started = since = now()
+    most = free_bytes()
+    while now() - since < _SETTLED_SECONDS and now() - started < _MOST_SETTLING_SECONDS:
+        sleep(_POLL_SECONDS)
+        free = free_bytes()
+        if free > most:
+            most, since = free, now()
 
 
 def fraction_for(budget_bytes: int, total_bytes: int) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Support
 
 
@@ -47,6 +48,10 @@ class Device(ABC):
     @abstractmethod
     def name(self) -> str:
         """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
+
+    @abstractmethod
+    def hardware(self) -> Hardware:
+        """Return the device by its name and by what it can do."""
 
     @property
     @abstractmethod
@@ -91,6 +96,13 @@ class Device(ABC):
     @abstractmethod
     def peak(self) -> MemoryPeak:
         """Return the peaks so far."""
+
+    def allocation_retries(self) -> int | None:
+        """Return how often the allocator gave its cache back to make room; None where there is no such cache."""
+        return None
+
+    def settle(self) -> None:  # noqa: B027 — memory of a process that died is free at once unless a driver holds it
+        """Wait until the memory of a process that was killed is free again."""
 
     def synchronize(self) -> None:  # noqa: B027 — without a queue there is nothing to wait for
         """Wait until all queued work is done. Call it before every reading of the clock."""

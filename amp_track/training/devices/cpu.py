@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Support
-from amp_track.training.devices import control_group, heap, proc_status
+from amp_track.training.devices import control_group, cpu_units, heap, proc_status
 from amp_track.training.devices.base import Device, MemoryPeak
 
 
@@ -54,6 +55,9 @@ class CpuDevice(Device):
         except OSError:
             match = None
         return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+    def hardware(self) -> Hardware:
+        return Hardware(kind="cpu", name=self.name, capability=cpu_units.capability())
 
     def capacity_bytes(self) -> int:
         total = int(psutil.virtual_memory().total)

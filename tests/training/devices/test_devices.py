@@ -13,7 +13,12 @@ from amp_track.records.inspection import resolve
 from amp_track.records.job import Job, Rank
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
-from amp_track.training.devices.accelerator import AcceleratorDevice, fraction_for
+from amp_track.training.devices.accelerator import (
+    AcceleratorDevice,
+    fraction_for,
+    reserve_bytes,
+    wait_until_settled,
+)
 from amp_track.training.devices.failures import is_kernel_limit, is_out_of_memory, requested_bytes
 from amp_track.training.devices.opening import check_budget, check_processes, free_bytes_each, open_device
 
@@ -83,6 +88,29 @@ def test_requested_bytes(message: str, size: int | None) -> None:
 def test_torch_makes_the_same_budget_of_its_fraction(total_bytes: int, data: st.DataObject) -> None:
     budget_bytes = data.draw(st.integers(1, total_bytes))
     assert int(fraction_for(budget_bytes, total_bytes) * total_bytes) == budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("free", "seconds"),
+    [
+        ([5], 0.5),  # nothing comes back
+        ([1, 1, 4, 4, 9], 0.7),  # it comes back in pieces, the last one at 0.2 s
+        (list(range(1000)), 10.0),  # a neighbour gives memory back without end
+    ],
+)
+def test_a_job_after_a_killed_one_waits_until_free_memory_grows_no_more(free: list[int], seconds: float) -> None:
+    clock = [0.0]
+
+    def sleep(for_seconds: float) -> None:
+        clock[0] += for_seconds
+
+    wait_until_settled(lambda: free[min(round(clock[0] / 0.05), len(free) - 1)], now=lambda: clock[0], sleep=sleep)
+    assert clock[0] == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_job_without_a_budget_leaves_room_for_what_is_not_torchs() -> None:
+    assert reserve_bytes(6 * 2**30) == 6 * 2**30 // 16
+    assert reserve_bytes(139 * 2**30) == 512 * MEBIBYTE
 
 
 def test_an_unknown_device_lists_those_there_are() -> None:

@@ -1,0 +1,76 @@
+"""How long the training is that confirms an edge: an epoch, or as much of one as covers what takes memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.records.steps import steps_per_epoch, total_steps
+
+if TYPE_CHECKING:
+    from amp_track.commands.session.session import Session
+
+_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
+"""A confirmation takes no longer than the larger of the two, unless more is asked for."""
+_STEPS_AFTER_AN_EPOCH = 2
+_FEWEST_STEPS = 4
+"""Two full ones, the smaller last one or what takes its place, and one after the evaluation."""
+
+
+def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Job:
+    """Return the training that confirms the edge that `job` trains at.
+
+    By default it is an epoch, its evaluation and the first steps after it, as far as there is time: 60 s, or four times
+    what the probes took. An epoch that is cut short has full steps, its own smaller last one, an evaluation of as many
+    batches, and the steps after it.
+
+    Args:
+        session: whose `--confirm-steps` says how long.
+        job: the job at the edge.
+        probes: the outcomes of the probes at its precision, the nearest to the edge last.
+    """
+    samples = session.training_samples(job)
+    of_epoch = steps_per_epoch(job, samples)
+    whole = min(total_steps(job, samples), of_epoch + _STEPS_AFTER_AN_EPOCH)
+    asked = session.request.fit_options.confirm_steps
+    if asked is None:
+        steps = min(_steps_in_time(session, job, probes, whole), whole)
+    else:
+        steps = whole if isinstance(asked, str) else asked
+    every = job.checkpoint_every and min(job.checkpoint_every, steps)
+    long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
+    return long if steps >= whole else dataclasses.replace(long, epoch_steps=max(steps - _STEPS_AFTER_AN_EPOCH, 1))
+
+
+def _steps_in_time(session: Session, job: Job, probes: Sequence[Outcome], whole: int) -> int:
+    """Return as many steps as there is time for, by the speeds of the probes; `whole` where they tell none."""
+    fitting = [outcome for outcome in probes if outcome.samples_per_second]
+    if not fitting:
+        return whole
+    nearest = fitting[-1]
+    seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
+    step_seconds = job.accumulate * _batch_seconds(job, nearest)
+    eval_seconds = _samples_at_once(job) / nearest.eval_samples_per_second if nearest.eval_samples_per_second else 0.0
+    eval_samples = 0 if job.synthetic else session.inspection.evaluation_samples
+    eval_batches = math.ceil(eval_samples / _samples_at_once(job))
+    if whole * step_seconds + eval_batches * eval_seconds <= seconds:
+        return whole
+    after = _STEPS_AFTER_AN_EPOCH * step_seconds
+    return max(int((seconds - after) / (step_seconds + eval_seconds)) + _STEPS_AFTER_AN_EPOCH, _FEWEST_STEPS)
+
+
+def _batch_seconds(job: Job, probe: Outcome) -> float:
+    """Return how long a training takes for one batch: a probe's speed leaves out what loading costs it."""
+    assert probe.samples_per_second is not None
+    computing = _samples_at_once(job) / probe.samples_per_second
+    loading = probe.load_seconds or 0.0
+    return max(computing, loading / job.loader_workers) if job.loader_workers else computing + loading
+
+
+def _samples_at_once(job: Job) -> int:
+    assert job.batch_size is not None
+    return job.batch_size * job.processes

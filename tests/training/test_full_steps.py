@@ -1,0 +1,107 @@
+"""The full steps of a probe: what is loaded, what is repeated, what is timed; the device is a clock of its own."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amp_track.training import full_steps
+from amp_track.training.batches import Part
+from amp_track.training.full_steps import FullStepsTiming, make_full_steps
+
+
+class Batch:
+    """One that can be watched: a tuple cannot be referred to weakly."""
+
+
+class Device:
+    """Takes `step_seconds` for a part, within the call or behind a queue. `waits` counts the waits for it."""
+
+    def __init__(self, *, step_seconds: float, has_queue: bool) -> None:
+        self.has_queue = has_queue
+        self.step_seconds = step_seconds
+        self.now = self.busy_until = 0.0
+        self.waits = 0
+        self.trained: list[Part] = []
+
+    def train_on(self, part: Part) -> int:
+        self.trained.append(part)
+        self.busy_until = max(self.busy_until, self.now) + self.step_seconds
+        if not self.has_queue:
+            self.now = self.busy_until
+        return part.samples
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.now = max(self.now, self.busy_until)
+
+
+def timed(device: Device, monkeypatch: pytest.MonkeyPatch, *, steps: int, parts: int = 1) -> Any:
+    """Return the timing, and how many batches were loaded and alive at most."""
+    monkeypatch.setattr(full_steps, "time", SimpleNamespace(perf_counter=lambda: device.now))
+    alive: weakref.WeakSet[Batch] = weakref.WeakSet()
+    seen = SimpleNamespace(loaded=0, most_alive=0)
+
+    def load() -> Batch:
+        gc.collect()
+        device.trained.clear()
+        device.now += 3.0
+        seen.loaded += 1
+        batch = Batch()
+        alive.add(batch)
+        seen.most_alive = max(seen.most_alive, len(alive))
+        return batch
+
+    def of_step() -> Iterator[Part]:
+        for number in range(parts):
+            yield Part(load(), 1 / parts, number == parts - 1, 8)
+
+    timing = make_full_steps((of_step() for _ in range(steps)), device.train_on, device)  # type: ignore[arg-type]
+    return timing, seen
+
+
+def test_loading_is_not_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, seen = timed(Device(step_seconds=0.01, has_queue=False), monkeypatch, steps=99)
+    assert seen.loaded == 2
+    assert timing.samples_per_second == pytest.approx(8 / 0.01)
+    assert timing.load_seconds == pytest.approx(3.0)
+    assert timing.train_seconds == pytest.approx(0.21, abs=0.011)
+
+
+def test_a_slow_device_makes_two_steps_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(step_seconds=5.0, has_queue=False)
+    timing, _ = timed(device, monkeypatch, steps=99)
+    assert timing == FullStepsTiming(train_seconds=10.0, samples_per_second=8 / 5.0, load_seconds=3.0)
+
+
+def test_a_device_with_a_queue_is_timed_for_a_second_without_a_wait_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(step_seconds=0.001, has_queue=True)
+    timing, _ = timed(device, monkeypatch, steps=99)
+    assert timing.samples_per_second == pytest.approx(8 / 0.001)
+    assert timing.train_seconds >= 1.0
+    assert device.waits < 16
+
+
+def test_a_training_of_one_step_is_timed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, seen = timed(Device(step_seconds=0.01, has_queue=False), monkeypatch, steps=1)
+    assert seen.loaded == 1
+    assert timing.samples_per_second == pytest.approx(800)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_batches_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    timing, seen = timed(Device(step_seconds=0.01, has_queue=False), monkeypatch, steps=99, parts=parts)
+    assert (seen.loaded, seen.most_alive) == (2 * parts, 1)
+    assert timing.samples_per_second == pytest.approx(8 / 0.01), "a step of two parts takes twice as long"
+
+
+def test_the_clock_is_the_real_one() -> None:
+    assert full_steps.time is time
