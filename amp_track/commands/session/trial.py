@@ -110,14 +110,7 @@ def run_tracked(
                 run.flush()  # what describes the run: written while the job has begun
             show(event)
 
-        job_folder = None
-        if folder is not None:
-            job_folder = JobFolder(
-                path=str(folder),
-                resume_from=str(resume_from) if resume_from is not None else None,
-                keep_weights=keep_weights,
-                keep_pictures=is_training,
-            )
+        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_pictures=is_training)
         with pictures.drawn_beside() if pictures is not None else nullcontext():
             outcome = session.sandbox.run(job, on_event, folder=job_folder)
     run.outcome(outcome)
@@ -137,3 +130,12 @@ def _curves_of(
 def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
     """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
     return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
+
+
+def _job_folder(
+    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_pictures: bool
+) -> JobFolder | None:
+    if folder is None:
+        return None
+    resumed = str(resume_from) if resume_from is not None else None
+    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_pictures=keep_pictures)
