@@ -37,9 +37,10 @@ gpu: $(VENV)/installed-peers  ## on a machine with a GPU: its tests, and its ben
 	$(BIN)/python -m benchmarks.published --device cuda
 	$(BIN)/python -m benchmarks.input_pipeline --device cuda --images 4096 --batch-size 256
 
-benchmark: $(VENV)/installed-peers  ## what tracking and a fresh process cost, and loading, into benchmarks/results/
+benchmark: $(VENV)/installed-peers  ## what tracking, a fresh process and a start cost, and loading, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.trials
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.input_pipeline
 
 published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/published.md

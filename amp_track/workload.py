@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -185,8 +186,12 @@ def source_digest(workload: Workload) -> str:
         return "unknown"
     workload_file = Path(source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    # Their folders first: to follow the links of three thousand files takes 0.4 s.
+    homes = {str(workload_file.parent), os.path.realpath(os.path.dirname(source))}
+    folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
+    beside = {folder for folder in folders if os.path.realpath(folder) in homes}
+    loaded = {Path(file).resolve() for file in files if file and os.path.dirname(file) in beside}
     # Some modules name a file that does not exist, such as torch.classes.
-    loaded = {Path(file).resolve() for file in files if file is not None and Path(file).is_absolute()}
     sources = sorted(
         {workload_file} | {file for file in loaded if file.parent == workload_file.parent and file.is_file()}
     )

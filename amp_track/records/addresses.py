@@ -7,6 +7,7 @@ from pathlib import Path
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
+_SQLITE = "sqlite:///"
 
 
 def tracking_uri(given: str | None) -> str:
@@ -27,15 +28,33 @@ def masked(url: str) -> str:
         return url.rpartition("@")[2]  # no address that can be parsed: leave out all that might be a secret
 
 
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of an SQLite address; None for every other database. Raises ValueError if it is no address."""
+    if url.startswith(_SQLITE) and "?" not in url:  # sqlalchemy, which says the same, takes 0.2 s to import
+        name: str | None = url.removeprefix(_SQLITE)
+    else:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        try:
+            address = make_url(url)
+        except ArgumentError as error:
+            raise ValueError(str(error)) from error
+        name = address.database if address.get_backend_name() == "sqlite" else None
+    return Path(name) if name else None
+
+
+def new_file(url: str) -> Path | None:
+    """Return the SQLite file of an address that is yet to be made, None if there is nothing to make."""
+    file = sqlite_file(url)
+    return file if file is not None and file.name != ":memory:" and not file.exists() else None
+
+
 def exists(url: str) -> bool:
     """Return False for an SQLite file that is yet to be made."""
-    from sqlalchemy.engine import make_url
-
-    address = make_url(url)
-    return address.get_backend_name() != "sqlite" or not address.database or Path(address.database).exists()
+    return new_file(url) is None
 
 
 def identity(url: str) -> str | Path:
     """Return what is the same for two addresses of one SQLite file, however each is written."""
-    prefix = "sqlite:///"
-    return Path(url.removeprefix(prefix)).resolve() if url.startswith(prefix) else url
+    return Path(url.removeprefix(_SQLITE)).resolve() if url.startswith(_SQLITE) else url

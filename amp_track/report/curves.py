@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy
-
 from amp_track.records import metrics as names
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 
@@ -42,6 +40,12 @@ class _Epoch:
     train_loss: float | None = None
     eval_loss: float | None = None
     quality: float | None = None
+
+
+def warm_up() -> None:
+    """Import what takes long before the first picture."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
 
 
 class Curves:
@@ -163,6 +167,8 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> Points:
     """
     if len(points) <= most:
         return list(points)
+    import numpy  # late: arguments and stores are judged before
+
     values = numpy.array([value for _, value in points])
     bounds = numpy.linspace(0, len(points), most // 2 + 1).astype(int)
     kept: list[int] = []

@@ -10,6 +10,6 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # before
 
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import describe, resumed_tags
-from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment
+from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment, warm_up
 
-__all__ = ["Resumable", "Run", "Tracker", "describe", "resumed_tags", "run_id_of_environment"]
+__all__ = ["Resumable", "Run", "Tracker", "describe", "resumed_tags", "run_id_of_environment", "warm_up"]

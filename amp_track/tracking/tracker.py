@@ -47,11 +47,13 @@ class Tracker:
     """
 
     def __init__(self, uri: str) -> None:
-        for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        _hush()
         self.uri = uri
+        file = addresses.new_file(uri)
         with store_lock(uri):
-            self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables of a fresh store
+            if file is not None:
+                private.make_store(file)
+            self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables that a fresh store lacks
 
     @functools.cached_property
     def _experiment_id(self) -> str:
@@ -183,6 +185,19 @@ class Tracker:
                 self._client.set_terminated(run.info.run_id, "KILLED")
                 killed += 1
         return killed
+
+
+def warm_up(uri: str) -> None:
+    """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
+    _hush()
+    if addresses.new_file(uri) is not None:
+        private.empty_store()
+    private.context_tags()
+
+
+def _hush() -> None:
+    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def run_id_of_environment() -> str | None:

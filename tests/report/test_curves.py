@@ -1,4 +1,5 @@
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 from support import DIGITS, request, stores
 
 from amp_track.commands.fit import fit
-from amp_track.commands.session.keep_curves import kept_curves
+from amp_track.commands.session.keep_curves import kept_curves, late_pictures
 from amp_track.commands.train import train
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
@@ -118,6 +119,67 @@ def test_a_picture_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
     (warning,) = caplog.records
     assert (warning.name, warning.levelname) == ("amp_track.commands", "WARNING")
     assert warning.getMessage().startswith(f"curves.png of run {run.run_id} is missing: ValueError: ")
+
+
+def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield each training's run and the runs that have a picture then, as a study's trainings follow each other."""
+    tracker = Tracker(stores()["tracking_uri"])
+    client = mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
+    with late_pictures() as pictures:
+        made: list[str] = []
+        for number in range(runs):
+            with (
+                tracker.run(str(number), tags={}) as run,
+                kept_curves(run, "fp32", "accuracy", steps_per_epoch=5, later=pictures) as curves,
+                pictures.drawn_beside(),
+            ):
+                curves.add(StepsRecorded(first_step=1, losses=(2.0, 1.0)))
+                made.append(run.run_id)
+                if ending is not None and number == runs - 1:
+                    raise ending("now")
+            yield run.run_id, [run_id for run_id in made if client.list_artifacts(run_id)]
+
+
+def test_a_studys_pictures_are_drawn_beside_its_next_job_and_the_last_at_its_end(client: mlflow.MlflowClient) -> None:
+    threads = threading.active_count()
+    training = train_late(3, None)
+    made: list[str] = []
+    for run_id, drawn in training:
+        assert drawn == made, "those before it"
+        assert threading.active_count() == threads
+        made.append(run_id)
+    assert all(picture_of(client, run_id).width > 600 for run_id in made)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, WorkloadFailed])
+def test_a_study_that_is_cut_short_leaves_every_picture(
+    client: mlflow.MlflowClient, ending: type[BaseException]
+) -> None:
+    with pytest.raises(ending, match="now"):
+        list(train_late(3, ending))
+    (experiment,) = [found for found in client.search_experiments() if found.name == "amp_track"]
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == 3
+    assert all(picture_of(client, run.info.run_id).width > 600 for run in runs)
+    assert {run.info.status for run in runs} == {"FINISHED", "KILLED" if ending is KeyboardInterrupt else "FAILED"}
+
+
+def test_a_picture_that_fails_beside_a_job_is_warned_of_too(
+    client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = Tracker(stores()["tracking_uri"])
+    with late_pictures() as pictures:
+        with (
+            tracker.run("odd", tags={}) as run,
+            kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=pictures) as curves,
+        ):
+            curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
+        assert caplog.records == []
+        with pictures.drawn_beside():
+            pass
+        (warning,) = caplog.records
+    assert warning.getMessage().startswith(f"curves.png of run {run.run_id} is missing: ValueError: ")
+    assert len(caplog.records) == 1
 
 
 def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from amp_track.records.addresses import identity, masked
+from amp_track.records.addresses import identity, masked, sqlite_file
 from amp_track.records.errors import BadInput
 
 
@@ -27,20 +27,19 @@ def check_apart(tracking_uri: str, storage: str) -> None:
 
 def check(flag: str, url: str) -> None:
     """Raise BadInput, before anything is written, when the database at `url` cannot be opened."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-
     expected = "expected a database address such as sqlite:///optuna.db or postgresql://user:password@host/name"
     try:
-        address = make_url(url)
-    except (ArgumentError, ValueError):
+        file = sqlite_file(url)
+    except ValueError:
         raise BadInput(f"{flag}: got {masked(url)!r}, {expected}") from None
-    if address.get_backend_name() == "sqlite" and address.database:
-        _check_sqlite(flag, url, Path(address.database))
+    if file is not None:
+        _check_sqlite(flag, url, file)
         return
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
+
     try:
-        engine = create_engine(address)
+        engine = create_engine(url)
         with engine.connect():
             pass
         engine.dispose()

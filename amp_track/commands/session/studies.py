@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from amp_track.commands.session import fingerprint
+from amp_track.commands.session.keep_curves import LatePictures, late_pictures
 from amp_track.commands.session.session import Session
 from amp_track.records import addresses
 from amp_track.records.values import format_bytes
@@ -100,6 +101,7 @@ class TrackedStudy:
     study: Study
     tracker: Tracker
     parent: Run
+    pictures: LatePictures
 
     def beside(self, study: Study) -> TrackedStudy:
         """Return another part of the same study, under the same run."""
@@ -129,12 +131,13 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         closing(studies),
         _hint_on_interrupt(),
         tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent,
+        late_pictures() as pictures,
     ):
         if known is None:
             _begin(studies.session, study, parent)
         else:
             _resume(studies, study, tracker, known)
-        yield TrackedStudy(studies.session, studies.name, study, tracker, parent)
+        yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
 
 
 def _begin(session: Session, study: Study, parent: Run) -> None:

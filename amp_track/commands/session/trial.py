@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track.commands.session.failures import raise_on_crash
-from amp_track.commands.session.keep_curves import kept_curves
+from amp_track.commands.session.keep_curves import LatePictures, kept_curves
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
-from amp_track.records.events import CheckpointWritten, Event
+from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.steps import steps_per_epoch
@@ -52,7 +52,7 @@ def run_trial(
     with tracked.tracker.run(title, parent=tracked.parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(task.predicted_bytes if task is not None else None)
-        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title)
+        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures)
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             raise_on_crash(job, outcome)
     quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
@@ -71,6 +71,7 @@ def run_tracked(
     epoch_lines: bool = False,
     resume_from: Path | None = None,
     keep_weights: bool = False,
+    pictures: LatePictures | None = None,
 ) -> Outcome:
     """Run a job and log it to `run`, whatever becomes of it.
 
@@ -83,16 +84,17 @@ def run_tracked(
         epoch_lines: print a line at the end of each epoch.
         resume_from: a checkpoint to resume from.
         keep_weights: store the weights that the training ends with.
+        pictures: draws the curves of this training beside the next job, and of the last one beside this; None to draw
+            them when this job ends.
     """
     from amp_track import tracking
 
     quality_name = session.inspection.quality_name
     if resume_from is None:
         tracking.describe(run, job, session.inspection, kind=kind)
-    run.flush()
     is_training = kind == "train"
     with (
-        _curves_of(session, job, run, title) if is_training else nullcontext() as curves,
+        _curves_of(session, job, run, title, pictures) if is_training else nullcontext() as curves,
         progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
@@ -104,28 +106,36 @@ def run_tracked(
             if curves is not None:
                 curves.add(event)
             run.event(event, quality_name)
+            if isinstance(event, Started):
+                run.flush()  # what describes the run: written while the job has begun
             show(event)
 
-        job_folder = None
-        if folder is not None:
-            job_folder = JobFolder(
-                path=str(folder),
-                resume_from=str(resume_from) if resume_from is not None else None,
-                keep_weights=keep_weights,
-                keep_pictures=is_training,
-            )
-        outcome = session.sandbox.run(job, on_event, folder=job_folder)
+        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_pictures=is_training)
+        with pictures.drawn_beside() if pictures is not None else nullcontext():
+            outcome = session.sandbox.run(job, on_event, folder=job_folder)
     run.outcome(outcome)
     if words := advice_for(job, outcome):
         run.tags({"amp_track.advice": "\n".join(words)})
     return outcome
 
 
-def _curves_of(session: Session, job: Job, run: Run, title: str) -> AbstractContextManager[Curves]:
+def _curves_of(
+    session: Session, job: Job, run: Run, title: str, pictures: LatePictures | None
+) -> AbstractContextManager[Curves]:
     per_epoch = steps_per_epoch(job, session.training_samples(job))
-    return kept_curves(run, title, session.inspection.quality_name, steps_per_epoch=per_epoch)
+    quality_name = session.inspection.quality_name
+    return kept_curves(run, title, quality_name, steps_per_epoch=per_epoch, later=pictures)
 
 
 def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
     """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
     return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
+
+
+def _job_folder(
+    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_pictures: bool
+) -> JobFolder | None:
+    if folder is None:
+        return None
+    resumed = str(resume_from) if resume_from is not None else None
+    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_pictures=keep_pictures)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from amp_track.commands.session import store_checks
 from amp_track.records import addresses
@@ -49,3 +50,29 @@ def test_a_tracking_server_that_does_not_answer_is_refused() -> None:
 def test_one_database_for_both_is_refused() -> None:
     with pytest.raises(BadInput, match="expected one of its own"):
         store_checks.check_apart("sqlite:///x.db", "sqlite:///./x.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite:///x.db", Path("x.db")),
+        ("sqlite:////a/x.db", Path("/a/x.db")),
+        ("sqlite:///x.db?timeout=5", Path("x.db")),
+        ("sqlite+pysqlite:///x.db", Path("x.db")),
+        ("sqlite://", None),
+        ("sqlite:///", None),
+        ("http://host/x.db", None),
+    ],
+)
+def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str, file: Path | None) -> None:
+    database = make_url(url).database if url.startswith("sqlite") else None
+    assert addresses.sqlite_file(url) == (Path(database) if database else None) == file
+
+
+def test_what_is_there_or_is_no_file_is_not_to_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "x.db"
+    assert addresses.new_file(f"sqlite:///{file}") == file
+    file.touch()
+    assert addresses.new_file(f"sqlite:///{file}") is None
+    assert addresses.new_file("sqlite:///:memory:") is None
+    assert addresses.new_file("postgresql://host/name") is None

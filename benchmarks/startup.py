@@ -1,0 +1,176 @@
+"""What a whole `amp-track train` takes against a bare script that trains and logs the same.
+
+    python -m benchmarks.startup [--repeats 7] [--precision fp32,amp]
+
+Both are commands of their own in an empty folder, in turns: from the start of Python to its end. The bare script
+imports torch, the digits and MLflow, trains the same model with the plain recipe of torch's documentation, evaluates
+after each epoch, and logs its params, each step's loss and each epoch's accuracy to a fresh SQLite store. amp-track
+does the same in its fresh processes, and keeps curves and weights besides. A third command is stopped as soon as it
+has written on its terminal.
+
+Writes benchmarks/results/startup-cpu.json and prints the same as a table. Medians; the ratios are what to compare, each
+of two commands that ran one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import processes, provenance
+
+DIGITS = str(processes.ROOT / "experiments" / "digits.py")
+RESULTS = Path(__file__).parent / "results"
+PRECISIONS = ("fp32", "amp")
+AIM, FIRST_LINE_AIM = 0.75, 1.0
+
+
+def bare(precision: str) -> None:
+    """The script that a user would write."""
+    import mlflow
+    import torch
+    from torch.utils.data import DataLoader
+
+    from amp_track import load_workload
+
+    workload = load_workload(DIGITS)
+    torch.manual_seed(0)
+    model = workload.model()
+    train_data: Any = workload.train_data()
+    eval_data: Any = workload.eval_data()
+    loader = DataLoader(train_data, workload.batch_size, shuffle=True)
+    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp")
+    dtype = torch.float16 if precision == "amp" else torch.bfloat16
+    mlflow.set_tracking_uri("sqlite:///mlflow.db")
+    step = 0
+    with mlflow.start_run():
+        mlflow.log_params({"precision": precision, "batch_size": workload.batch_size, "epochs": workload.epochs})
+        for epoch in range(1, workload.epochs + 1):
+            model.train()
+            for inputs, targets in loader:
+                with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
+                    loss = workload.loss(model(inputs), targets)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                scaler.step(optimizer)
+                scaler.update()
+                step += 1
+                mlflow.log_metric("loss", loss.item(), step)
+            model.eval()
+            right = 0
+            with torch.no_grad(), torch.autocast("cpu", dtype, enabled=precision != "fp32"):
+                for inputs, targets in DataLoader(eval_data, 360):
+                    right += int((model(inputs).argmax(1) == targets).sum())
+            mlflow.log_metric("accuracy", right / len(eval_data), epoch)
+    print(right / len(eval_data))
+
+
+def commands(precision: str) -> dict[str, list[str]]:
+    return {
+        "amp-track train": [sys.executable, "-m", "amp_track", "train", DIGITS, "--precision", precision],
+        "bare script": [sys.executable, "-m", "benchmarks.startup", "--bare", precision],
+    }
+
+
+def timed(command: list[str]) -> float:
+    """The seconds of a command in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, env=os.environ | processes.ENVIRONMENT
+        )
+        seconds = time.perf_counter() - started
+    if done.returncode != 0:
+        raise RuntimeError(f"{command} ended with code {done.returncode}: {done.stderr[-2000:]}")
+    return seconds
+
+
+def first_line(command: list[str]) -> float:
+    """The seconds until a command writes on its terminal; it is stopped then."""
+    ours, theirs = pty.openpty()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=os.environ | processes.ENVIRONMENT
+        )
+        os.close(theirs)
+        os.read(ours, 1)
+        seconds = time.perf_counter() - started
+        process.terminate()
+        while process.poll() is None:
+            try:
+                os.read(ours, 4096)
+            except OSError:  # the terminal's other end is closed
+                process.wait()
+    os.close(ours)
+    return seconds
+
+
+def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
+    from amp_track.records.job import Job
+    from amp_track.sandbox.sandbox import Sandbox
+
+    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
+    found: dict[str, Any] = {}
+    first_lines = []
+    for precision in precisions:
+        runs: dict[str, list[float]] = {name: [] for name in commands(precision)}
+        for repeat in range(repeats):
+            ways = list(commands(precision).items())
+            for name, command in ways if repeat % 2 == 0 else reversed(ways):
+                runs[name].append(timed(command))
+                print(f"{precision}: {name}: {runs[name][-1]:.2f} s", file=sys.stderr)
+            first_lines.append(first_line(commands(precision)["amp-track train"]))
+        ratios = [ours / theirs for ours, theirs in zip(runs["amp-track train"], runs["bare script"], strict=True)]
+        medians = {name: statistics.median(of_name) for name, of_name in runs.items()}
+        found[precision] = {
+            "seconds": runs, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
+        }  # fmt: skip
+    return result | {
+        "precisions": found,
+        "first_line_seconds": first_lines,
+        "first_line_seconds_median": statistics.median(first_lines),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
+    for heading in ("what", "amp-track train", "bare script", "ratio", "aim"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for precision, found in result["precisions"].items():
+        seconds = [f"{found['seconds_median'][name]:.1f} s" for name in commands(precision)]
+        table.add_row(f"the digits, {precision}", *seconds, f"{found['ratio_median']:.2f} ×", f"≤ {AIM} ×")
+    table.add_row("first line", f"{result['first_line_seconds_median']:.2f} s", "", "", f"≤ {FIRST_LINE_AIM:g} s")
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument("--precision", type=lambda text: text.split(","), default=list(PRECISIONS))
+    parser.add_argument("--bare", metavar="PRECISION", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare:
+        bare(arguments.bare)
+        return
+    result = measure(arguments.precision, arguments.repeats)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "startup-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
