@@ -80,17 +80,28 @@ def _without_folders(text: str) -> str:
     return text
 
 
-def _end_with_the_programme() -> None:
-    """Wait until stdin is closed, which happens however the programme ends, and kill the group."""
-    sys.stdin.buffer.read()
+def _end_with_the_programme(told: int) -> None:
+    """Wait until the pipe is closed, which happens however the programme ends, and kill the group."""
+    while os.read(told, 1):
+        pass
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def _read_request(told: int) -> Request:
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(told, 1)  # no buffer of Python's: a loader's process, forked while its lock is held, would hang
+    found = json.loads(line)
+    return Request(**{**found, "keys": tuple(found["keys"])})
+
+
 def main() -> None:
-    told = json.loads(sys.stdin.buffer.readline())
-    request = Request(**{**told, "keys": tuple(told["keys"])})
+    told = os.dup(0)
+    request = _read_request(told)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with_the_programme, daemon=True).start()
+        threading.Thread(target=_end_with_the_programme, args=(told,), daemon=True).start()
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no row
     if request.kind == "cpu":
