@@ -19,7 +19,7 @@ IN_MEMORY = "images in memory"
 TRIAL = "a trial and a fresh process"
 TRACKED = ("bare loop", "amp_track", "amp_track --diagnose 100", "Lightning, every step", "Lightning, every 50")
 """The ways of `benchmarks.overhead`, which imports torch."""
-_IMAGES, _BATCH_SIZE, _REPEATS = 2048, 128, 15
+_IMAGES, _BATCH_SIZE, _REPEATS, _TRACKING_REPEATS = 1024, 128, 15, 2
 _TINY_IMAGES, _TINY_BATCH_SIZE, _TINY_REPEATS = 24, 8, 1
 
 
@@ -79,7 +79,8 @@ def measure(request: Request, report: Reporter) -> None:
         repeats = _TINY_REPEATS if request.tiny else _REPEATS
         report.row(TRIAL, lambda: _trial(request, repeats), n=repeats)
     else:
-        report.row(tracking_key(request.part), lambda: _tracking(request))
+        repeats = 1 if request.tiny else _TRACKING_REPEATS
+        report.row(tracking_key(request.part), lambda: _tracking(request, repeats), n=repeats)
 
 
 def _measure_input(request: Request, report: Reporter) -> None:
@@ -128,7 +129,7 @@ def _trial(request: Request, repeats: int) -> dict[str, Any]:
     return {f"{name}_seconds": found.get(f"{name}_seconds_median") for name in names}
 
 
-def _tracking(request: Request) -> dict[str, Any]:
+def _tracking(request: Request, repeats: int) -> dict[str, Any]:
     """Steps/s of a model so small that all a step costs beside it shows."""
     from benchmarks import overhead
 
@@ -136,5 +137,5 @@ def _tracking(request: Request) -> dict[str, Any]:
     case = next(iter(overhead.CASES["cuda"]))
     steps = 30 if request.tiny else case.steps
     case = dataclasses.replace(case, device=request.device, steps=steps)
-    runs = [overhead.in_own_process(case, request.part)["steps_per_second"] for _ in range(1 if request.tiny else 3)]
+    runs = [overhead.in_own_process(case, request.part)["steps_per_second"] for _ in range(repeats)]
     return {"steps_per_second": statistics.median(runs), "runs": runs}

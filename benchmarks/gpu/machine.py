@@ -51,7 +51,7 @@ def describe(device: str, *, tiny: bool) -> Machine:
         raise BadInput(f"--device: got {device}, expected one that torch can open ({said}); try --device cpu")
     found = json.loads(done.stdout.strip().splitlines()[-1])
     found["provenance"]["tiny"] = tiny
-    return Machine(device=device, tiny=tiny, **found)
+    return Machine(device=found["kind"] if device == "auto" else device, tiny=tiny, **found)
 
 
 def folder_of(machine: Machine) -> str:

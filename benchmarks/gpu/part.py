@@ -5,6 +5,7 @@ It leads a process group of its own, and ends with all of it when the programme 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -18,7 +19,6 @@ from typing import Any, TextIO
 
 from benchmarks.gpu.parts import ROOT, Request
 from benchmarks.gpu.rows import Row, Status
-from benchmarks.gpu.stages import named
 
 _LONGEST_REASON = 1000
 _LONGEST_TRACEBACK = 3000
@@ -107,7 +107,7 @@ def main() -> None:
     if request.kind == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     assert Path.cwd() != ROOT, "a part leaves files in its folder, and so has one of its own"
-    named(request.stage).load().measure(request, PipeReporter(pipe))
+    importlib.import_module(request.module).measure(request, PipeReporter(pipe))
     pipe.close()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -61,7 +61,8 @@ class Part:
 class Request:
     """What the process of a part is told."""
 
-    stage: str
+    module: str
+    """Of the stage."""
     part: str
     keys: tuple[str, ...]
     """The rows that are not there yet."""

@@ -125,7 +125,7 @@ class StageRun:
         """Measure in a process of its own; return whether time is up. At least one row is tried, or time is up."""
         limits = {row.key: row.limit_seconds for row in pending}
         request = Request(
-            stage=self._stage.name, part=part.name, keys=tuple(limits), device=self._machine.device,
+            module=self._stage.module, part=part.name, keys=tuple(limits), device=self._machine.device,
             kind=self._machine.kind, tiny=self._machine.tiny,
         )  # fmt: skip
         in_flight, attempted_before, said = "", set(self._attempted), ""

@@ -17,7 +17,7 @@ class Stage:
         name: as `--stage` takes it, and the name of its file.
         purpose: what it answers, in a line.
         minutes: how long it is planned to take on a large GPU; after LIMIT_MINUTES no new row is started.
-        module: what measures it, in this package.
+        module: what measures it.
     """
 
     name: str
@@ -26,23 +26,39 @@ class Stage:
     module: str
 
     def load(self) -> StageModule:
-        return cast("StageModule", importlib.import_module(f"benchmarks.gpu.{self.module}"))
+        return cast("StageModule", importlib.import_module(self.module))
 
 
 LIMIT_MINUTES = 8.0
 """For each stage: machines with a GPU are borrowed for minutes."""
 STAGES = (
-    Stage("tests", "do the tests that need a GPU pass?", 5, "marked_tests"),
-    Stage("caltech256", "which batches fit 6 GiB, and which allocation fails?", 2, "caltech256"),
-    Stage("edges", "the largest batch of five models in 6 GiB and on the whole card, beside Lightning", 8, "edges"),
-    Stage("step", "TrainStep against the bare loop: images/s on ResNet-50, and does the host ever wait?", 7, "step"),
-    Stage("sinusoid", "time and memory of a ConvModel, beside what its write-up claims", 3, "sinusoid"),
-    Stage("sizes", "from which width on does a lower precision pay? And on CIFAR-10's ResNet-50?", 5, "sizes"),
-    Stage("planner", "what a probe takes against a whole training; reserved memory against allocated", 4, "planner"),
-    Stage("costs", "what loading, tracking, a trial and a fresh process cost", 6, "costs"),
+    Stage("tests", "do the tests that need a GPU pass?", 5, "benchmarks.gpu.marked_tests"),
+    Stage("caltech256", "which batches fit 6 GiB, and which allocation fails?", 2, "benchmarks.gpu.caltech256"),
+    Stage(
+        "edges",
+        "the largest batch of five models in 6 GiB and on the whole card, beside Lightning",
+        8,
+        "benchmarks.gpu.edges",
+    ),
+    Stage(
+        "step",
+        "TrainStep against the bare loop: images/s on ResNet-50, and does the host ever wait?",
+        7,
+        "benchmarks.gpu.step",
+    ),
+    Stage("sinusoid", "time and memory of a ConvModel, beside what its write-up claims", 3, "benchmarks.gpu.sinusoid"),
+    Stage(
+        "sizes",
+        "from which width on does a lower precision pay? And on CIFAR-10's ResNet-50?",
+        5,
+        "benchmarks.gpu.sizes",
+    ),
+    Stage(
+        "planner",
+        "what a probe takes against a whole training; reserved memory against allocated",
+        4,
+        "benchmarks.gpu.planner",
+    ),
+    Stage("costs", "what loading, tracking, a trial and a fresh process cost", 6, "benchmarks.gpu.costs"),
 )
 NAMES = tuple(stage.name for stage in STAGES)
-
-
-def named(name: str) -> Stage:
-    return next(stage for stage in STAGES if stage.name == name)
