@@ -56,7 +56,11 @@ class Row:
 
     def is_done(self, provenance: Mapping[str, Any]) -> bool:
         """True if nothing is to be measured again: it ended well on the same device, with the same versions."""
-        return self.status.is_final and _same(self.provenance) == _same(provenance)
+        return self.status.is_final and self.is_of(provenance)
+
+    def is_of(self, provenance: Mapping[str, Any]) -> bool:
+        """True if it was made on the same device with the same driver and versions."""
+        return _same(self.provenance) == _same(provenance)
 
 
 def _same(provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,13 +75,14 @@ class RowFile:
         self.path = path
 
     def read(self) -> dict[str, Row]:
-        """Return the rows by key, the latest of each. Lines that are no rows are left out."""
+        """Return the rows by key, the latest of each, in the order they were written. Other lines are left out."""
         found: dict[str, Row] = {}
         for line in self._whole_lines():
             try:
                 row = Row.from_line(line)
             except (ValueError, TypeError, KeyError):
                 continue
+            found.pop(row.key, None)
             found[row.key] = row
         return found
 

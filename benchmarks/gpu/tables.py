@@ -25,8 +25,9 @@ def of_stage(stage: str, results: Path) -> str:
     found = []
     for folder in sorted(results.glob("*/")):
         rows = RowFile(folder / f"{stage}.jsonl").read()
-        rows = {key: row for key, row in rows.items() if not row.provenance["tiny"]}
-        if rows:
+        latest = next((row.provenance for row in reversed(rows.values()) if not row.provenance["tiny"]), None)
+        if latest is not None:
+            rows = {key: row for key, row in rows.items() if row.is_of(latest)}  # of one driver and one torch
             found.append(f"{_TABLES[stage](rows)}\n\n*{made_on(list(rows.values()))}*")
     return "\n\n".join(found) or f"*{NOT_MEASURED}*"
 

@@ -101,3 +101,14 @@ def test_rows_that_failed_say_so(stage: str, tmp_path: Path) -> None:
     assert "failed" in text or "not measured" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1, "a reason may not break the table"
+
+
+def test_rows_of_several_versions_are_never_in_one_table(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "nvidia-t4000" / "costs.jsonl")
+    older = MADE_ON | {"versions": {"torch": "2.98", "cuda": "13.9"}}
+    for workers, provenance in ((4, older), (2, MADE_ON)):
+        values = {"images_per_second": 1500.0}
+        file.append(Row(key=costs.loading_key(workers), status=Status.MEASURED, values=values, provenance=provenance))
+    text = tables.of_stage("costs", tmp_path)
+    assert costs.loading_key(2) in text
+    assert costs.loading_key(4) not in text
