@@ -90,7 +90,8 @@ def summary(reports: list[programme.Report]) -> str:
         counts = [f"{report.count(status)} {status}" for status in Status if report.count(status)]
         before = [f"{report.kept} there before"] if report.kept else []
         left = [f"{len(report.left)} left, next {report.left[0]}"] if report.left else []
-        lines.append(f"{report.stage:<11}" + "; ".join([*before, *counts, *left] or ["nothing to do"]))
+        what = "; ".join([*before, *counts, *left] or ["nothing to do"])
+        lines.append(f"{report.stage:<11}{what} ({report.seconds:.0f} s)")
     return "\n".join(lines)
 
 

@@ -54,6 +54,7 @@ class Report:
     kept: int = 0
     made: list[Row] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
     def count(self, status: Status) -> int:
         return sum(row.status is status for row in self.made)
@@ -87,6 +88,7 @@ class StageRun:
 
     def run(self) -> Report:
         """Measure what is not there. Each row is tried once."""
+        started = self._clock()
         kept = self._file.read()
         self.report.kept = sum(row.is_done(self._machine.provenance) for row in kept.values())
         while (next_part := self._next_part()) is not None:
@@ -96,6 +98,7 @@ class StageRun:
             if not self._write_without_measuring(pending) and self._measure(part, pending):
                 break
         self.report.left = [planned.key for _, pending in self._pending_parts() for planned in pending]
+        self.report.seconds = self._clock() - started
         return self.report
 
     def _pending_parts(self) -> list[tuple[Part, list[Planned]]]:

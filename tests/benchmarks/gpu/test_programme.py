@@ -89,7 +89,7 @@ def test_after_the_soft_deadline_no_row_is_started(tmp_path: Path) -> None:
 
 
 def test_at_the_hard_deadline_what_is_in_flight_is_left_and_not_failed(tmp_path: Path) -> None:
-    report = run(tmp_path, Deadlines(soft=1.0, hard=2.0), clock=Clock(tick=0.9))
+    report = run(tmp_path, Deadlines(soft=2.0, hard=3.0), clock=Clock(tick=0.9))
     assert report.made == []
     assert report.left[0] == "good"
     assert not (tmp_path / "faulty.jsonl").exists()
