@@ -29,13 +29,8 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-gpu: $(VENV)/installed-peers  ## on a machine with a GPU: its tests, and its benchmarks into benchmarks/results/
-	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python -m benchmarks.overhead --device cuda
-	$(BIN)/python -m benchmarks.trials --device cuda
-	$(BIN)/python -m benchmarks.finders --device cuda
-	$(BIN)/python -m benchmarks.published --device cuda
-	$(BIN)/python -m benchmarks.input_pipeline --device cuda --images 4096 --batch-size 256
+gpu:  ## on a machine with a GPU, with the Python that is there, installing nothing: tests and benchmarks, in stages; docs/gpu.md
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 benchmark: $(VENV)/installed-peers  ## what tracking, a fresh process and a start cost, and loading, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead

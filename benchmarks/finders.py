@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,172 +25,13 @@ from typing import Any
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
-from benchmarks.processes import ENVIRONMENT
+from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.provenance import provenance, versions
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
 """On a CPU: edges of one to a few hundred samples, which a laptop trains in seconds."""
-GPU_BUDGETS_MIB = (6144, None)
-"""On a GPU: an emulated small card, and the whole one."""
-GPU_SAMPLES = 65536
-STEPS = 3
-PEERS = ("lightning binsearch", "lightning power", "accelerate")
 OURS = "amp-track"
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One question: how many samples fit?"""
-
-    model: str
-    precision: str
-    budget_mib: int | None
-    device: str
-
-    @property
-    def workload(self) -> str:
-        return f"benchmarks.models:{self.model}"
-
-    @property
-    def budget_bytes(self) -> int | None:
-        return self.budget_mib * 2**20 if self.budget_mib else None
-
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]:
-        return () if self.device == "cpu" else (("samples", str(GPU_SAMPLES)),)
-
-
-# ------------------------------------------------------------------------------------ one peer, in its own process
-
-
-def run_peer(case: Case, finder: str) -> dict[str, Any]:
-    """The peer's answer, how many trials it ran and how long it took, imports and data left out."""
-    # Imports count neither as the peer's time nor as its memory; the first step of an optimizer would import the last.
-    importlib.import_module("lightning.pytorch" if finder.startswith("lightning") else "accelerate.utils")
-    import torch
-    import torch._dynamo
-
-    from amp_track.training.amp.precision import Precision, float32_precision
-    from amp_track.training.devices.opening import open_device
-    from amp_track.workload import load_workload
-
-    workload: Any = load_workload(case.workload, case.options)
-    data, eval_data = workload.train_data(), workload.eval_data()
-    search = _lightning if finder.startswith("lightning") else _accelerate
-    with float32_precision(Precision.named(case.precision)):
-        if case.device != "cpu":
-            torch.zeros(1, device=case.device)
-        trials: list[int] = []
-        # As amp_track's jobs begin, in the peers' favour: with glibc's own malloc settings Lightning answers 288 and
-        # 144 in two runs where 401 fit.
-        open_device(case.device).begin(case.budget_bytes)
-        started = time.perf_counter()
-        answer, error = None, None
-        try:
-            answer = search(case, finder, workload, data, eval_data, trials)
-        except Exception as problem:
-            error = f"{type(problem).__name__}: {str(problem)[:120]}".splitlines()[0]
-        return {
-            "answer": answer,
-            "probes": len(trials),
-            "wall_seconds": time.perf_counter() - started,
-            "error": error,
-        }
-
-
-def _lightning(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
-    import lightning.pytorch as pl
-    from lightning.pytorch.tuner.tuning import Tuner
-    from torch.utils.data import DataLoader
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.batch_size = 2
-            self.model = workload.model()
-
-        def on_train_start(self) -> None:
-            trials.append(self.batch_size)
-
-        def training_step(self, batch: Any) -> Any:
-            return workload.loss(self.model(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any) -> Any:
-            return workload.loss(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return workload.optimizer(self.model.parameters(), workload.learning_rate)
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(data, batch_size=self.batch_size, shuffle=True)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(eval_data, batch_size=self.batch_size)
-
-    names: dict[str, Any] = {"fp32": "32-true", "tf32": "32-true", "amp": "16-mixed", "bf16": "bf16-mixed"}
-    trainer = pl.Trainer(
-        accelerator="cpu" if case.device == "cpu" else "gpu", devices=1, precision=names[case.precision], logger=False,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, max_epochs=1,
-    )  # fmt: skip
-    mode: Any = finder.split()[1]
-    # margin=0: by default it then takes 5 % off what it found. max_val: by default it stops at 8192.
-    found = Tuner(trainer).scale_batch_size(Module(), mode=mode, steps_per_trial=STEPS, margin=0.0, max_val=len(data))
-    assert found is not None
-    return int(found)
-
-
-def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
-    """Begins at the whole data set: it only goes down, and its default of 128 is an answer only if that is too much."""
-    import torch
-    from accelerate.utils import find_executable_batch_size
-    from torch.utils.data import DataLoader
-
-    from amp_track.training.amp.precision import Precision
-
-    precision = Precision.named(case.precision)
-
-    @find_executable_batch_size(starting_batch_size=len(data))
-    def train(batch_size: int) -> int:
-        trials.append(batch_size)
-        model = workload.model().to(case.device)
-        optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-        scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
-        for _, (inputs, targets) in zip(range(STEPS), DataLoader(data, batch_size, shuffle=True), strict=False):
-            with precision.autocast(case.device):
-                loss = workload.loss(model(inputs.to(case.device)), targets.to(case.device))
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        return batch_size
-
-    return int(train())
-
-
-# ------------------------------------------------------------------------------------ all of them
-
-
-def in_own_process(arguments: list[str]) -> tuple[Any, float]:
-    """The JSON that a command prints last, and its seconds, imports and all."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | ENVIRONMENT
-        started = time.perf_counter()
-        try:
-            done = subprocess.run(
-                [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
-            )
-        except subprocess.TimeoutExpired as error:
-            return {"error": f"its process took more than {error.timeout:g} s"}, time.perf_counter() - started
-        seconds = time.perf_counter() - started
-        lines = done.stdout.strip().splitlines()
-        if not lines or not lines[-1].startswith("{"):
-            said = (done.stderr.strip().splitlines() or ["without a word"])[-1][:150]
-            return {"error": f"its process ended with code {done.returncode}: {said}"}, seconds
-        result = json.loads(lines[-1])
-        if (database := Path(folder) / "optuna.db").exists():
-            result["seconds"] = seconds_of_probes(database, result["study"])
-        return result, seconds
 
 
 def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]:
@@ -223,7 +60,10 @@ def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
         *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
         *(part for name, value in case.options for part in ("--set", f"{name}={value}")),
     ]  # fmt: skip
-    result, seconds = in_own_process(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        result, seconds = in_own_process(arguments, folder=folder)
+        if (database := Path(folder) / "optuna.db").exists() and "error" not in result:
+            result["seconds"] = seconds_of_probes(database, result["study"])
     if "error" in result:
         return [{"answer": None, "probes": 0, "wall_seconds": seconds, "error": result["error"]} for _ in cases]
     return [
@@ -269,8 +109,8 @@ def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list
             say(f"  {OURS}: {[(r['answer'], r['probes'], round(r['wall_seconds'], 1), r['error']) for r in ours[-1]]}")
         for case in cases if turn < len(PEERS) else []:
             finder = PEERS[turn]
-            arguments = ["-m", "benchmarks.finders", "--peer", finder, *map(str, dataclasses.astuple(case))]
-            result, seconds = in_own_process(arguments)
+            with tempfile.TemporaryDirectory() as folder:
+                result, seconds = in_own_process(peer_command(case, finder), folder=folder)
             result |= {"command_seconds": seconds}
             rows.append(dataclasses.asdict(case) | {"finder": finder, "runs": [result]})
             say(f"  {finder} {case.precision}: {result}")
@@ -359,14 +199,8 @@ def main() -> None:
     parser.add_argument(
         "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five); the others' results stay"
     )
-    parser.add_argument("--peer", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true", help="print the table of the stored results; measure nothing")
     arguments = parser.parse_args()
-    if arguments.peer:
-        finder, model, precision, budget, device = arguments.peer
-        case = Case(model, precision, None if budget == "None" else int(budget), device)
-        print(json.dumps(run_peer(case, finder)))
-        return
     file = RESULTS / f"finders-{arguments.device.replace(':', '')}.json"
     if not arguments.table:
         precisions = ("fp32", "bf16") if arguments.device == "cpu" else ("fp32", "tf32", "amp", "bf16")

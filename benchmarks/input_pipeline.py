@@ -70,13 +70,8 @@ def loading_images_per_second(job: Job, workers: int) -> float:
 def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as text:
         write_images(Path(text), images)
-        options = (("data_dir", text), ("weights", "none"))
         sandbox = Sandbox(CALTECH256)
-        asked = Job(
-            workload=CALTECH256, options=options, device=device, precision="fp32", batch_size=batch_size, epochs=2
-        )
-        found = sandbox.inspect(asked)
-        job = resolve(asked, found)
+        job, found = job_on(sandbox, Path(text), device, batch_size)
         loading = {
             str(workers): statistics.median(loading_images_per_second(job, workers) for _ in range(repeats))
             for workers in worker_counts()
@@ -92,6 +87,17 @@ def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str
         "loading_images_per_second": loading,
         "training": training,
     }
+
+
+def job_on(sandbox: Sandbox, folder: Path, device: str, batch_size: int, **options: str) -> tuple[Job, Inspection]:
+    """Two epochs of training on the images of a folder, and how their data and device look."""
+    listed = {"data_dir": str(folder), "weights": "none", **options}
+    asked = Job(
+        workload=CALTECH256, options=tuple(listed.items()), device=device, precision="fp32", batch_size=batch_size,
+        epochs=2,
+    )  # fmt: skip
+    found = sandbox.inspect(asked)
+    return resolve(asked, found), found
 
 
 def precisions(found: Inspection) -> list[str]:

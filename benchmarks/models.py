@@ -21,12 +21,34 @@ def _random(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+class Repeated(TensorDataset):
+    """So many samples, of which only the first ones are made: the others are the same again, and take no memory.
+
+    A batch of them costs what a batch of different ones does, in memory and in time.
+    """
+
+    def __init__(self, distinct: TensorDataset, samples: int) -> None:
+        super().__init__(*distinct.tensors)
+        self._distinct = len(distinct)
+        self._samples = samples
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        """Return one sample, or for a list of indices a batch."""
+        place = [one % self._distinct for one in index] if isinstance(index, list) else index % self._distinct
+        return tuple(tensor[place] for tensor in self.tensors)
+
+    def __len__(self) -> int:
+        return self._samples
+
+
 @dataclass(frozen=True)
 class _Classifier(Workload):
     """Random inputs of one shape, ten classes."""
 
     samples: int = 2048
     eval_samples: int = 256
+    distinct: int = 0
+    """Make so many samples and repeat them: gigabytes of random numbers would take seconds in every process. 0: all."""
 
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
@@ -37,6 +59,8 @@ class _Classifier(Workload):
         return TensorDataset(_random((samples, *self.shape()), seed), targets)
 
     def train_data(self) -> TensorDataset:
+        if 0 < self.distinct < self.samples:
+            return Repeated(self._data(self.distinct, 0), self.samples)
         return self._data(self.samples, 0)
 
     def eval_data(self) -> TensorDataset:

@@ -101,16 +101,12 @@ def model_of(case: Case, workload: Any) -> Any:
 
 def bare(case: Case) -> float:
     """The recipe of torch's documentation, and nothing else."""
-    import torch
-
     from amp_track import Precision, float32_precision, load_workload
+    from benchmarks.bare import BareStep
 
     workload = load_workload(case.reference)
     model = model_of(case, workload)
-    optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
-    scaler = torch.amp.GradScaler(case.device, enabled=case.precision == "amp")
-    dtype = torch.float16 if case.precision == "amp" else torch.bfloat16
-    layout = torch.channels_last if case.channels_last else torch.preserve_format
+    step = BareStep(workload, model, case.precision, case.device, channels_last=case.channels_last)
     steps, started = 0, 0.0
     model.train()
     with float32_precision(Precision.named(case.precision)):
@@ -119,14 +115,7 @@ def bare(case: Case) -> float:
                 if steps == WARM_UP_STEPS:
                     synchronize(case)
                     started = time.perf_counter()
-                inputs = inputs.to(case.device, non_blocking=True, memory_format=layout)
-                targets = targets.to(case.device, non_blocking=True)
-                with torch.autocast(case.device, dtype=dtype):
-                    loss = workload.loss(model(inputs), targets)
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
+                step(inputs, targets)
                 steps += 1
                 if steps == WARM_UP_STEPS + case.steps:
                     synchronize(case)

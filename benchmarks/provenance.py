@@ -17,7 +17,7 @@ def provenance(found: Inspection) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "device": found.hardware.name,
-        "driver": _driver() if found.hardware.kind == "cuda" else None,
+        "driver": driver() if found.hardware.kind == "cuda" else None,
         "cores": os.cpu_count(),
         "versions": dict(found.versions) | versions("torchvision", "mlflow"),
     }
@@ -40,7 +40,8 @@ def sentence(result: dict[str, Any]) -> str:
     return ", ".join([*parts, f"torchvision {versions['torchvision']}", result["date"]])
 
 
-def _driver() -> str:
+def driver() -> str:
+    """Return the version of NVIDIA's driver, as nvidia-smi says it."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()

@@ -33,12 +33,12 @@ from amp_track.workload import load_workload
 from benchmarks.claims import (
     GIBIBYTE,
     NOT_HERE,
+    SINUSOID,
+    SIX_GIBIBYTES,
     Bench,
     Row,
     command_of,
     factors,
-    inference_memory,
-    inference_time,
     row_of,
     training_memory,
     training_time,
@@ -109,31 +109,27 @@ def parameters() -> Row:
 
 
 def six_gibibytes(bench: Bench) -> list[Row]:
-    claims = [
-        ("fp32 at batch 256 fits 6 GB, in about 3.9 GB", "fp32", 256, Verdict.FITS, 3.9e9),
-        ("fp32 at batch 512 runs out of 6 GB, asking for 1.53 GiB", "fp32", 512, Verdict.OOM, 1.53 * GIBIBYTE),
-        ("amp at batch 512 fits 6 GB, in about 4 GB", "amp", 512, Verdict.FITS, 4e9),
-    ]
     rows = []
-    for claim, precision, batch_size, expected, claimed in claims:
+    for fact in SIX_GIBIBYTES:
         command = (
-            f"amp-track train experiments/caltech256.py --synthetic --precision {precision} --batch-size {batch_size} "
-            "--memory-budget 6GiB --steps 10"
+            f"amp-track train experiments/caltech256.py --synthetic --precision {fact.precision} "
+            f"--batch-size {fact.batch_size} --memory-budget 6GiB --steps 10"
         )
         if not bench.is_gpu:
-            rows.append(Row(claim, f"{NOT_HERE}: needs a GPU", command=command))
+            rows.append(Row(fact.claim, f"{NOT_HERE}: needs a GPU", command=command))
             continue
         job = bench.job(
-            "caltech256", synthetic=True, precision=precision, batch_size=batch_size, memory_budget_bytes=6 * GIBIBYTE,
-            steps=10,
+            "caltech256", synthetic=True, precision=fact.precision, batch_size=fact.batch_size,
+            memory_budget_bytes=6 * GIBIBYTE, steps=10,
         )  # fmt: skip
         outcome = bench.sandbox("caltech256").run(job)
         assert outcome.verdict in (Verdict.FITS, Verdict.OOM), outcome.message
         amount = outcome.max_memory_bytes if outcome.fits else outcome.requested_bytes
         what = "in" if outcome.fits else f"in {outcome.phase}, asking for"
         measured = f"{outcome.verdict} {what} {format_bytes(amount) if amount else '?'} (6 GiB emulated, n=1)"
-        as_claimed = outcome.verdict is expected and amount is not None
-        rows.append(Row(claim, measured, f"{amount / claimed:.2f}" if as_claimed and amount else "not so", command))
+        as_claimed = outcome.verdict is fact.verdict and amount is not None
+        ratio = f"{amount / fact.bytes:.2f}" if as_claimed and amount else "not so"
+        rows.append(Row(fact.claim, measured, ratio, command))
     return rows
 
 
@@ -199,13 +195,8 @@ def sinusoid(bench: Bench) -> list[Row]:
     memory = bench.memory(result, "sinusoid", size | {"steps_per_epoch": 4})
     command = command_of(bench, "sinusoid", size)
     rows = [
-        row_of(claim, (claimed, claimed), factors(of, measure), command)
-        for claim, claimed, of, measure in (
-            ("training takes 46.38 % less time (13.98 → 7.50 s): 0.54 ×", 7.50 / 13.98, result, training_time),
-            ("training takes 49.79 % less memory: 0.50 ×", 0.5021, memory, training_memory),
-            ("inference takes 32.23 % less time: 0.68 ×", 0.6777, result, inference_time),
-            ("inference takes 49.79 % less memory: 0.50 ×", 0.5021, memory, inference_memory),
-        )
+        row_of(one.claim, (one.factor, one.factor), factors(memory if one.of_memory else result, one.measure), command)
+        for one in SINUSOID
     ]
     qualities = {precision: result.cell("", precision).quality for precision in result.precisions}
     listed = ", ".join(f"{name} {found.mean:.4f}" for name, found in qualities.items() if found is not None)

@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna 
 
 DIGITS = str(Path(__file__).parent.parent / "experiments" / "digits.py")
 RESULTS = Path(__file__).parent / "results"
+FRESH_PROCESS_AIM_SECONDS = 0.15
 
 
 def nothing(connection: Any) -> None:
@@ -46,14 +48,22 @@ def nothing(connection: Any) -> None:
     connection.send(None)
 
 
-def empty_process_seconds() -> float:
+def device_alone(connection: Any, device: str) -> None:
+    """A fresh process that starts the device: on a GPU, CUDA and its libraries."""
+    import torch
+
+    torch.zeros(1, device=device)
+    connection.send(None)
+
+
+def process_seconds(target: Callable[..., None], *arguments: Any) -> float:
     """How long one takes that is forked from the sandbox's own server."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     started = time.perf_counter()
-    process = context.Process(target=nothing, args=(sender,))
+    process = context.Process(target=target, args=(sender, *arguments))
     process.start()
     sender.close()
     receiver.recv()
@@ -119,7 +129,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
         trials = Trials(device)
         found = trials.session.inspection
         job = dataclasses.replace(trials.session.job, epochs=1)
-        beyond, beyond_cpu, processes, empty, drawing = [], [], [], [], []
+        beyond, beyond_cpu, processes, empty, drawing, started_device = [], [], [], [], [], []
         jobs: dict[bool, list[float]] = {True: [], False: []}
         speeds: dict[bool, list[float]] = {True: [], False: []}
         with trials.tracker.run("trials", tags={}) as parent, late_pictures() as pictures:
@@ -133,7 +143,8 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
                 outcome, trial_seconds = trials.run(parent, pictures, job)
                 cpu_seconds = time.thread_time() - cpu_started
                 job_seconds = trials.sandbox.seconds
-                empty_seconds = empty_process_seconds()
+                empty_seconds = process_seconds(nothing)
+                device_seconds = process_seconds(device_alone, device)
                 if repeat < 2:
                     continue
                 assert outcome.samples_per_second is not None
@@ -144,6 +155,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
                     beyond_cpu.append(cpu_seconds - trials.sandbox.cpu_seconds)
                     processes.append(job_seconds - outcome.wall_seconds)
                     empty.append(empty_seconds)
+                    started_device.append(device_seconds)
                 else:
                     drawing.append(drawing_seconds)
         trials.studies.close()
@@ -171,17 +183,31 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
             speed_ratio := [beside / alone for beside, alone in zip(speeds[True], speeds[False], strict=True)]
         ),
         "speed_ratio_beside_a_picture_median": median(speed_ratio),
+        "device_process_seconds_median": median(started_device),
     }
 
 
-def show(result: dict[str, Any]) -> None:
+def fresh_process_aim(device: str, device_process_seconds: float) -> tuple[float, str]:
+    """The seconds that a job's fresh process may take, and the same for people.
+
+    On a GPU every process starts CUDA, which no care of this package makes faster: the aim is so much on top of that.
+    """
+    if device.partition(":")[0] == "cpu":
+        return FRESH_PROCESS_AIM_SECONDS, f"≤ {FRESH_PROCESS_AIM_SECONDS:g} s"
+    aim = device_process_seconds + FRESH_PROCESS_AIM_SECONDS
+    return aim, f"≤ {aim:.2f} s: {FRESH_PROCESS_AIM_SECONDS:g} s beyond a process that starts the device and ends"
+
+
+def show(result: dict[str, Any], device: str) -> None:
+    _, aim = fresh_process_aim(device, result["device_process_seconds_median"])
     table = Table(title=f"{result['device']}, n={result['n']}, {result['date']}, torch {result['versions']['torch']}")
     for heading in ("what", "median", "goal"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     table.add_row("a trial beyond its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.08 s")
     table.add_row("the same, of a processor", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", "")
-    table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", "≤ 0.15 s")
+    table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", aim)
     table.add_row("an empty fresh process", f"{result['empty_process_seconds_median']:.3f} s", "")
+    table.add_row("one that starts the device", f"{result['device_process_seconds_median']:.3f} s", "")
     table.add_row("the picture of its curves", f"{result['picture_seconds_median']:.3f} s", "")
     table.add_row("a job beside a picture", f"{result['job_seconds_ratio_beside_a_picture_median']:.3f} ×", "")
     table.add_row("its samples/s", f"{result['speed_ratio_beside_a_picture_median']:.3f} ×", "")
@@ -197,7 +223,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"trials-{arguments.device.replace(':', '')}.json"
     file.write_text(json.dumps(result, indent=2) + "\n")
-    show(result)
+    show(result, arguments.device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+"""The training step that torch's documentation writes, and nothing else: what everything is measured against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track import Precision, Workload
+
+
+class BareStep:
+    """Autocast, scaled backward, step, update.
+
+    Args:
+        workload: its loss, optimizer and learning rate.
+        model: on its device, in its memory order; compiled or not.
+        precision: the mode's name.
+        device: the type of the model's device.
+        channels_last: give inputs that memory order.
+    """
+
+    def __init__(
+        self, workload: Workload, model: nn.Module, precision: str, device: str, *, channels_last: bool = False
+    ) -> None:
+        self._workload = workload
+        self._model = model
+        self._precision = Precision.named(precision)
+        self._device = device
+        self._layout = torch.channels_last if channels_last else torch.preserve_format
+        self._optimizer = workload.optimizer(model.parameters(), workload.learning_rate)
+        self._scaler = torch.amp.GradScaler(device.partition(":")[0], enabled=self._precision.grad_scaler)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Any:
+        """Train on one batch, and return its loss."""
+        inputs = inputs.to(self._device, non_blocking=True, memory_format=self._layout)
+        targets = targets.to(self._device, non_blocking=True)
+        with self._precision.autocast(self._device.partition(":")[0]):
+            loss = self._workload.loss(self._model(inputs), targets)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad()
+        return loss.detach()

@@ -1,0 +1,107 @@
+"""The largest batch of five models, in an emulated card of 6 GiB and on the whole one, beside Lightning's search.
+
+`amp-track fit` proves its answer: that batch ran whole, and one more did not. Lightning's is what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.jobs import precisions
+from benchmarks.gpu.parts import Machine, Part, Planned, Reporter, Request
+from benchmarks.gpu.rows import Row
+from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
+
+MODELS = ("ResNet18", "Transformer", "Cnn", "UNet", "Lstm")
+OURS = "amp-track"
+LIGHTNING = PEERS[0]
+_TINY_MODEL = "Mlp"
+_TINY_BUDGETS_MIB = (16, None)
+_TINY_MOST = 4
+"""Samples, where nothing else is the limit and sizes are small."""
+_FIT_SECONDS, _PEER_SECONDS = 150, 180
+
+
+def key(model: str, precision: str, budget_mib: int | None, finder: str) -> str:
+    within = f"{budget_mib / 1024:g} GiB" if budget_mib else "whole card"
+    return f"{model} {precision} {within} {finder}"
+
+
+def cases(*, device: str, tiny: bool) -> Iterator[tuple[str, Case]]:
+    """Every question with who answers it, the most telling first: the small card, then the whole one."""
+    models = (_TINY_MODEL,) if tiny else MODELS
+    first, others = precisions()[:2], precisions()[2:]
+    for budget in _TINY_BUDGETS_MIB if tiny else GPU_BUDGETS_MIB:
+        for model in models:
+            asked = precisions() if budget or not tiny else first[:1]
+            yield from ((OURS, Case(model, precision, budget, device)) for precision in asked)
+            if budget or not tiny:
+                yield from ((LIGHTNING, Case(model, precision, budget, device)) for precision in reversed(first))
+    if not tiny:
+        for budget in GPU_BUDGETS_MIB:
+            yield from ((LIGHTNING, Case(model, p, budget, device)) for model in models for p in others)
+
+
+def _key(finder: str, case: Case) -> str:
+    return key(case.model, case.precision, case.budget_mib, finder)
+
+
+def parts(machine: Machine, kept: Mapping[str, Row]) -> list[Part]:
+    """One process for all edges that amp_track finds of a model; one for each that Lightning does."""
+    stores, lightning = machine.lacks("mlflow") or machine.lacks("optuna"), machine.lacks("lightning")
+    found: dict[str, list[Planned]] = {}
+    for finder, case in cases(device=machine.device, tiny=machine.tiny):
+        apart = "" if machine.tiny else str(case.budget_mib)  # small, a process takes longer to start than to measure
+        of_one_process = f"{case.model} {apart}" if finder == OURS else _key(finder, case)
+        found.setdefault(of_one_process, []).append(
+            Planned(
+                key=_key(finder, case),
+                limit_seconds=_FIT_SECONDS if finder == OURS else _PEER_SECONDS,
+                impossible=machine.precisions[case.precision],
+                missing=stores if finder == OURS else lightning,
+            )
+        )
+    return [Part(name=name, rows=rows) for name, rows in found.items()]
+
+
+def measure(request: Request, report: Reporter) -> None:
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    for finder, case in cases(device=request.device, tiny=request.tiny):
+        if _key(finder, case) in request.keys:
+            find = _fit if finder == OURS else _lightning
+            report.row(_key(finder, case), lambda one=case, find=find: find(one, tiny=request.tiny))
+
+
+def _fit(case: Case, *, tiny: bool) -> dict[str, Any]:
+    """What `amp-track fit` finds, in the study that the model's other precisions are in."""
+    import amp_track
+    from benchmarks.finders import seconds_of_probes
+
+    result = amp_track.fit(
+        case.workload,
+        device=case.device,
+        precision=[case.precision],
+        memory_budget=case.budget_bytes,
+        epochs=1,
+        set=dict(case.options),
+        max_batch_size=_TINY_MOST if tiny and not case.budget_mib else None,
+        confirm_steps=2 if tiny else None,
+        study=f"edges-{case.budget_mib}",
+    )
+    seconds = seconds_of_probes(Path("optuna.db"), result.study)[case.precision]
+    return {**result.precisions[case.precision].as_json(), "probe_seconds": seconds["search"]}
+
+
+def _lightning(case: Case, *, tiny: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        result, _ = in_own_process(peer_command(case, LIGHTNING), folder=folder, limit_seconds=_PEER_SECONDS - 10)
+    return {
+        "largest_batch": result.get("answer"),
+        "probes": result.get("probes"),
+        "probe_seconds": result.get("wall_seconds"),
+        "error": result["error"],  # a search that fails is what it has to say: it would fail again
+    }

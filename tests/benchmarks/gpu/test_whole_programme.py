@@ -1,0 +1,121 @@
+"""The programme as on the day: from a bare copy of the tree, without an installation, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support import ROOT
+
+from benchmarks.gpu.rows import RowFile, Status
+from benchmarks.gpu.stages import NAMES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="budgets of main memory are Linux's"),
+]
+COPIED_VERSION = "0.0.0+copy"
+TINY = ["--device", "cpu", "--tiny"]
+
+
+@pytest.fixture(scope="module")
+def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files, with a version of its own, so that a row says whose code it ran."""
+    tree = tmp_path_factory.mktemp("bare") / "amp_track"
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    init = tree / "amp_track" / "__init__.py"
+    own, count = re.subn(r'__version__ = ".*"', f'__version__ = "{COPIED_VERSION}"', init.read_text())
+    assert count == 1
+    init.write_text(own)
+    return tree
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu", *TINY, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=tree, env=environment(), capture_output=True, text=True, timeout=900)
+
+
+def test_every_stage_leaves_its_rows_once(bare_tree: Path, tmp_path: Path) -> None:
+    done = run(bare_tree, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.iterdir()
+    assert {file.stem for file in folder.iterdir()} == set(NAMES)
+    for name in NAMES:
+        rows = RowFile(folder / f"{name}.jsonl").read()
+        statuses = {row.status for row in rows.values()}
+        assert Status.MEASURED in statuses
+        assert Status.FAILED not in statuses
+        for row in rows.values():
+            assert row.provenance["versions"]["amp_track"] == COPIED_VERSION, "it was not the copy that ran"
+            assert row.reason or row.status is Status.MEASURED
+            assert {"device", "driver", "date", "cores"} <= set(row.provenance)
+            assert row.status is Status.IMPOSSIBLE or "tf32" not in row.key
+    before = {file.name: file.read_text() for file in folder.iterdir()}
+    assert str(bare_tree) not in "".join(before.values()), "a folder of this machine is in a row"
+
+    again = run(bare_tree, "--out", str(tmp_path))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert {file.name: file.read_text() for file in folder.iterdir()} == before
+    assert "measured" not in again.stdout
+
+
+def test_what_is_killed_half_way_goes_on(bare_tree: Path, tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path), "--stage", "sinusoid"]
+    process = subprocess.Popen(command(*arguments), cwd=bare_tree, env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (files := list(tmp_path.glob("*/sinusoid.jsonl"))) or not _measured(files[0]):
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == [], "a process of a row outlives the programme"
+    (file,) = files
+    before = file.read_text()
+    with file.open("a") as opened:
+        opened.write('{"key": "amp seed 0", "sta')  # as if it had been killed while it wrote
+
+    done = run(bare_tree, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert file.read_text().startswith(before), "what was measured is measured again"
+    keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
+    assert sorted(keys) == ["amp seed 0", "bf16 seed 0", "fp32 seed 0", "tf32 seed 0"]
+
+
+def test_an_interrupt_ends_it_with_130_and_a_word(bare_tree: Path, tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path), "--stage", "sinusoid"]
+    process = subprocess.Popen(command(*arguments), cwd=bare_tree, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "tf32" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=30) == 130, said
+    assert said.splitlines()[-1].startswith("interrupted: what was measured is kept")
+
+
+def _measured(file: Path) -> bool:
+    return any(row.status is Status.MEASURED for row in RowFile(file).read().values())
