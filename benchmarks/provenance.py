@@ -16,8 +16,8 @@ def provenance(found: Inspection) -> dict[str, Any]:
     """Date, device, its driver, cores, and versions."""
     return {
         "date": datetime.date.today().isoformat(),
-        "device": found.hardware.name,
-        "driver": driver() if found.hardware.kind == "cuda" else None,
+        "device": found.hardware.title,
+        "driver": found.hardware.driver or None,
         "cores": os.cpu_count(),
         "versions": dict(found.versions) | versions("torchvision", "mlflow"),
     }

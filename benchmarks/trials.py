@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
         trials = Trials(device)
         found = trials.session.inspection
         job = dataclasses.replace(trials.session.job, epochs=1)
-        beyond, beyond_cpu, processes, empty, drawing, started_device = [], [], [], [], [], []
+        numbers: dict[str, list[float]] = defaultdict(list)
         jobs: dict[bool, list[float]] = {True: [], False: []}
         speeds: dict[bool, list[float]] = {True: [], False: []}
         with trials.tracker.run("trials", tags={}) as parent, late_pictures() as pictures:
@@ -143,47 +144,32 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
                 outcome, trial_seconds = trials.run(parent, pictures, job)
                 cpu_seconds = time.thread_time() - cpu_started
                 job_seconds = trials.sandbox.seconds
-                empty_seconds = process_seconds(nothing)
-                device_seconds = process_seconds(device_alone, device)
+                empty_seconds, device_seconds = process_seconds(nothing), process_seconds(device_alone, device)
                 if repeat < 2:
                     continue
                 assert outcome.samples_per_second is not None
                 jobs[is_beside].append(job_seconds)
                 speeds[is_beside].append(outcome.samples_per_second)
                 if is_beside:
-                    beyond.append(trial_seconds - job_seconds)
-                    beyond_cpu.append(cpu_seconds - trials.sandbox.cpu_seconds)
-                    processes.append(job_seconds - outcome.wall_seconds)
-                    empty.append(empty_seconds)
-                    started_device.append(device_seconds)
+                    numbers["trial_overhead_seconds"].append(trial_seconds - job_seconds)
+                    numbers["trial_overhead_cpu_seconds"].append(cpu_seconds - trials.sandbox.cpu_seconds)
+                    numbers["fresh_process_seconds"].append(job_seconds - outcome.wall_seconds)
+                    numbers["empty_process_seconds"].append(empty_seconds)
+                    numbers["device_process_seconds"].append(device_seconds)
                 else:
-                    drawing.append(drawing_seconds)
+                    numbers["picture_seconds"].append(drawing_seconds)
         trials.studies.close()
-    median = statistics.median
+    # Of two jobs that ran one after the other, the first beside a picture's drawing, the second alone.
+    for name, measured in (("job_seconds", jobs), ("speed", speeds)):
+        pairs = zip(measured[True], measured[False], strict=True)
+        numbers[f"{name}_ratio_beside_a_picture"] = [beside / alone for beside, alone in pairs]
     return {
         "date": datetime.date.today().isoformat(),
-        "device": found.hardware.name,
+        "device": found.hardware.title,
         "versions": dict(found.versions),
         "n": repeats,
-        "trial_overhead_seconds": beyond,
-        "trial_overhead_seconds_median": median(beyond),
-        "trial_overhead_cpu_seconds": beyond_cpu,
-        "trial_overhead_cpu_seconds_median": median(beyond_cpu),
-        "fresh_process_seconds": processes,
-        "fresh_process_seconds_median": median(processes),
-        "empty_process_seconds_median": median(empty),
-        "picture_seconds": drawing,
-        "picture_seconds_median": median(drawing),
-        # Of two jobs that ran one after the other, the first beside a picture's drawing, the second alone.
-        "job_seconds_ratio_beside_a_picture": (
-            jobs_ratio := [beside / alone for beside, alone in zip(jobs[True], jobs[False], strict=True)]
-        ),
-        "job_seconds_ratio_beside_a_picture_median": median(jobs_ratio),
-        "speed_ratio_beside_a_picture": (
-            speed_ratio := [beside / alone for beside, alone in zip(speeds[True], speeds[False], strict=True)]
-        ),
-        "speed_ratio_beside_a_picture_median": median(speed_ratio),
-        "device_process_seconds_median": median(started_device),
+        **numbers,
+        **{f"{name}_median": statistics.median(values) for name, values in numbers.items()},
     }
 
 

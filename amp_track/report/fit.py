@@ -15,6 +15,11 @@ _BOUNDS = {
     "max_batch_size": "as far as --max-batch-size lets it look",
     "kernel": "a kernel of the device takes no more",
 }
+_RESOLUTION = {
+    True: "Memory is metered to a page (4 KiB).",
+    False: "Memory is metered in blocks of the caching allocator (2 MiB).",
+}
+"""By whether the device is a CPU, how fine its meter is."""
 
 
 def fit_table(result: FitResult) -> Table:
@@ -68,6 +73,11 @@ def fit_notes(result: FitResult) -> list[str]:
         lines.append(
             "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
             "steps after it. --confirm-steps epoch takes all of it."
+        )
+    runs = min((fitted.runs_at_edge for fitted in result.precisions.values() if fitted.edge.largest_batch), default=1)
+    if runs > 1:
+        lines.append(
+            f"Each of these batches ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}"
         )
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")

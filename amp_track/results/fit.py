@@ -28,6 +28,8 @@ class PrecisionFit:
     run_id: str | None
     confirmation: Outcome | None = None
     """The longer training at the largest batch; None where it was left out."""
+    runs_at_edge: int = 1
+    """In how many fresh processes the largest batch ran."""
     epoch_steps: int = 0
     """The steps of a whole epoch at the largest batch."""
     failure: Outcome | None = None
@@ -79,6 +81,7 @@ class PrecisionFit:
             "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
+            "runs_at_edge": self.runs_at_edge,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
             "epoch_steps": self.epoch_steps,
             "largest_multiple": self.largest_multiple,

@@ -22,6 +22,9 @@ from amp_track.workers import interrupts, processes
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
+_SHORT = ("probe", "multiple", "repeat")
+_RUNS_AT_THE_EDGE = 3
+"""In how many fresh processes an edge has to run before it is reported, the confirming one among them."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Task:
     """One job of the fit study.
 
     `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; `beyond`, a probe above the first
-    batch that fails; or `confirm`, a longer training at the edge.
+    batch that fails; `confirm`, a longer training at the edge; or `repeat`, one more probe of a confirmed edge.
     """
 
     precision: str
@@ -146,8 +149,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         trainings below it follow until one fits and one more sample does not.
         """
         short, long = (
-            _probes(done, precision, kinds) + _as_predicted(running, kinds)
-            for kinds in (("probe", "multiple"), ("confirm",))
+            _probes(done, precision, kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         goal = self.goal
         step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
@@ -158,14 +160,21 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return edge
         if all(probe.fits for probe in long):
             if any(probe.batch_size == edge.largest_batch for probe in long):
-                return edge
+                return self._repeated(edge, precision, [*short, *long])
             at_edge = next(probe for probe in short if probe.batch_size == edge.largest_batch)
             reason = "a longer training, to confirm the edge"
             return Task(precision, edge.largest_batch, "confirm", reason, at_edge.peak_bytes)
         step = _step_down(short, long, goal)
         if isinstance(step, Edge):
-            return step
+            return self._repeated(step, precision, [*short, *long])
         return Task(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
+
+    def _repeated(self, edge: Edge, precision: str, probes: Sequence[Probe]) -> Task | Edge:
+        """Return a confirmed edge once it has run in three fresh processes, or the job that is lacking."""
+        ran = [probe for probe in probes if probe.batch_size == edge.largest_batch and probe.fits]
+        if not edge.largest_batch or len(ran) >= _RUNS_AT_THE_EDGE:
+            return edge
+        return Task(precision, edge.largest_batch, "repeat", "once more, to rely on it", ran[0].peak_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
         """Return where to begin: the smallest edge proven at another precision, else the workload's own batch size."""
@@ -269,7 +278,8 @@ def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | Edge
     lowest = min((probe for probe in long if not probe.fits), key=lambda probe: probe.batch_size)
     line = line_of(short)
     if any(probe.fits for probe in long) or lowest.batch_size == 1 or line is None:
-        return explore(long, goal.limit, budget_bytes=goal.budget_bytes)
+        failed = [probe for probe in short if not probe.fits]  # a training would fail there too
+        return explore([*long, *failed], goal.limit, budget_bytes=goal.budget_bytes)
     lacking = max((lowest.peak_bytes or 0) - line.at(lowest.batch_size), line.slope_bytes)
     guess = line.reaches(goal.budget_bytes - lacking * 2 ** (len(long) - 1))
     reason = f"a longer training at {lowest.batch_size} ran out of memory: less by what it lacked"

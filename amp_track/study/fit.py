@@ -87,6 +87,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         run_id=storage.run_id_of(probed[2]) if probed else None,
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
         failure=_failure_at(edge, done),
+        runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
         beyond=tuple(sorted((task.batch_size, outcome.fits) for task, outcome, _ in done if task.kind == "beyond")),

@@ -94,6 +94,40 @@ class TestEdges:
         (note,) = [note for note in fit_notes(result) if note.startswith("fp32: ")]
         assert f"{FP32_EDGE + 1} does not fit, {FP32_EDGE + 3} above it do" in note
 
+    def test_an_edge_that_runs_twice_and_not_a_third_time_is_none(self) -> None:
+        ran: list[int | None] = []
+
+        def by_chance(job: Job) -> Outcome | None:
+            ran.append(job.batch_size)
+            if job.batch_size == FP32_EDGE and ran.count(FP32_EDGE) == 3:
+                return Outcome(
+                    verdict=Verdict.OOM, phase="backward", requested_bytes=40_000, max_allocated_bytes=BUDGET
+                )
+            return None
+
+        result = fit(asked(study="mine"), sandbox=SimulatedSandbox(fails=by_chance))
+        found = result.precisions["fp32"]
+        assert (found.edge.largest_batch, found.edge.first_failing_batch) == (FP32_EDGE - 1, FP32_EDGE)
+        assert found.runs_at_edge == 3
+        assert "Each of these batches ran in 3 fresh processes" in " ".join(fit_notes(result))
+
+    def test_a_trainings_edge_runs_three_times_too(self) -> None:
+        """Longer trainings take more than probes, and have stepped down; the repeated probe fails once."""
+        ran: list[int | None] = []
+
+        def by_chance(job: Job) -> Outcome | None:
+            ran.append(job.batch_size if job.probe else None)
+            if job.batch_size == FP32_EDGE - 10 and job.probe and ran.count(FP32_EDGE - 10) == 1:
+                return Outcome(
+                    verdict=Verdict.OOM, phase="backward", requested_bytes=40_000, max_allocated_bytes=BUDGET
+                )
+            return None
+
+        sandbox = SimulatedSandbox(fails=by_chance, longer_bytes=400_000)
+        found = fit(asked(study="mine"), sandbox=sandbox).precisions["fp32"]
+        assert found.edge.largest_batch < FP32_EDGE - 10 + 1
+        assert found.runs_at_edge == 3
+
     def test_no_more_than_there_is_to_try(self) -> None:
         result = fit(asked(study="mine", max_batch_size=FP32_EDGE + 2), sandbox=SimulatedSandbox())
         assert result.precisions["fp32"].beyond == ((FP32_EDGE + 2, False),)

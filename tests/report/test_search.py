@@ -121,7 +121,7 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "largest_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
-        "confirmed_steps", "epoch_steps", "largest_multiple",
+        "runs_at_edge", "confirmed_steps", "epoch_steps", "largest_multiple",
         "efficient_batch", "max_memory_bytes", "max_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
         "accumulate", "caution",
     ]  # fmt: skip

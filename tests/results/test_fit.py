@@ -22,7 +22,8 @@ FITTED = PrecisionFit(
 AS_JSON = {
     "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
     "why_unsupported": None,
-    "fails_in": "evaluation", "probes": 5, "confirmed_steps": 40, "epoch_steps": 38, "largest_multiple": 504,
+    "fails_in": "evaluation", "probes": 5, "runs_at_edge": 1, "confirmed_steps": 40, "epoch_steps": 38,
+    "largest_multiple": 504,
     "efficient_batch": 256, "max_memory_bytes": 61,
     "max_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "edge",
 }  # fmt: skip
@@ -44,7 +45,7 @@ def test_the_json_of_an_edge_is_what_was_measured() -> None:
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
         "largest_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
-        "epoch_steps": 0, "also_fits": [],        "max_memory_bytes": 70,
+        "runs_at_edge": 1, "epoch_steps": 0, "also_fits": [], "max_memory_bytes": 70,
     }  # fmt: skip
 
 
