@@ -60,33 +60,50 @@ torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked
 """
 
 
-@pytest.mark.slow
-def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
-    package = tmp_path / "site-packages" / "touches_cuda"
+def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device: str) -> tuple[list[str], list[str]]:
+    """Return the verdicts of two jobs whose workload imports a package, and the lines about CUDA that were said."""
+    package = folder / "site-packages" / "touches_cuda"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(_TOUCHES_CUDA)
-    workload = tmp_path / "workload.py"
+    (package / "__init__.py").write_text(package_source)
+    workload = folder / "workload.py"
     workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
-    program = tmp_path / "program.py"
+    program = folder / "program.py"
     program.write_text(
         f"""
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 box = Sandbox({str(workload)!r})
-job = Job(workload={str(workload)!r}, precision="fp32", epochs=1)
+job = Job(workload={str(workload)!r}, precision="fp32", epochs=1, device={device!r})
 job = resolve(job, box.inspect(job))
 print(box.run(job).verdict, box.run(job).verdict)
 """
     )
-    paths = [os.environ["PYTHONPATH"], str(tmp_path / "site-packages")]
+    paths = [os.environ["PYTHONPATH"], str(folder / "site-packages")]
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
     )  # fmt: skip
-    assert done.stdout.split() == ["fits", "fits"], done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
+
+
+@pytest.mark.slow
+def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
+    verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="cpu")
+    assert verdicts == ["fits", "fits"]
     assert line.startswith("importing torch,touches_cuda,")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("source", "times_said"),
+    [("import torch\ntorch.zeros(1, device='cuda')\n", 1), ("import torch\ntorch.cuda.is_available()\n", 0)],
+)
+def test_a_package_that_really_does_ends_no_job(tmp_path: Path, cuda: object, source: str, times_said: int) -> None:
+    verdicts, lines = runs_of_a_workload_that_imports(source, tmp_path, device="cuda")
+    assert verdicts == ["fits", "fits"]
+    assert len(lines) == times_said
 
 
 _SERVER_OF_ITS_OWN = f"""

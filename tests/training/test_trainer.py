@@ -1,8 +1,10 @@
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support import DIGITS
+from support import DIGITS, WORKLOADS
 
 from amp_track.records.events import EpochEnded, Event
 from amp_track.records.inspection import resolve
@@ -64,3 +66,25 @@ def test_options_of_the_step_reach_it(sandbox: Sandbox, digits: Job) -> None:
     assert abs(clipped - plain) > 1e-3 * plain
     assert abs(scaled - plain) > 1e-3 * plain
     assert math.isfinite(clipped + scaled)
+
+
+def sizes_trained(sandbox: Sandbox, folder: Path, **settings: Any) -> list[int]:
+    """Return the size of every batch that a job of tells_sizes.py trains on."""
+    file = folder / "sizes"
+    job = Job(workload=str(WORKLOADS / "tells_sizes.py"), precision="fp32", options=(("file", str(file)),), **settings)
+    assert sandbox.run(resolve(job, sandbox.inspect(job))).fits
+    return [int(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("compiles", "first"), [(False, [4, 8, 8]), (True, [8, 4, 8, 8])])
+def test_a_probe_meets_the_batch_sizes_in_a_trainings_order_where_it_compiles(
+    sandbox: Sandbox, tmp_path: Path, compiles: bool, first: list[int]
+) -> None:
+    """A compiler makes code for the first size, and then for any: a full batch comes first, as in a training."""
+    sizes = sizes_trained(sandbox, tmp_path, probe=True, compile=compiles)
+    assert sizes[: len(first)] == first
+    assert set(sizes[len(first) :]) <= {8}
+
+
+def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(sandbox: Sandbox, tmp_path: Path) -> None:
+    assert sizes_trained(sandbox, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]

@@ -189,3 +189,24 @@ def test_a_gpu_budget_is_enforced(sandbox: Sandbox, cuda: torch.device) -> None:
     assert 0 < roomy.max_memory_bytes <= 2**30
     tight = sandbox.run(dataclasses.replace(job, memory_budget_bytes=8 * MEBIBYTE))
     assert tight.verdict is Verdict.OOM
+
+
+@pytest.mark.gpu
+def test_a_gpu_job_without_a_budget_leaves_a_reserve_free(sandbox: Sandbox, cuda: torch.device) -> None:
+    found = sandbox.inspect(Job(workload=DIGITS, device="cuda"))
+    total = found.hardware.memory_bytes
+    assert total is not None
+    assert 0 < found.free_bytes <= total - reserve_bytes(total)
+    outcome = sandbox.run(resolve(Job(workload=DIGITS, device="cuda", epochs=1), found))
+    assert outcome.fits
+    assert outcome.allocation_retries == 0
+    assert outcome.max_memory_bytes is not None
+    assert outcome.max_memory_bytes <= found.free_bytes
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_what_it_is(sandbox: Sandbox, cuda: torch.device) -> None:
+    hardware = sandbox.inspect(Job(workload=DIGITS, device="cuda")).hardware
+    assert hardware.capability.startswith("compute capability ")
+    assert hardware.memory_bytes == torch.cuda.get_device_properties(cuda).total_memory
+    assert hardware.driver.replace(".", "").isdigit()
