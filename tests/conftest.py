@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from support import DIGITS, FAULTS, ROOT, Done, make_stores, write_without_waiting_for_the_disk
 
 from amp_track import cli
@@ -22,10 +21,13 @@ from amp_track.records.job import Job
 from amp_track.sandbox import children
 from amp_track.sandbox.sandbox import Sandbox
 
-# The same few examples each time, so that a failure is the change's; `HYPOTHESIS_PROFILE=thorough` draws new ones.
-settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
-settings.register_profile("thorough", max_examples=100, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothesis, and such a machine may lack it
+    from hypothesis import settings
+
+    # The same few examples each time, so that a failure is the change's; `HYPOTHESIS_PROFILE=thorough` draws new ones.
+    settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
+    settings.register_profile("thorough", max_examples=100, deadline=None)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):

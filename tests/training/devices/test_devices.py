@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
@@ -15,7 +13,6 @@ from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.training.devices.accelerator import (
     AcceleratorDevice,
-    fraction_for,
     reserve_bytes,
     wait_until_settled,
 )
@@ -82,12 +79,6 @@ def test_kernel_limits_are_told_apart(message: str) -> None:
 )
 def test_requested_bytes(message: str, size: int | None) -> None:
     assert requested_bytes(RuntimeError(message)) == size
-
-
-@given(total_bytes=st.integers(2**30, 2**38), data=st.data())
-def test_torch_makes_the_same_budget_of_its_fraction(total_bytes: int, data: st.DataObject) -> None:
-    budget_bytes = data.draw(st.integers(1, total_bytes))
-    assert int(fraction_for(budget_bytes, total_bytes) * total_bytes) == budget_bytes
 
 
 @pytest.mark.parametrize(
