@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import os
-import subprocess
 from typing import Any
 
 from amp_track.records.inspection import Inspection
@@ -38,12 +37,3 @@ def sentence(result: dict[str, Any]) -> str:
     versions = result["versions"]
     parts = [result["device"], *driver, f"{result['cores']} cores", f"torch {versions['torch']}"]
     return ", ".join([*parts, f"torchvision {versions['torchvision']}", result["date"]])
-
-
-def driver() -> str:
-    """Return the version of NVIDIA's driver, as nvidia-smi says it."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"

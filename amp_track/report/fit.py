@@ -17,7 +17,7 @@ _BOUNDS = {
 }
 _RESOLUTION = {
     True: "Memory is metered to a page (4 KiB).",
-    False: "Memory is metered in blocks of the caching allocator (2 MiB).",
+    False: "Memory is metered in segments of the caching allocator (2 MiB and more).",
 }
 """By whether the device is a CPU, how fine its meter is."""
 

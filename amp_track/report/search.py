@@ -81,7 +81,7 @@ def notes(result: SearchResult) -> list[str]:
     lines += _stopped_early(result)
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
-    else:
+    elif result.seeds_wanted == 1:
         lines.append(
             "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
             "precisions over several."

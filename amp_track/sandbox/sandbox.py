@@ -51,7 +51,7 @@ _PRELOAD_MODULE = "amp_track.sandbox.preload"
 _log = logging.getLogger("amp_track.sandbox")
 
 
-class CudaTouched(AmpTrackError):
+class CudaTouched(WorkloadFailed):
     """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
 
 
@@ -248,9 +248,9 @@ def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int
 def _with_huge_pages(tunables: str) -> str:
     """Return the tunables of glibc (2.35 or newer) with which malloc asks the kernel for huge pages.
 
-    A budget makes each large block a fresh mapping, whose pages the kernel has to clear one by one: with huge pages, a
-    CNN at 401 images in 512 MiB trained 2.4 times as fast (n = 4 probes each, 2 cores). Neither limit nor meter change,
-    which count addresses. Where the kernel is set to `never`, it has no effect.
+    A budget makes each large block a fresh mapping, whose pages the kernel has to clear one by one. Limit and meter
+    count addresses, which stay the same; but the heap then grows 2 MiB at a time where a job needs more small blocks
+    than heap.py sets aside. Where the kernel is set to `never`, it has no effect.
     """
     if "glibc.malloc.hugetlb" in tunables:
         return tunables
@@ -305,8 +305,13 @@ def _child(
         return
     from amp_track.sandbox import job_process
 
-    if job_process.cannot_use_cuda():
-        connection.send(CudaTouched("the fork server has initialized CUDA: no process forked from it can use a GPU"))
+    if job.device != "cpu" and job_process.cannot_use_cuda():
+        connection.send(
+            CudaTouched(
+                "got a fork server that has initialized CUDA, expected one that has not, since no process forked from "
+                "it can use a GPU; look for what does so when Python starts or when torch is imported"
+            )
+        )
         return
     match task:
         case "run":

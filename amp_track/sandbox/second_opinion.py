@@ -58,10 +58,11 @@ def second_opinion(job: Job, crash: Outcome, measure: Callable[[Job], Outcome]) 
             return unlimited
         if unlimited.fits:
             return _with_and_without_the_budget(crash, unlimited, job.memory_budget_bytes)
+        if unlimited.verdict is not Verdict.CRASHED:  # it took too long to tell
+            return crash
     if not is_kernel_failure:  # without a budget a null pointer is a bug as likely as a failed allocation
         return crash
-    one_sample = unlimited if job.batch_size == 1 else None
-    return _with_one_sample(job, crash, one_sample or measure(dataclasses.replace(job, batch_size=1)))
+    return _with_few_samples(job, crash, unlimited, measure)
 
 
 def _is_kernel_failure(outcome: Outcome) -> bool:
@@ -82,15 +83,25 @@ def _with_and_without_the_budget(crash: Outcome, unlimited: Outcome, budget_byte
     )
 
 
-def _with_one_sample(job: Job, crash: Outcome, one_sample: Outcome) -> Outcome:
-    """Tell a batch that is too large from a precision that is not possible, by whether one sample runs.
+def _with_few_samples(
+    job: Job, crash: Outcome, unlimited: Outcome | None, measure: Callable[[Job], Outcome]
+) -> Outcome:
+    """Tell a batch that is too large from a precision that is not possible, by whether one sample runs, or two.
 
-    A batch that fails under no limit while one sample runs is too large for a kernel, unless the limit was the memory
-    that is free.
+    Two where one is refused for another reason, as batch norm refuses it. A batch that fails under no limit while fewer
+    samples run is too large for a kernel, unless the limit was the memory that is free.
     """
-    if one_sample.fits:
-        verdict = Verdict.OOM if job.memory_budget_bytes is None else Verdict.KERNEL_LIMIT
-        return dataclasses.replace(crash, verdict=verdict, message=f"{crash.message}; one sample runs")
-    if _is_kernel_failure(one_sample) and job.precision not in _ALWAYS_POSSIBLE:
-        return dataclasses.replace(one_sample, verdict=Verdict.UNSUPPORTED)
+    for batch_size in (1, 2):
+        known = unlimited if batch_size == job.batch_size else None
+        few = known or measure(dataclasses.replace(job, batch_size=batch_size))
+        if few.fits:
+            verdict = Verdict.OOM if job.memory_budget_bytes is None else Verdict.KERNEL_LIMIT
+            samples = "one sample runs" if batch_size == 1 else f"{batch_size} samples run"
+            return dataclasses.replace(crash, verdict=verdict, message=f"{crash.message}; {samples}")
+        if _is_kernel_failure(few):
+            return dataclasses.replace(few, verdict=Verdict.UNSUPPORTED) if _may_be_impossible(job) else crash
     return crash
+
+
+def _may_be_impossible(job: Job) -> bool:
+    return job.precision not in _ALWAYS_POSSIBLE

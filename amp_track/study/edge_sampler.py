@@ -180,7 +180,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         """Return where to begin: the smallest edge proven at another precision, else the workload's own batch size."""
         first = Hint(self.goal.first_batch, "the workload's own batch size")
         hints = []
-        for other in self.goal.precisions:
+        for other in PRECISIONS:  # those of an earlier command among them
             probes = _probes(done, other, ("probe",)) if other != precision else []
             edge = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(edge, Edge) and edge.largest_batch and (line := line_of(probes)) is not None:

@@ -90,7 +90,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
-        beyond=tuple(sorted((task.batch_size, outcome.fits) for task, outcome, _ in done if task.kind == "beyond")),
+        beyond=_beyond(edge, done),
     )
 
 
@@ -102,6 +102,19 @@ def probes_of(trials: Sequence[FrozenTrial], task: Task) -> list[Outcome]:
         if other.precision == task.precision and other.kind != "confirm"
     ]
     return [outcome for _, outcome in sorted(done, key=lambda each: each[0], reverse=True)]
+
+
+def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
+    """Return what was tried to see whether a batch above the first that fails fits, and any that did before."""
+    if edge.first_failing_batch is None:
+        return ()
+    found = {
+        task.batch_size: outcome.fits
+        for task, outcome, _ in done
+        if task.batch_size > edge.first_failing_batch
+        and (task.kind == "beyond" or (task.kind != "confirm" and outcome.fits))
+    }
+    return tuple(sorted(found.items()))
 
 
 def _failure_at(edge: Edge, done: Done) -> Outcome | None:

@@ -312,8 +312,10 @@ class Trainer:
         tally = Tally(step, self._peers.merge)
         if batches.trains_after_an_evaluation:
             if self._job.compile:  # for a full batch first, as a training does, then for the smaller one
+                self._begin_training(step)
                 for part in next(batches.full_steps()):
                     self._train_on(step, part)
+                self._note_peak_of_training()
             self._end_an_epoch(step, batches)
         self._begin_training(step)
         timing = make_full_steps(

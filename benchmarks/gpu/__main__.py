@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +46,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--stage", action="append", metavar="NAME", help=f"{', '.join(stages.NAMES)}; may be repeated (default all)"
     )
     parser.add_argument("--minutes", metavar="N", help="give up what is in flight after N minutes (default no limit)")
-    parser.add_argument("--out", metavar="FOLDER", default=str(RESULTS), help="where rows are read and written")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        default=str(RESULTS),
+        help="where rows are read and written; begins with the rows that are in the results folder",
+    )
     parser.add_argument("--tiny", action="store_true", help="small sizes: the same code in a few minutes on a CPU")
     parser.add_argument("--list", action="store_true", help="list the stages, and measure nothing")
     found = parser.parse_args(arguments)
@@ -95,6 +101,14 @@ def summary(reports: list[programme.Report]) -> str:
     return "\n".join(lines)
 
 
+def bring_rows_over(known: Path, folder: Path) -> None:
+    """Copy the rows of the results folder to another one that has none yet, which then continues them."""
+    for file in known.glob("*.jsonl"):
+        if not (folder / file.name).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / file.name)
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -113,6 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = machine.describe(asked.device, tiny=asked.tiny)
         folder = asked.out / machine.folder_of(found)
         _say(f"{found.provenance['device']}: rows in {folder}")
+        if not asked.tiny:
+            bring_rows_over(RESULTS / folder.name, folder)
         chosen = [stage for stage in stages.STAGES if not asked.stage or stage.name in asked.stage]
         reports = programme.run(chosen, found, folder, minutes=asked.minutes, say=_say)
     except BadInput as error:

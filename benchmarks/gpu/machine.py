@@ -21,7 +21,7 @@ import amp_track
 from amp_track.records.errors import BadInput
 from benchmarks.gpu.parts import PRECISIONS, ROOT, Machine
 from benchmarks.processes import ENVIRONMENT
-from benchmarks.provenance import driver, versions
+from benchmarks.provenance import versions
 
 _LIMIT_SECONDS = 300
 _PACKAGES = ("torchvision", "mlflow", "optuna", "lightning", "accelerate", "pytest", "hypothesis")
@@ -82,7 +82,7 @@ def _found(name: str) -> dict[str, Any]:
         "provenance": {
             "date": datetime.date.today().isoformat(),
             "device": device.name,
-            "driver": driver() if device.kind == "cuda" else None,
+            "driver": device.hardware().driver or None,
             "cores": os.cpu_count(),
             "memory_bytes": device.capacity_bytes(),
             "platform": f"{platform.system()} {platform.release()}",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.machine import source_digest
 from benchmarks.gpu.part import one_line, tail
 from benchmarks.gpu.parts import ROOT, Machine, Part, Planned, Reporter, Request
 from benchmarks.gpu.rows import Row, Status
@@ -36,15 +37,15 @@ def place(name: str) -> int:
 
 
 def collected_key() -> str:
-    """The row of what there is to run, which is another one when those files change."""
-    content = hashlib.sha256(b"".join(file.read_bytes() for file in files()))
+    """The row of what there is to run, which is another one when those files change, or the code that they test."""
+    content = hashlib.sha256(b"".join(file.read_bytes() for file in files()) + source_digest().encode())
     return f"collected {content.hexdigest()[:8]}"
 
 
 def parts(machine: Machine, kept: Mapping[str, Row]) -> list[Part]:
     collected = collected_key()
     keys = [collected, *(kept[collected].values.get("tests", ()) if collected in kept else ())]
-    missing = machine.lacks("pytest")
+    missing = next(filter(None, map(machine.lacks, ("pytest", "mlflow", "optuna"))), "")
     rows = [Planned(key=key, limit_seconds=_LIMIT_SECONDS, missing=missing) for key in keys]
     return [Part(name="tests", rows=rows, start_limit_seconds=_LIMIT_SECONDS)]
 

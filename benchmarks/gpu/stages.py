@@ -43,22 +43,22 @@ STAGES = (
     Stage(
         "step",
         "TrainStep against the bare loop: images/s on ResNet-50, and does the host ever wait?",
-        7,
+        5,
         "benchmarks.gpu.step",
     ),
-    Stage("sinusoid", "time and memory of a ConvModel, beside what its write-up claims", 3, "benchmarks.gpu.sinusoid"),
+    Stage("sinusoid", "time and memory of a ConvModel, beside what its write-up claims", 2, "benchmarks.gpu.sinusoid"),
     Stage(
         "sizes",
         "from which width on does a lower precision pay? And on CIFAR-10's ResNet-50?",
-        5,
+        3,
         "benchmarks.gpu.sizes",
     ),
     Stage(
         "planner",
         "what a probe takes against a whole training; reserved memory against allocated",
-        4,
+        2,
         "benchmarks.gpu.planner",
     ),
-    Stage("costs", "what loading, tracking, a trial and a fresh process cost", 6, "benchmarks.gpu.costs"),
+    Stage("costs", "what loading, tracking, a trial and a fresh process cost", 3, "benchmarks.gpu.costs"),
 )
 NAMES = tuple(stage.name for stage in STAGES)

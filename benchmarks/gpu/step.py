@@ -6,6 +6,8 @@ torch raises an error wherever the host waits for the device.
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
 import time
 import warnings
@@ -60,9 +62,18 @@ def parts(machine: Machine, kept: Mapping[str, Row]) -> list[Part]:
     found = []
     for case in cases(tiny=machine.tiny):
         limit = _COMPILED_LIMIT_SECONDS if case.compile else _LIMIT_SECONDS
-        row = Planned(key=case.key, limit_seconds=limit, impossible=machine.precisions[case.precision])
+        row = Planned(
+            key=case.key,
+            limit_seconds=limit,
+            impossible=machine.precisions[case.precision],
+            missing="no C compiler, which torch.compile needs" if case.compile and not _has_compiler() else "",
+        )
         found.append(Part(name=case.key, rows=[row]))
     return found
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
 
 
 def measure(request: Request, report: Reporter) -> None:

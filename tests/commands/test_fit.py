@@ -68,7 +68,9 @@ class TestEdges:
         assert found.confirmation is not None
         assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
 
-    @pytest.mark.parametrize(("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (1, 1, 1)])
+    @pytest.mark.parametrize(
+        ("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (4, 4, 2), (3, 3, None)]
+    )
     def test_more_or_less_of_it_can_be_asked_for(self, wanted: int | str, steps: int, epoch_steps: int | None) -> None:
         sandbox = SimulatedSandbox(samples=2_000_000)
         fit(asked(study="mine", confirm_steps=wanted), sandbox=sandbox)
@@ -93,6 +95,16 @@ class TestEdges:
         assert found.beyond == ((FP32_EDGE + 2, False), (FP32_EDGE + 3, True), (FP32_EDGE + 4, False))
         (note,) = [note for note in fit_notes(result) if note.startswith("fp32: ")]
         assert f"{FP32_EDGE + 1} does not fit, {FP32_EDGE + 3} above it do" in note
+
+    def test_what_had_fitted_above_the_first_that_fails_is_not_forgotten(self) -> None:
+        """Only the largest multiple fails, which is tried when the edge above it is known."""
+
+        def fails(job: Job) -> Outcome | None:
+            return Outcome(verdict=Verdict.OOM, requested_bytes=MEBIBYTE) if job.batch_size == 100 else None
+
+        found = fit(asked(study="mine", multiple_of=100), sandbox=SimulatedSandbox(fails=fails)).precisions["fp32"]
+        assert (found.edge.largest_batch, found.edge.first_failing_batch) == (99, 100)
+        assert set(found.also_fits) >= {101, 102, 103, FP32_EDGE}
 
     def test_an_edge_that_runs_twice_and_not_a_third_time_is_none(self) -> None:
         ran: list[int | None] = []

@@ -90,7 +90,7 @@ print(box.run(job).verdict, box.run(job).verdict)
 
 @pytest.mark.slow
 def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
-    verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="cpu")
+    verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
     assert verdicts == ["fits", "fits"]
     assert line.startswith("importing torch,touches_cuda,")
 

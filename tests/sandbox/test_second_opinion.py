@@ -79,6 +79,22 @@ def test_a_kernel_that_fails_at_one_sample_makes_the_precision_impossible(
     assert (found.verdict, found.message) == (Verdict.UNSUPPORTED, message)
 
 
+@pytest.mark.parametrize("two", [SMALL, crashed(ONEDNN)])
+def test_a_model_that_refuses_one_sample_is_tried_with_two(two: Outcome) -> None:
+    """Batch norm over features alone does."""
+    crash, refused = crashed(ONEDNN), crashed("ValueError: Expected more than 1 value per channel (in forward)")
+    answers = {1: refused, 2: two}
+    found = second_opinion(job(budget_bytes=None), crash, lambda asked: answers[asked.batch_size or 0])
+    assert found.verdict is (Verdict.OOM if two.fits else Verdict.UNSUPPORTED)
+    neither = second_opinion(job(budget_bytes=None), crash, lambda asked: refused)
+    assert neither is crash
+
+
+def test_a_second_run_that_takes_too_long_tells_nothing() -> None:
+    crash, late = crashed(ONEDNN), Outcome(verdict=Verdict.TIMED_OUT)
+    assert second_opinion(job(), crash, answering(same=late, one_sample=SMALL)) is crash
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_float32_is_always_possible(precision: str) -> None:
     crash = crashed(ONEDNN)

@@ -43,7 +43,9 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
         steps = whole if isinstance(asked, str) else asked
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
-    return long if steps >= whole else dataclasses.replace(long, epoch_steps=max(steps - _STEPS_AFTER_AN_EPOCH, 1))
+    if steps >= whole or steps < _FEWEST_STEPS:  # so few are all full ones, as those of any training are
+        return long
+    return dataclasses.replace(long, epoch_steps=steps - _STEPS_AFTER_AN_EPOCH)
 
 
 def _steps_in_time(session: Session, job: Job, probes: Sequence[Outcome], whole: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING
 
 from amp_track.records.job import Job
@@ -36,6 +37,8 @@ def edge_settings(session: Session) -> dict[str, str]:
         "epochs": training,
         "torch": dict(inspection.versions)["torch"],
         "meter": str(_METER_VERSION),
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }
 
 

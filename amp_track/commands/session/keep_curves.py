@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +15,15 @@ if TYPE_CHECKING:
     from amp_track.tracking import Run
 
 _log = logging.getLogger("amp_track.commands")
-_LEAST_PRIORITY = 19
 
 
 class LatePictures:
     """The pictures of a study's trainings: each is drawn while the next job starts. Make it with `late_pictures`.
 
     A picture takes 0.15 s of a processor, and a job's process at first loads its data with one, so the study does not
-    wait for pictures. They are drawn by a thread of the least priority, which lives no longer than that job, and are
-    stored from there.
+    wait for pictures. They are drawn by a thread that lives no longer than that job, and are stored from there. It has
+    the priority of the process, which is below the job's: a lower one would hold Python's lock for long, and with it
+    the reading of the job's events.
     """
 
     def __init__(self) -> None:
@@ -38,7 +36,7 @@ class LatePictures:
     @contextmanager
     def drawn_beside(self) -> Iterator[None]:
         """Draw what waits beside the block, which runs a job."""
-        thread = threading.Thread(target=self._draw_aside, args=(warnings := list[str](),), name="amp_track curves")
+        thread = threading.Thread(target=self._draw, args=(warnings := list[str](),), name="amp_track curves")
         if self._waiting:
             thread.start()
         try:
@@ -53,11 +51,6 @@ class LatePictures:
         warnings: list[str] = []
         self._draw(warnings)
         _warn(warnings)
-
-    def _draw_aside(self, warnings: list[str]) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own: only what the job leaves is taken
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
-        self._draw(warnings)
 
     def _draw(self, warnings: list[str]) -> None:
         while self._waiting:

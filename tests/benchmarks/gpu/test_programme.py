@@ -151,3 +151,17 @@ def test_tests_that_need_a_gpu_begin_with_the_budget() -> None:
     assert len(places) >= 6
     assert places == sorted(places)
     assert marked_tests.files()[0].parent.name == "devices"
+
+
+def test_another_folder_begins_with_the_rows_there_are(tmp_path: Path) -> None:
+    known, folder = tmp_path / "known", tmp_path / "out" / "a-gpu"
+    known.mkdir()
+    for name in ("tests.jsonl", "edges.jsonl", "notes.txt"):
+        (known / name).write_text(f"{name} of before\n")
+    command.bring_rows_over(known, folder)
+    assert sorted(file.name for file in folder.iterdir()) == ["edges.jsonl", "tests.jsonl"]
+    (folder / "edges.jsonl").write_text("edges of now\n")
+    command.bring_rows_over(known, folder)
+    assert (folder / "edges.jsonl").read_text() == "edges of now\n"
+    command.bring_rows_over(tmp_path / "nothing", tmp_path / "untouched")
+    assert not (tmp_path / "untouched").exists()

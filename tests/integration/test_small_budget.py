@@ -1,0 +1,41 @@
+"""An edge within a very small budget is the same on a quiet machine and beside other work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support import MEBIBYTE, WORKLOADS, request
+
+from amp_track.commands.fit import fit
+from amp_track.records.job import Job
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Keep so many cores busy."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_stores")
+def test_three_fits_agree_one_quiet_and_two_beside_busy_loops() -> None:
+    """It once gave 668 on a quiet machine and 773 to 875 beside other work."""
+    job = Job(workload=str(WORKLOADS / "small_mlp.py"), memory_budget_bytes=3 * MEBIBYTE)
+    found = []
+    for name, loops in (("quiet", 0), ("busy", os.cpu_count() or 1), ("busier", 2 * (os.cpu_count() or 1))):
+        with busy_loops(loops):
+            found.append(fit(request(job, precisions=("fp32",), study=name)).precisions["fp32"])
+    assert len({fitted.edge.largest_batch for fitted in found}) == 1, [fitted.edge for fitted in found]
+    assert all(fitted.runs_at_edge == 3 for fitted in found)
+    assert found[0].edge.bound == "memory"
