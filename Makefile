@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 .PHONY: search test test-slow test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
-	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.75
+	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on two cores
 	$(PYTEST) -m "not slow"

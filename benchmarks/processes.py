@@ -10,6 +10,4 @@ ENVIRONMENT = {
     # The repository first, and then what this process has: packages may lie beside a bare tree.
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # As amp_track's jobs have it, in everything that they are compared with.
-    "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
 }

@@ -77,7 +77,6 @@ class Sandbox:
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
             PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
-            "GLIBC_TUNABLES": _with_huge_pages(os.environ.get("GLIBC_TUNABLES", "")),
             # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
             "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }
@@ -243,18 +242,6 @@ def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int
         message = f"killed by the kernel for memory: {result.message}"
         return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
     return result
-
-
-def _with_huge_pages(tunables: str) -> str:
-    """Return the tunables of glibc (2.35 or newer) with which malloc asks the kernel for huge pages.
-
-    A budget makes each large block a fresh mapping, whose pages the kernel has to clear one by one. Limit and meter
-    count addresses, which stay the same; but the heap then grows 2 MiB at a time where a job needs more small blocks
-    than heap.py sets aside. Where the kernel is set to `never`, it has no effect.
-    """
-    if "glibc.malloc.hugetlb" in tunables:
-        return tunables
-    return ":".join(part for part in (tunables, "glibc.malloc.hugetlb=1") if part)
 
 
 def _imported_modules(workload: str) -> list[str]:

@@ -90,7 +90,10 @@ def _end_with_the_programme(told: int) -> None:
 def _read_request(told: int) -> Request:
     line = b""
     while not line.endswith(b"\n"):
-        line += os.read(told, 1)  # no buffer of Python's: a loader's process, forked while its lock is held, would hang
+        read = os.read(told, 1)  # no buffer of Python's: a loader's process, forked while its lock is held, would hang
+        if not read:
+            raise SystemExit("the programme ended before it asked for a row")
+        line += read
     found = json.loads(line)
     return Request(**{**found, "keys": tuple(found["keys"])})
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,20 @@ def group(name: str) -> Iterator[Path]:
             pytest.skip(f"needs control groups with a limit of memory: {error}")
         yield folder
     finally:
-        folder.rmdir()
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a control group once the last process in it has ended."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def in_group(folder: Path, *command: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,11 @@ def test_another_folder_begins_with_the_rows_there_are(tmp_path: Path) -> None:
     assert (folder / "edges.jsonl").read_text() == "edges of now\n"
     command.bring_rows_over(tmp_path / "nothing", tmp_path / "untouched")
     assert not (tmp_path / "untouched").exists()
+
+
+def test_a_part_that_is_asked_for_nothing_ends(tmp_path: Path) -> None:
+    """The programme was killed between starting it and asking."""
+    command_line = [sys.executable, "-m", "benchmarks.gpu.part"]
+    done = subprocess.run(command_line, input="", capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "the programme ended before it asked for a row\n"
