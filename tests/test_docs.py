@@ -162,7 +162,9 @@ def sentences(lines: list[str]) -> Iterator[str]:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_sentences_shown_are_those_of_today(record: Path) -> None:
     for sentence in sentences(lines_of(record)):
-        assert any(text.fullmatch(sentence) for text in texts_in_the_source()), f"{sentence!r}: run `make docs-all`"
+        of_a_precision = re.sub(r"^\w+: (.+)\.$", r"\1", sentence)  # a name before what the source says of it
+        known = any(text.fullmatch(said) for text in texts_in_the_source() for said in (sentence, of_a_precision))
+        assert known, f"{sentence!r}: run `make docs-all`"
 
 
 def test_the_check_of_sentences_can_fail() -> None:
