@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amp_track.commands import fit
@@ -37,6 +38,10 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
     minutes = request.search_options.minutes
     deadline = time.monotonic() + 60 * minutes if minutes is not None else math.inf
+
+    def is_time_up() -> bool:
+        return time.monotonic() > deadline
+
     session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
     compares_seeds = request.search_options.seeds > 1
     if compares_seeds:
@@ -49,8 +54,8 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         fitted = fit.find_edges(tracked_study, sampler)
-        trials, pareto = _train_inside(tracked_study, studies, fitted, deadline)
-        seeds = _train_seeds(tracked_study, studies, fitted, deadline) if compares_seeds else None
+        trials, pareto = _train_inside(tracked_study, studies, fitted, is_time_up)
+        seeds = _train_seeds(tracked_study, studies, fitted, is_time_up) if compares_seeds else None
         result = SearchResult(
             fit=fitted,
             seeds=seeds,
@@ -80,7 +85,7 @@ def _check_seeds(session: Session) -> None:
 
 
 def _train_inside(
-    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float
+    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]
 ) -> tuple[list[TrialResult], list[int]]:
     """Train at batches and precisions inside the edges; return the trainings and the numbers of the Pareto front."""
     from amp_track.study import search
@@ -106,11 +111,13 @@ def _train_inside(
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
         run_training=run_training,
-        is_time_up=lambda: time.monotonic() > deadline,
+        is_time_up=is_time_up,
     )
 
 
-def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> SeedsResult | None:
+def _train_seeds(
+    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]
+) -> SeedsResult | None:
     """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
 
     Where time is up, the seeds count that every precision was trained with; None if there are fewer than two.
@@ -137,7 +144,7 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, d
         },
         run_training=run_training,
         value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
-        is_time_up=lambda: time.monotonic() > deadline,
+        is_time_up=is_time_up,
     )
     made = Counter(training.point["seed"] for training in trained)
     whole = [seed for seed in seeds if made[seed] == len(fitted.edges)]

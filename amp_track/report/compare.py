@@ -8,7 +8,15 @@ from amp_track.records.outcome import Verdict
 from amp_track.records.values import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, of_precisions, speed_text, tied
+from amp_track.report.text import (
+    CPU_BUDGET_IS_SLOW,
+    UNKNOWN,
+    memory_text,
+    not_possible,
+    of_precisions,
+    speed_text,
+    tied,
+)
 from amp_track.results import compare as comparison
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
 
@@ -174,7 +182,7 @@ def notes(result: CompareResult) -> list[str]:
             "--loader-workers, or compare with --synthetic."
         )
     lines += [
-        f"{_name(result, cell)} is not possible here: {cell.failure.message}"
+        not_possible(_name(result, cell), cell.failure.message)
         for cell in result.cells
         if cell.failure is not None and cell.failure.verdict is Verdict.UNSUPPORTED
     ]

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 from amp_track.records.values import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, of_precisions, speed_text, tied, title
+from amp_track.report.text import (
+    CPU_BUDGET_IS_SLOW,
+    UNKNOWN,
+    memory_text,
+    not_possible,
+    of_precisions,
+    speed_text,
+    tied,
+    title,
+)
 from amp_track.results.fit import FitResult, PrecisionFit
 
 _BOUNDS = {
@@ -100,7 +109,7 @@ def _is_cut_short(fitted: PrecisionFit) -> bool:
 
 def precision_notes(result: FitResult) -> list[str]:
     """Return a note for each precision that is not possible, is emulated or was left out, with the reason."""
-    return not_possible(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
+    return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
 
 
 def _beyond(result: FitResult) -> list[str]:
@@ -120,10 +129,10 @@ def _beyond(result: FitResult) -> list[str]:
     return lines
 
 
-def not_possible(fits: Mapping[str, PrecisionFit]) -> list[str]:
+def impossible_precisions(fits: Mapping[str, PrecisionFit]) -> list[str]:
     """Return a note for each precision that the device has no kernels for, with what failed."""
     return [
-        f"{name} is not possible here: {fitted.why_unsupported}"
+        not_possible(name, fitted.why_unsupported)
         for name, fitted in fits.items()
         if fitted.why_unsupported is not None
     ]

@@ -37,6 +37,11 @@ def tied(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
+def not_possible(precision: str, why: str) -> str:
+    """Return the sentence for a precision, or a cell of a comparison, that the device has no kernels for."""
+    return f"{precision} is not possible here: {why}"
+
+
 def of_precisions(cautions: Mapping[str, str], skipped: Mapping[str, str]) -> list[str]:
     """Return a note for each precision that is emulated or was left out, with the reason."""
     emulated = [f"{precision}: {caution}." for precision, caution in cautions.items()]

@@ -9,7 +9,8 @@ from amp_track.records.errors import WorkloadFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import format_bytes
-from amp_track.report.fit import not_possible
+from amp_track.report.fit import impossible_precisions
+from amp_track.report.text import not_possible
 from amp_track.results.fit import PrecisionFit
 
 
@@ -28,7 +29,7 @@ def why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
     if outcome.verdict is Verdict.KERNEL_LIMIT:
         return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
     if outcome.verdict is Verdict.UNSUPPORTED:
-        return f"{job.precision} is not possible here: {outcome.message}; choose another --precision"
+        return f"{not_possible(job.precision, outcome.message)}; choose another --precision"
     needed = session.bytes_needed(job)
     where = f" in {outcome.phase}" if outcome.phase else ""
     more = f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
@@ -47,7 +48,7 @@ def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str
         for name, fitted in fits.items()
         if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
     )
-    impossible = not_possible(fits)
+    impossible = impossible_precisions(fits)
     if len(impossible) == len(fits):
         return "; ".join(impossible)
     nothing = f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
