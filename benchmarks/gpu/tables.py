@@ -102,9 +102,21 @@ def _edges(rows: Rows) -> str:
         for model in edges.MODELS:
             for precision in PRECISIONS:
                 keys = [edges.key(model, precision, budget, finder) for finder in (edges.OURS, edges.LIGHTNING)]
+                again = [edges.key(model, precision, budget, run) for run in edges.AGAIN]
                 if any(key in rows for key in keys):
-                    lines.append([keys[0].removesuffix(f" {edges.OURS}"), *(cell(rows, key, show) for key in keys)])
+                    ours, lightning = (cell(rows, key, show) for key in keys)
+                    ours += _again([rows[key] for key in [keys[0], *again] if key in rows])
+                    lines.append([keys[0].removesuffix(f" {edges.OURS}"), ours, lightning])
     return table(["model, precision, memory", "amp-track", edges.LIGHTNING], lines)
+
+
+def _again(runs: Sequence[Row]) -> str:
+    """Say whether the edge came out the same in each run that answered."""
+    found = [row.values["largest_batch"] for row in runs if row.status is Status.MEASURED]
+    if len(found) < 2:
+        return ""
+    others = ", ".join(f"{batch:,}" for batch in found[1:])
+    return f"; the same in {len(found)} runs" if len(set(found)) == 1 else f"; other runs: {others}"
 
 
 def _step(rows: Rows) -> str:

@@ -38,6 +38,18 @@ ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "edges": [
         (edges.key("Cnn", "amp", 6144, edges.OURS), EDGE, "| Cnn amp 6 GiB | 1,234 (5 probes, 6.2 s) | not measured |"),
         (
+            edges.key("Lstm", "amp", 6144, edges.OURS),
+            EDGE,
+            "| Lstm amp 6 GiB | 1,234 (5 probes, 6.2 s); the same in 2 runs",
+        ),
+        (edges.key("Lstm", "amp", 6144, edges.AGAIN[0]), EDGE, "the same in 2 runs"),
+        (
+            edges.key("UNet", "amp", 6144, edges.OURS),
+            EDGE,
+            "| UNet amp 6 GiB | 1,234 (5 probes, 6.2 s); other runs: 1,233",
+        ),
+        (edges.key("UNet", "amp", 6144, edges.AGAIN[0]), EDGE | {"largest_batch": 1233}, "other runs: 1,233"),
+        (
             edges.key("UNet", "amp", None, edges.LIGHTNING),
             {"largest_batch": None, "error": "RuntimeError: x"},
             "| UNet amp whole card | not measured | failed: RuntimeError: x |",
