@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +69,12 @@ class PrecisionFit:
     @property
     def max_memory_bytes(self) -> int | None:
         """The peak of memory at the largest batch, or the memory that one sample takes where nothing fits."""
-        peaks = [outcome.max_memory_bytes or 0 for outcome in (self.at_edge, self.confirmation) if outcome is not None]
-        return max(peaks, default=self.bytes_needed)
+        peak = self._peak(lambda outcome: outcome.max_memory_bytes)
+        return peak if peak is not None else self.bytes_needed
+
+    def _peak(self, of: Callable[[Outcome], int | None]) -> int | None:
+        """Return the larger of what the probe and the longer training at the largest batch took."""
+        return max((of(outcome) or 0 for outcome in (self.at_edge, self.confirmation) if outcome), default=None)
 
     def as_json(self) -> dict[str, Any]:
         efficient = self.efficient_batch
@@ -87,7 +92,7 @@ class PrecisionFit:
             "largest_multiple": self.largest_multiple,
             "efficient_batch": efficient[0] if efficient else None,
             "max_memory_bytes": self.max_memory_bytes,
-            "max_allocated_bytes": self.at_edge.peak_allocated_bytes if self.at_edge else None,
+            "max_allocated_bytes": self._peak(lambda outcome: outcome.peak_allocated_bytes),
             "samples_per_second": self.samples_per_second,
             "run_id": self.run_id,
         }

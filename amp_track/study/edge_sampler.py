@@ -123,9 +123,10 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         if isinstance(step, Task):
             return step
         multiple = self.goal.multiple_up_to(step.largest_batch)
-        tasks = (*(task for task, _, _ in done), *running)
-        tried = {task.batch_size for task in tasks if task.precision == precision}
-        if multiple and multiple not in tried:
+        tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
+        tried = {task.batch_size for task in tasks}
+        shown = {task.batch_size for task in tasks if task.kind != "probe" or not self.goal.confirm}
+        if multiple and multiple not in shown:  # a probe of the edge leaves to the confirming training what that shows
             return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
         for batch_size in self._beyond(step):
             if batch_size not in tried:

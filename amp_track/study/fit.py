@@ -79,6 +79,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         if outcome.fits and task.batch_size <= edge.largest_batch and task.kind != "confirm"
     }
     multiple = sampler.goal.multiple_up_to(edge.largest_batch)
+    ran = {t.batch_size for t, o, _ in done if o.fits} - {t.batch_size for t, o, _ in done if not o.fits}
     probed = min(at_edge, key=lambda job: job[0].kind == "confirm", default=None)
     return PrecisionFit(
         edge=edge,
@@ -88,7 +89,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
         failure=_failure_at(edge, done),
         runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
-        largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
+        largest_multiple=multiple if multiple in ran else None,
         throughput=tuple(sorted(speeds.items())),
         beyond=_beyond(edge, done),
     )

@@ -28,6 +28,7 @@ from amp_track.study.storage import name_worker
 
 BUDGET = 8 * MEBIBYTE
 FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
+MULTIPLE = FP32_EDGE // 7 * 7
 
 
 def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -> Request:
@@ -54,6 +55,20 @@ class TestEdges:
         assert found.confirmation is not None
         ran = {(job.batch_size, job.probe) for job in sandbox.jobs}
         assert {(FP32_EDGE, True), (FP32_EDGE + 1, True), (FP32_EDGE, False)} <= ran
+
+    @pytest.mark.parametrize(("confirm_steps", "to_the_end"), [(None, False), (0, True)])
+    def test_what_the_confirmation_shows_no_probe_of_an_edge_need_show(
+        self, confirm_steps: int | None, to_the_end: bool
+    ) -> None:
+        sandbox = SimulatedSandbox()
+        fit(asked(study="mine", confirm_steps=confirm_steps, multiple_of=7), sandbox=sandbox)
+        to_the_ends: dict[int | None, list[bool]] = {}
+        for job in sandbox.jobs:
+            if job.probe:
+                to_the_ends.setdefault(job.batch_size, []).append(job.probe_to_the_end)
+        assert to_the_ends[FP32_EDGE + 1] == [to_the_end]
+        assert to_the_ends[FP32_EDGE][0] is to_the_end
+        assert to_the_ends[MULTIPLE][-1] is True, "nothing else confirms the multiple"
 
     def test_a_confirmation_of_much_data_is_cut_short(self) -> None:
         """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds."""

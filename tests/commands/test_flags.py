@@ -13,7 +13,12 @@ from amp_track.records.job import Job
 
 def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
     named = {flag.field.name for flag in FLAGS["train"] if flag.owner is Job}
-    assert named == {field.name for field in dataclasses.fields(Job)} - {"workload", "probe", "epoch_steps"}
+    assert named == {field.name for field in dataclasses.fields(Job)} - {
+        "workload",
+        "probe",
+        "probe_to_the_end",
+        "epoch_steps",
+    }
 
 
 def test_a_flag_means_the_same_on_every_command() -> None:

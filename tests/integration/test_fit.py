@@ -94,11 +94,15 @@ def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again()
 
 
 @pytest.mark.slow
-def test_out_of_memory_in_evaluation_is_named_as_such() -> None:
-    job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")))
-    found = fit(request(job, precisions=("fp32",), confirm_steps=0)).precisions["fp32"]
-    assert found.failure is not None
-    assert found.failure.phase == "evaluation"
+def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
+    """In a training of one epoch the evaluation comes last; only the confirming training makes it, if there is one."""
+    job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")), epochs=1)
+    probed = fit(request(job, precisions=("fp32",), confirm_steps=0, study="probed")).precisions["fp32"]
+    confirmed = fit(request(job, precisions=("fp32",), study="confirmed")).precisions["fp32"]
+    assert probed.edge == confirmed.edge
+    for found in (probed, confirmed):
+        assert found.failure is not None
+        assert found.failure.phase == "evaluation"
 
 
 @pytest.mark.slow

@@ -86,5 +86,14 @@ def test_a_probe_meets_the_batch_sizes_in_a_trainings_order_where_it_compiles(
     assert set(sizes[len(first) :]) <= {8}
 
 
+@pytest.mark.parametrize(("to_the_end", "last"), [(True, 4), (False, 8)])
+def test_a_probe_of_one_epoch_ends_with_the_smaller_batch_unless_a_longer_training_will(
+    sandbox: Sandbox, tmp_path: Path, to_the_end: bool, last: int
+) -> None:
+    sizes = sizes_trained(sandbox, tmp_path, probe=True, epochs=1, probe_to_the_end=to_the_end)
+    assert sizes[:2] == [8, 8]
+    assert sizes[-1] == last
+
+
 def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(sandbox: Sandbox, tmp_path: Path) -> None:
     assert sizes_trained(sandbox, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]

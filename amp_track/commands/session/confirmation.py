@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
 """A confirmation takes no longer than the larger of the two, unless more is asked for."""
 _STEPS_AFTER_AN_EPOCH = 2
+_EVAL_SPEEDUP = 2.0
+"""Where no probe has evaluated: a backward pass takes at least as long as the forward one."""
 _FEWEST_STEPS = 4
 """Two full ones, the smaller last one or what takes its place, and one after the evaluation."""
 
@@ -56,7 +58,9 @@ def _steps_in_time(session: Session, job: Job, probes: Sequence[Outcome], whole:
     nearest = fitting[-1]
     seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
     step_seconds = job.accumulate * _batch_seconds(job, nearest)
-    eval_seconds = _samples_at_once(job) / nearest.eval_samples_per_second if nearest.eval_samples_per_second else 0.0
+    assert nearest.samples_per_second is not None
+    eval_speed = nearest.eval_samples_per_second or _EVAL_SPEEDUP * nearest.samples_per_second
+    eval_seconds = _samples_at_once(job) / eval_speed
     eval_samples = 0 if job.synthetic else session.inspection.evaluation_samples
     eval_batches = math.ceil(eval_samples / _samples_at_once(job))
     if whole * step_seconds + eval_batches * eval_seconds <= seconds:

@@ -73,6 +73,7 @@ def job_of(session: Session, task: Task, budget_bytes: int | None, probes: Seque
         memory_budget_bytes=budget_bytes,
         accumulate=accumulation_of(session),
         probe=task.kind != "confirm",
+        probe_to_the_end=task.kind != "probe" or session.request.fit_options.confirm_steps == 0,
         loader_workers=0 if loads_alone else session.job.loader_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else confirmation_of(session, job, probes)
