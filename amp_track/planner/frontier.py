@@ -29,6 +29,8 @@ _NOISE = 2
 """Samples by which a line may be wrong, once a failing batch is known, before it counts as wrong."""
 _PLAUSIBLE = 2
 """Factor by which the slope between two nearby points may differ from the overall slope."""
+_LONG = 4
+"""A stretch of at least `_SHORT` samples and 1/4 of all that is measured is long: no noise makes its slope."""
 _SAME_SLOPE = 0.002
 """Relative difference up to which two slopes count as the same."""
 _NOT_FAR = 4
@@ -334,7 +336,7 @@ def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
 
     It goes through the last point and the nearest one before it that is far enough away for the line to be exact where
     it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one is
-    noise between two near points, and is left out.
+    left out where it may be noise between two near points.
     """
     if len(points) < 2:
         return None
@@ -344,7 +346,9 @@ def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
     lines = []
     for start in reversed(points[:-1]):
         slope = start.slope_to(last)
-        if overall / _PLAUSIBLE < slope < overall * _PLAUSIBLE:
+        stretch, whole = last.batch_size - start.batch_size, last.batch_size - points[0].batch_size
+        is_long = stretch >= _SHORT and stretch * _LONG >= whole
+        if slope > 0 and (is_long or overall / _PLAUSIBLE < slope < overall * _PLAUSIBLE):
             lines.append(Line(start.batch_size, last, slope))
     for line in lines:
         distance, measured = line.reaches(room_bytes) - last.batch_size, last.batch_size - line.start

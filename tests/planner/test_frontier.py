@@ -74,6 +74,9 @@ STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     # Which line: the nearest measurement that is exact enough and no noise.
     ("8=180000 12=180000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
     ("8=180000 12=240000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
+    ("187=392900 291=391800 380=477800", 512000, {}, Next(415, "where the budget should end", 511620)),
+    ("187=392900 317=391800 380=477800", 512000, {},
+     Next(451, "a little below 457, where the budget should end", 509033)),
     ("4=130 8=180 16=260", 360, {}, Next(26, "where the budget should end", 360)),
     ("4=130 8=180 16=260", 380, {}, Next(27, "where the budget should end", 379)),
     ("8=100M 64=160M 76=180M", 400 * MEBIBYTE, {},
