@@ -99,9 +99,7 @@ def _with_few_samples(
             samples = "one sample runs" if batch_size == 1 else f"{batch_size} samples run"
             return dataclasses.replace(crash, verdict=verdict, message=f"{crash.message}; {samples}")
         if _is_kernel_failure(few):
-            return (
-                dataclasses.replace(few, verdict=Verdict.UNSUPPORTED)
-                if job.precision not in _ALWAYS_POSSIBLE
-                else crash
-            )
+            if job.precision in _ALWAYS_POSSIBLE:
+                return crash
+            return dataclasses.replace(few, verdict=Verdict.UNSUPPORTED)
     return crash

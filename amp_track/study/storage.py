@@ -160,7 +160,8 @@ def _is_dead(trial: FrozenTrial) -> bool:
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
     """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
     trial.set_user_attr(OUTCOME, json.dumps(dataclasses.asdict(outcome)))
-    trial.set_user_attr(RUN_ID, run_id)
+    if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
+        trial.set_user_attr(RUN_ID, run_id)
 
 
 def outcome_of(trial: FrozenTrial) -> Outcome | None:
