@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +35,34 @@ def key(model: str, precision: str, budget_mib: int | None, finder: str) -> str:
     return f"{model} {precision} {within} {finder}"
 
 
-def cases(*, device: str, tiny: bool) -> Iterator[tuple[str, Case]]:
-    """Every question with who answers it, the most telling first: the small card, then the whole one."""
-    models = (_TINY_MODEL,) if tiny else MODELS
+def cases(*, device: str, tiny: bool) -> list[tuple[str, Case]]:
+    """Every question with who answers it."""
+    if tiny:  # one of each kind
+        small, whole = _TINY_BUDGETS_MIB
+        asked = [(OURS, "fp32", small), (OURS, "amp", small), (LIGHTNING, "amp", small), (OURS, "fp32", whole)]
+        return [
+            (finder, Case(_TINY_MODEL, precision, budget, device))
+            for finder, precision, budget in [*asked, (AGAIN[0], "fp32", small)]
+        ]
+    return list(_cases(device))
+
+
+def _cases(device: str) -> Iterator[tuple[str, Case]]:
+    """The most telling first: the small card, then the whole one."""
+    small, whole = GPU_BUDGETS_MIB
     first, others = precisions()[:2], precisions()[2:]
-    for budget in _TINY_BUDGETS_MIB if tiny else GPU_BUDGETS_MIB:
-        for model in models:
-            asked = precisions() if budget or not tiny else first[:1]
-            yield from ((OURS, Case(model, precision, budget, device)) for precision in asked)
-            if budget:  # the whole card takes it minutes, a sample at a time
-                yield from ((LIGHTNING, Case(model, precision, budget, device)) for precision in reversed(first))
-    smallest = _TINY_BUDGETS_MIB[0] if tiny else GPU_BUDGETS_MIB[0]
-    for run in AGAIN[:1] if tiny else AGAIN:
-        yield from (
-            (run, Case(model, p, smallest, device)) for model in models for p in (first[:1] if tiny else precisions())
-        )
-    if not tiny:
-        for budget in filter(None, GPU_BUDGETS_MIB):
-            yield from ((LIGHTNING, Case(model, p, budget, device)) for model in models for p in others)
+
+    def of(finder: str, model: str, asked: Iterable[str], budget: int | None) -> Iterator[tuple[str, Case]]:
+        return ((finder, Case(model, precision, budget, device)) for precision in asked)
+
+    for model in MODELS:
+        yield from of(OURS, model, precisions(), small)
+        yield from of(LIGHTNING, model, reversed(first), small)  # the whole card takes it minutes, a sample at a time
+    for model in MODELS:
+        yield from of(OURS, model, precisions(), whole)
+    for finder, asked in (*((run, precisions()) for run in AGAIN), (LIGHTNING, others)):
+        for model in MODELS:
+            yield from of(finder, model, asked, small)
 
 
 def _key(finder: str, case: Case) -> str:
