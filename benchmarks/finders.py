@@ -4,8 +4,9 @@
 
 For each of five models (benchmarks/models.py) and each precision: Lightning's batch size scaler (binsearch and power),
 accelerate's find_executable_batch_size, and amp-track fit. Each finder runs in a process of its own, under the same
-enforced budget, with the same three training steps to a trial that Lightning takes. Then a fresh process trains one
-epoch at the answer, and one at one more: the answer is exact if the first runs whole and the second does not.
+enforced budget. Lightning and accelerate make three training steps to a trial; amp-track's probes make two or more and
+leave the end of the epoch to the confirmation. Then a fresh process trains one epoch at the answer, and one at one
+more: the answer is exact if the first runs whole and the second does not.
 
 Writes benchmarks/results/finders-<device>.json and prints it as a table, in Markdown.
 """
@@ -20,13 +21,16 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
 from amp_track.sandbox.sandbox import Sandbox
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.provenance import provenance, versions
+
+if TYPE_CHECKING:
+    import optuna
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
@@ -35,7 +39,10 @@ OURS = "amp-track"
 
 
 def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]:
-    """By precision: from the start of its first probe to the end of its last, tracking included; the confirmation."""
+    """By precision: from the start of its first probe to the end of its last, tracking included; the confirmation.
+
+    A confirmation that refutes an edge, so that another is searched for, counts as a probe.
+    """
     import optuna
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
@@ -44,11 +51,17 @@ def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]
     found: dict[str, dict[str, float]] = {}
     for precision in {trial.params["precision"] for trial in trials}:
         for kind, name in (("probe", "search"), ("confirm", "confirmation")):
-            own = [t for t in trials if t.params["precision"] == precision and t.user_attrs["kind"] == kind]
+            of_precision = [trial for trial in trials if trial.params["precision"] == precision]
+            own = [trial for trial in of_precision if _counts_as(trial) == kind]
             spans = [trial.datetime_complete.timestamp() for trial in own if trial.datetime_complete]
             starts = [trial.datetime_start.timestamp() for trial in own if trial.datetime_start]
             found.setdefault(precision, {})[name] = max(spans) - min(starts) if spans else 0.0
     return found
+
+
+def _counts_as(trial: optuna.trial.FrozenTrial) -> str:
+    kind: str = trial.user_attrs["kind"]
+    return "probe" if kind == "confirm" and not trial.value else kind
 
 
 def run_ours(cases: list[Case]) -> list[dict[str, Any]]:

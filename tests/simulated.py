@@ -53,6 +53,7 @@ class SimulatedSandbox:
     fails: Callable[[Job], Outcome | None] = lambda job: None
     quality: Callable[[Job], float | None] = lambda job: QUALITY[job.precision]
     probe_seconds: float = 1.0
+    epochs: int = 2
     """How long a job says that it took."""
     streams: bool = False
     """Whether trainings say what each step and epoch did; the picture of it takes a third of a second."""
@@ -80,7 +81,7 @@ class SimulatedSandbox:
             workload_name="MadeUp",
             workload_digest="0123456789ab",
             batch_size=self.batch_size,
-            epochs=2,
+            epochs=self.epochs,
             learning_rate=1e-3,
             loader_workers=0,
             options=(("width", str(int(dict(job.options).get("width", "8")))),),
@@ -128,6 +129,7 @@ class SimulatedSandbox:
     def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> Outcome:
         per_epoch = steps_per_epoch(job, self.samples)
         steps = 2 if job.probe else total_steps(job, self.samples)
+        evaluates = not job.probe or job.probe_to_the_end or total_steps(job, self.samples) > per_epoch
         scale = ScaleReport(initial=65536.0, final=65536.0, history=((0, 65536.0), (steps, 65536.0)))
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:
@@ -138,10 +140,10 @@ class SimulatedSandbox:
             wall_seconds=self.probe_seconds,
             train_seconds=0.9,
             samples_per_second=SPEED[job.precision],
-            eval_samples_per_second=2 * SPEED[job.precision] if not job.probe or job.probe_to_the_end else None,
+            eval_samples_per_second=2 * SPEED[job.precision] if evaluates else None,
             max_allocated_bytes=needed,
             max_memory_bytes=needed,
-            eval_max_allocated_bytes=needed // 2 if not job.probe or job.probe_to_the_end else None,
+            eval_max_allocated_bytes=needed // 2 if evaluates else None,
             train_loss=0.5,
             eval_loss=0.5,
             quality=None if job.probe else self.quality(job),

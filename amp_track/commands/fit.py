@@ -124,6 +124,7 @@ def _with_bytes_needed(session: Session, precision: str, fitted: PrecisionFit, b
     if fitted.edge.largest_batch or fitted.why_unsupported is not None:
         return fitted
     one_sample = probes.job_of(session, Task(precision, 1, "probe", "to see what it takes"), budget)
+    one_sample = dataclasses.replace(one_sample, probe_to_the_end=True)
     wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
     needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)
     return dataclasses.replace(fitted, bytes_needed=needed or None)

@@ -30,7 +30,7 @@ _NOISE = 2
 _PLAUSIBLE = 2
 """Factor by which the slope between two nearby points may differ from the overall slope."""
 _LONG = 4
-"""A stretch of at least `_SHORT` samples and 1/4 of all that is measured is long: no noise makes its slope."""
+"""A stretch of at least `_SHORT` samples and 1/4 of all that is measured is too long for noise to explain its slope."""
 _SAME_SLOPE = 0.002
 """Relative difference up to which two slopes count as the same."""
 _NOT_FAR = 4

@@ -193,8 +193,7 @@ class Job:
     probe: bool = False
     """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.training.trainer`."""
     probe_to_the_end: bool = True
-    """Whether a probe of a training of one epoch makes the end of the epoch too. A longer training that follows at the
-    batch that is found makes it in any case."""
+    """Whether a probe of a training of one epoch makes the end of the epoch too: a smaller batch, and an evaluation."""
     epoch_steps: int | None = None
     """Optimizer steps of an epoch that is cut short, of which the last is the epoch's own last; as many batches are
     evaluated."""

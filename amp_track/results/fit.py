@@ -72,9 +72,10 @@ class PrecisionFit:
         peak = self._peak(lambda outcome: outcome.max_memory_bytes)
         return peak if peak is not None else self.bytes_needed
 
-    def _peak(self, of: Callable[[Outcome], int | None]) -> int | None:
-        """Return the larger of what the probe and the longer training at the largest batch took."""
-        return max((of(outcome) or 0 for outcome in (self.at_edge, self.confirmation) if outcome), default=None)
+    def _peak(self, meter: Callable[[Outcome], int | None]) -> int | None:
+        """Return the larger of what the probe and the longer training at the largest batch took; None if unknown."""
+        peaks = [meter(outcome) for outcome in (self.at_edge, self.confirmation) if outcome is not None]
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         efficient = self.efficient_batch

@@ -32,7 +32,8 @@ class Task:
     """One job of the fit study.
 
     `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; `beyond`, a probe above the first
-    batch that fails; `confirm`, a longer training at the edge; or `repeat`, one more probe of a confirmed edge.
+    batch that fails; `confirm`, a longer training at the edge; or `repeat`, one more probe of a confirmed edge. All but
+    `probe` make the end of an epoch.
     """
 
     precision: str
@@ -62,6 +63,7 @@ class Goal:
         first_batch: the workload's own batch size.
         multiple_of: beside the edge, the largest multiple of this is probed.
         confirm: whether a longer training confirms each edge.
+        whole_probes: whether probes make the end of an only epoch too, which the confirming training makes otherwise.
         beyond: how many batches above the first that runs out of memory are tried too. With workspaces and segments
             of a caching allocator a larger batch may fit where a smaller one does not.
     """
@@ -72,6 +74,7 @@ class Goal:
     first_batch: int
     multiple_of: int
     confirm: bool
+    whole_probes: bool = True
     beyond: int = 0
 
     def multiple_up_to(self, largest_batch: int) -> int:
@@ -125,8 +128,8 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         multiple = self.goal.multiple_up_to(step.largest_batch)
         tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
         tried = {task.batch_size for task in tasks}
-        shown = {task.batch_size for task in tasks if task.kind != "probe" or not self.goal.confirm}
-        if multiple and multiple not in shown:  # a probe of the edge leaves to the confirming training what that shows
+        whole = {task.batch_size for task in tasks if task.kind != "probe" or self.goal.whole_probes}
+        if multiple and multiple not in whole:
             return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
         for batch_size in self._beyond(step):
             if batch_size not in tried:

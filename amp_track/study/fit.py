@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +80,6 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         if outcome.fits and task.batch_size <= edge.largest_batch and task.kind != "confirm"
     }
     multiple = sampler.goal.multiple_up_to(edge.largest_batch)
-    ran = {t.batch_size for t, o, _ in done if o.fits} - {t.batch_size for t, o, _ in done if not o.fits}
     probed = min(at_edge, key=lambda job: job[0].kind == "confirm", default=None)
     return PrecisionFit(
         edge=edge,
@@ -89,7 +89,7 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
         failure=_failure_at(edge, done),
         runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
-        largest_multiple=multiple if multiple in ran else None,
+        largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
         beyond=_beyond(edge, done),
     )
@@ -109,11 +109,14 @@ def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
     """Return what was tried to see whether a batch above the first that fails fits, and any that did before."""
     if edge.first_failing_batch is None:
         return ()
+    refuted = min(
+        (task.batch_size for task, outcome, _ in done if task.kind == "confirm" and not outcome.fits), default=math.inf
+    )
     found = {
         task.batch_size: outcome.fits
         for task, outcome, _ in done
         if task.batch_size > edge.first_failing_batch
-        and (task.kind == "beyond" or (task.kind != "confirm" and outcome.fits))
+        and (task.kind == "beyond" or (task.kind != "confirm" and outcome.fits and task.batch_size < refuted))
     }
     return tuple(sorted(found.items()))
 

@@ -129,13 +129,18 @@ class Batches:
         """
         sizes = self._sizes[: min(self._job.accumulate, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
-        if not self.trains_after_an_evaluation and self._sizes[self._job.accumulate :].count(self._sizes[0]) == 0:
+        if not self.has_a_second_full_step:
             yield self._one_step(self._load(sizes), sizes)
             return
         while True:
             batches = self._load(sizes * steps)
             for _ in range(steps):
                 yield self._one_step(batches, sizes)
+
+    @property
+    def has_a_second_full_step(self) -> bool:
+        """True if a training makes more than one step of full batches."""
+        return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.accumulate :]
 
     @property
     def has_smaller_batch(self) -> bool:

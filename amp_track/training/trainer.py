@@ -307,8 +307,8 @@ class Trainer:
 
         The end of an epoch leaves optimizer state, kernels and workspaces behind, so that the full steps after it take
         the most memory that the training will. A training of one epoch ends with the smaller batch and the evaluation
-        instead: hardly ever do they take more than the full steps before them, and `probe_to_the_end` says whether the
-        probe makes them.
+        instead. They rarely take more than two full steps before them; `probe_to_the_end` says whether the probe makes
+        them.
         """
         tally = Tally(step, self._peers.merge)
         if batches.trains_after_an_evaluation:
@@ -323,7 +323,8 @@ class Trainer:
             batches.full_steps(), lambda part: self._train_on(step, part), self._device, agree=self._peers.agree
         )
         self._note_peak_of_training()
-        if self._job.probe_to_the_end and not batches.trains_after_an_evaluation:
+        makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step
+        if makes_the_end and not batches.trains_after_an_evaluation:
             self._end_an_epoch(step, batches)
         tally.read()
         tally.end_epoch()

@@ -113,7 +113,7 @@ def _edges(rows: Rows) -> str:
 def _again(runs: Sequence[Row]) -> str:
     """Say whether the edge came out the same in each run that answered."""
     found = [row.values["largest_batch"] for row in runs if row.status is Status.MEASURED]
-    if len(found) < 2:
+    if len(found) < 2 or runs[0].status is not Status.MEASURED:
         return ""
     others = ", ".join(f"{batch:,}" for batch in found[1:])
     return f"; the same in {len(found)} runs" if len(set(found)) == 1 else f"; other runs: {others}"

@@ -28,7 +28,6 @@ from amp_track.study.storage import name_worker
 
 BUDGET = 8 * MEBIBYTE
 FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
-MULTIPLE = FP32_EDGE // 7 * 7
 
 
 def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -> Request:
@@ -56,29 +55,44 @@ class TestEdges:
         ran = {(job.batch_size, job.probe) for job in sandbox.jobs}
         assert {(FP32_EDGE, True), (FP32_EDGE + 1, True), (FP32_EDGE, False)} <= ran
 
-    @pytest.mark.parametrize(("confirm_steps", "to_the_end"), [(None, False), (0, True)])
-    def test_what_the_confirmation_shows_no_probe_of_an_edge_need_show(
-        self, confirm_steps: int | None, to_the_end: bool
+    @pytest.mark.parametrize(
+        ("epochs", "confirm_steps", "are_whole"),
+        [(1, None, False), (1, "epoch", False), (1, 4, False), (1, 3, True), (1, 0, True), (2, None, True)],
+    )
+    def test_probes_leave_the_end_of_an_only_epoch_to_a_training_that_makes_it(
+        self, epochs: int, confirm_steps: int | str | None, are_whole: bool
     ) -> None:
-        sandbox = SimulatedSandbox()
-        fit(asked(study="mine", confirm_steps=confirm_steps, multiple_of=7), sandbox=sandbox)
+        sandbox = SimulatedSandbox(epochs=epochs)
+        fit(asked(study="mine", confirm_steps=confirm_steps), sandbox=sandbox)
         to_the_ends: dict[int | None, list[bool]] = {}
         for job in sandbox.jobs:
             if job.probe:
                 to_the_ends.setdefault(job.batch_size, []).append(job.probe_to_the_end)
-        assert to_the_ends[FP32_EDGE + 1] == [to_the_end]
-        assert to_the_ends[FP32_EDGE][0] is to_the_end
-        assert to_the_ends[MULTIPLE][-1] is True, "nothing else confirms the multiple"
+        assert to_the_ends[FP32_EDGE + 1] == [are_whole]
+        assert to_the_ends[FP32_EDGE][0] is are_whole
+        assert all(to_the_ends[FP32_EDGE][1:])
 
-    def test_a_confirmation_of_much_data_is_cut_short(self) -> None:
-        """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds."""
-        sandbox = SimulatedSandbox(samples=2_000_000)
+    @pytest.mark.parametrize(("epochs", "probes"), [(1, [False, True]), (2, [True])])
+    def test_a_multiple_that_only_such_a_probe_has_run_is_probed_whole(self, epochs: int, probes: list[bool]) -> None:
+        sandbox = SimulatedSandbox(epochs=epochs, batch_size=100)
+        found = fit(asked(study="mine", multiple_of=100), sandbox=sandbox).precisions["fp32"]
+        assert found.largest_multiple == 100
+        ran = [job.probe_to_the_end for job in sandbox.jobs if job.batch_size == 100]
+        assert ran == probes
+
+    @pytest.mark.parametrize(("epochs", "eval_speed"), [(2, 2000), (1, 1000)])
+    def test_a_confirmation_of_much_data_is_cut_short(self, epochs: int, eval_speed: int) -> None:
+        """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds.
+
+        Where no probe has evaluated, evaluation is taken to be no faster than training.
+        """
+        sandbox = SimulatedSandbox(samples=2_000_000, epochs=epochs)
         result = fit(asked(study="mine"), sandbox=sandbox)
         (confirmation,) = [job for job in sandbox.jobs if not job.probe]
         assert confirmation.steps is not None
         assert confirmation.epoch_steps == confirmation.steps - 2
         trained, evaluated = confirmation.steps * FP32_EDGE, confirmation.epoch_steps * FP32_EDGE
-        assert 50 < trained / 1000 + evaluated / 2000 <= 60
+        assert 50 < trained / 1000 + evaluated / eval_speed <= 60
         found = result.precisions["fp32"]
         assert found.confirmation is not None
         assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))

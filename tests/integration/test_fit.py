@@ -103,6 +103,7 @@ def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluat
     for found in (probed, confirmed):
         assert found.failure is not None
         assert found.failure.phase == "evaluation"
+        assert found.also_fits == [], "full steps alone ran above the edge"
 
 
 @pytest.mark.slow

@@ -95,5 +95,10 @@ def test_a_probe_of_one_epoch_ends_with_the_smaller_batch_unless_a_longer_traini
     assert sizes[-1] == last
 
 
+def test_a_probe_with_one_full_step_makes_the_smaller_one_too(sandbox: Sandbox, tmp_path: Path) -> None:
+    """It is the first that has optimizer state."""
+    assert sizes_trained(sandbox, tmp_path, batch_size=16, probe=True, epochs=1, probe_to_the_end=False) == [16, 4]
+
+
 def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(sandbox: Sandbox, tmp_path: Path) -> None:
     assert sizes_trained(sandbox, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
 """A confirmation takes no longer than the larger of the two, unless more is asked for."""
 _STEPS_AFTER_AN_EPOCH = 2
-_EVAL_SPEEDUP = 2.0
-"""Where no probe has evaluated: a backward pass takes at least as long as the forward one."""
-_FEWEST_STEPS = 4
-"""Two full ones, the smaller last one or what takes its place, and one after the evaluation."""
+FEWEST_STEPS = 4
+"""Two full ones, the smaller last one or what takes its place, and one after the evaluation. Fewer are full ones."""
 
 
 def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Job:
@@ -45,7 +43,7 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
         steps = whole if isinstance(asked, str) else asked
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
-    if steps >= whole or steps < _FEWEST_STEPS:  # so few are all full ones, as those of any training are
+    if steps >= whole or steps < FEWEST_STEPS:  # so few are all full ones, as those of any training are
         return long
     return dataclasses.replace(long, epoch_steps=steps - _STEPS_AFTER_AN_EPOCH)
 
@@ -58,15 +56,16 @@ def _steps_in_time(session: Session, job: Job, probes: Sequence[Outcome], whole:
     nearest = fitting[-1]
     seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
     step_seconds = job.accumulate * _batch_seconds(job, nearest)
-    assert nearest.samples_per_second is not None
-    eval_speed = nearest.eval_samples_per_second or _EVAL_SPEEDUP * nearest.samples_per_second
-    eval_seconds = _samples_at_once(job) / eval_speed
     eval_samples = 0 if job.synthetic else session.inspection.evaluation_samples
     eval_batches = math.ceil(eval_samples / _samples_at_once(job))
+    if nearest.eval_samples_per_second:
+        eval_seconds = _samples_at_once(job) / nearest.eval_samples_per_second
+    else:  # that probe has not evaluated: no batch takes longer than one that is trained on
+        eval_seconds = _batch_seconds(job, nearest) if eval_batches else 0.0
     if whole * step_seconds + eval_batches * eval_seconds <= seconds:
         return whole
     after = _STEPS_AFTER_AN_EPOCH * step_seconds
-    return max(int((seconds - after) / (step_seconds + eval_seconds)) + _STEPS_AFTER_AN_EPOCH, _FEWEST_STEPS)
+    return max(int((seconds - after) / (step_seconds + eval_seconds)) + _STEPS_AFTER_AN_EPOCH, FEWEST_STEPS)
 
 
 def _batch_seconds(job: Job, probe: Outcome) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from amp_track.commands.session.confirmation import confirmation_of
+from amp_track.commands.session.confirmation import FEWEST_STEPS, confirmation_of
 from amp_track.commands.session.session import Session
 from amp_track.planner.frontier import Limit
 from amp_track.records.job import Job, loads_in_its_own_process
@@ -34,8 +34,19 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
+        whole_probes=probes_are_whole(session),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
+
+
+def probes_are_whole(session: Session) -> bool:
+    """Return whether a probe makes all that takes memory in a training, the end of its only epoch included.
+
+    Otherwise that is left to the training which confirms the edge.
+    """
+    steps = session.request.fit_options.confirm_steps
+    confirms_the_end = steps is None or isinstance(steps, str) or steps >= FEWEST_STEPS
+    return not confirms_the_end or session.job.epochs not in (1, None)  # None: so many steps, perhaps not one epoch
 
 
 def limit_of(session: Session) -> Limit:
@@ -73,7 +84,7 @@ def job_of(session: Session, task: Task, budget_bytes: int | None, probes: Seque
         memory_budget_bytes=budget_bytes,
         accumulate=accumulation_of(session),
         probe=task.kind != "confirm",
-        probe_to_the_end=task.kind != "probe" or session.request.fit_options.confirm_steps == 0,
+        probe_to_the_end=task.kind != "probe" or probes_are_whole(session),
         loader_workers=0 if loads_alone else session.job.loader_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else confirmation_of(session, job, probes)
