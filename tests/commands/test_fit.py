@@ -57,7 +57,12 @@ class TestEdges:
 
     @pytest.mark.parametrize(
         ("epochs", "confirm_steps", "are_whole"),
-        [(1, None, False), (1, "epoch", False), (1, 4, False), (1, 3, True), (1, 0, True), (2, None, True)],
+        [
+            (1, None, False),
+            (1, 3, True),
+            (2, None, True),
+            *(pytest.param(1, *rest, marks=pytest.mark.slow) for rest in (("epoch", False), (4, False), (0, True))),
+        ],
     )
     def test_probes_leave_the_end_of_an_only_epoch_to_a_training_that_makes_it(
         self, epochs: int, confirm_steps: int | str | None, are_whole: bool

@@ -64,11 +64,11 @@ def test_without_a_confirmation_the_probe_at_the_edge_says_what_it_costs() -> No
     }  # fmt: skip
 
 
-def test_the_longer_training_counts_even_where_it_took_less_memory() -> None:
+def test_the_peak_is_the_larger_of_those_that_are_known() -> None:
     shorter = dataclasses.replace(FITTED, confirmation=dataclasses.replace(CONFIRMED, max_memory_bytes=None))
     assert shorter.max_memory_bytes == 60
     neither = dataclasses.replace(shorter, at_edge=dataclasses.replace(AT_EDGE, max_memory_bytes=None))
-    assert neither.max_memory_bytes == 0
+    assert neither.max_memory_bytes is None
 
 
 SPEEDS = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=8)

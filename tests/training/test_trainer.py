@@ -76,7 +76,9 @@ def sizes_trained(sandbox: Sandbox, folder: Path, **settings: Any) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("compiles", "first"), [(False, [4, 8, 8]), (True, [8, 4, 8, 8])])
+@pytest.mark.parametrize(
+    ("compiles", "first"), [(False, [4, 8, 8]), pytest.param(True, [8, 4, 8, 8], marks=pytest.mark.slow)]
+)
 def test_a_probe_meets_the_batch_sizes_in_a_trainings_order_where_it_compiles(
     sandbox: Sandbox, tmp_path: Path, compiles: bool, first: list[int]
 ) -> None:
