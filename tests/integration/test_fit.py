@@ -25,7 +25,7 @@ def digits(**settings: object) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
 def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
-    result = fit(request(digits(), precisions=(precision,)))
+    result = fit(request(digits(epochs=2), precisions=(precision,)))
     edge = result.precisions[precision].edge
     for trial in optuna.load_study(study_name=f"{result.study}/fit", storage=URL).trials:
         taken = mlflow.MlflowClient(stores()["tracking_uri"]).get_run(trial.user_attrs["mlflow_run_id"]).data.metrics
@@ -43,7 +43,7 @@ def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
 def bytes_taken(precision: str, batch_size: int) -> int | None:
     """The memory that a training takes; None if it does not fit."""
     try:
-        return train(request(digits(precision=precision, batch_size=batch_size))).outcome.max_memory_bytes
+        return train(request(digits(precision=precision, batch_size=batch_size, epochs=2))).outcome.max_memory_bytes
     except NothingFits as error:
         if f": {precision} at batch {batch_size} does not fit the budget of 64 MiB" not in str(error):
             raise

@@ -48,7 +48,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}
+    return kept | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them takes longer to start than this to compile
 
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
