@@ -24,7 +24,7 @@ LIGHTNING = PEERS[0]
 _TINY_MODEL = "Mlp"
 _TINY_BUDGETS_MIB = (16, None)
 _TINY_MOST = 4
-"""Samples, where nothing else is the limit and sizes are small."""
+"""Samples, where sizes are small: an edge of memory takes ten jobs to prove."""
 _FIT_SECONDS, _PEER_SECONDS = 300, 180
 _CONFIRM_STEPS = 8
 """Enough for what takes memory; a whole epoch of every model would take the stage's time."""
@@ -107,7 +107,7 @@ def _fit(case: Case, *, tiny: bool) -> dict[str, Any]:
         memory_budget=case.budget_bytes,
         epochs=1,
         set=dict(case.options),
-        max_batch_size=_TINY_MOST if tiny and not case.budget_mib else None,
+        max_batch_size=_TINY_MOST if tiny else None,
         confirm_steps=2 if tiny else _CONFIRM_STEPS,
         study=f"edges-{case.budget_mib}",
     )
