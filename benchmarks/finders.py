@@ -51,8 +51,7 @@ def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]
     found: dict[str, dict[str, float]] = {}
     for precision in {trial.params["precision"] for trial in trials}:
         for kind, name in (("probe", "search"), ("confirm", "confirmation")):
-            of_precision = [trial for trial in trials if trial.params["precision"] == precision]
-            own = [trial for trial in of_precision if _counts_as(trial) == kind]
+            own = [trial for trial in trials if trial.params["precision"] == precision and _counts_as(trial) == kind]
             spans = [trial.datetime_complete.timestamp() for trial in own if trial.datetime_complete]
             starts = [trial.datetime_start.timestamp() for trial in own if trial.datetime_start]
             found.setdefault(precision, {})[name] = max(spans) - min(starts) if spans else 0.0
