@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +24,7 @@ from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.tensors import move
 from amp_track.training.devices.base import Device
+from amp_track.training.layers import LayerWatch
 from amp_track.training.operations import Operation
 from amp_track.workload import Workload
 
@@ -87,26 +86,13 @@ class DtypesWatch:
 
 
 class _Recorder:
-    """Counts every operation, with its layer and dtypes.
-
-    In the forward pass the layer is the innermost one being called. In the backward pass it is the one whose call made
-    the autograd node that runs: nodes are numbered in the order in which they are made, so it is enough to remember at
-    which number each layer began and ended. Where a tensor is used twice, its gradients are added in the layer that the
-    second one comes from. (Nodes that a checkpoint of the reentrant kind makes in the backward pass have no such
-    number.)
-    """
+    """Counts every operation, with its layer and dtypes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.in_pass = "forward"
-        self._modules = [(name or MODEL, module) for name, module in model.named_modules()]
+        self._layers = LayerWatch(model)
         self._parameters = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
-        self._calls: list[str] = []
-        """Names of the layers being called, the innermost last."""
-        self._first_nodes: list[int] = []
-        self._layers_of_nodes: list[str] = []
-        """For each number in `_first_nodes`, the layer of the nodes from that number on."""
         self._counts: Counter[OperationDtypes] = Counter()
-        self._note_layer()
 
     @property
     def operations(self) -> tuple[OperationDtypes, ...]:
@@ -116,54 +102,23 @@ class _Recorder:
     def begin(self, in_pass: str) -> None:
         """Begin the next pass: `loss` or `backward`."""
         self.in_pass = in_pass
-        self._note_layer()
+        self._layers.outside_of_layers(LOSS if in_pass == "loss" else MODEL)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record every operation that runs within the block."""
-        with ExitStack() as stack:
-            for name, module in self._modules:
-                # Outside of the model's own hooks; also for a call that raises what its caller catches.
-                stack.callback(module.register_forward_pre_hook(self._entering(name), prepend=True).remove)
-                stack.callback(module.register_forward_hook(self._leaving, always_call=True).remove)
-            stack.enter_context(operations.watching(self._record))
+        with self._layers.watching(), operations.watching(self._record):
             yield
-
-    def _entering(self, layer: str) -> Any:
-        def enter(module: nn.Module, args: Any) -> None:
-            self._calls.append(layer)
-            self._note_layer()
-
-        return enter
-
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._calls.pop()
-        self._note_layer()
-
-    @property
-    def _layer(self) -> str:
-        """The layer whose code makes autograd nodes now."""
-        if self._calls:
-            return self._calls[-1]
-        return LOSS if self.in_pass == "loss" else MODEL
-
-    def _note_layer(self) -> None:
-        if operations.running_node_number() is None:  # otherwise a checkpoint calls its layers again, on another thread
-            self._first_nodes.append(operations.next_node_number())
-            self._layers_of_nodes.append(self._layer)
 
     def _record(self, operation: Operation) -> None:
         dtypes = _dtypes_of(operation)
         if dtypes is None:
             return
         name, inputs, output = dtypes
-        node_number = operations.running_node_number()
-        layer = self._layer
-        if node_number is not None and not self._calls:
-            layer = self._layers_of_nodes[bisect_right(self._first_nodes, node_number) - 1]
+        in_backward = operations.running_node_number() is not None
         one = OperationDtypes(
-            layer=layer,
-            in_pass=self.in_pass if node_number is None else "backward",
+            layer=self._layers.layer(),
+            in_pass="backward" if in_backward else self.in_pass,
             operation=name,
             parameter=self._parameters.get(id(operation.inputs[-1]), "") if name == CAST else "",
             inputs=inputs,
