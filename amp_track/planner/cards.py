@@ -1,0 +1,107 @@
+"""Common cards by name: the memory that torch sees on them, what a CUDA context takes of it, and what they can do.
+
+The figures are read from messages that PyTorch printed on these cards when it ran out of memory: "GPU 0 has a total
+capacity of …" is the memory, and the context is what the process had in use beyond what was allocated and reserved. A
+context's size depends on driver and libraries as well: 0.1 to 0.6 GiB in these messages. A desktop takes more from
+the card that draws it: 0.3 to 1 GiB are usual, and are not part of the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from amp_track.records.errors import BadInput
+
+_GIB = 2**30
+_USUAL_CONTEXT_GIB = 0.5
+"""For cards whose message does not tell: near the upper end of the others."""
+_BLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
+"""What cuBLAS takes for each thread that calls it; from compute capability 9.0 on, 32 MiB.
+
+Source: `getChosenWorkspaceSize` in torch's aten/src/ATen/cuda/CublasHandlePool.cpp.
+"""
+_BLAS_WORKSPACE_BYTES_OF_HOPPER = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card that people train on."""
+
+    name: str
+    memory_gib: float
+    """As torch sees it: less than what is printed on the box."""
+    context_gib: float
+    """What driver and libraries take of it for one process."""
+    compute_capability: tuple[int, int]
+    source: str
+    """The GitHub issue with the message."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What is left for PyTorch's allocator."""
+        return round((self.memory_gib - self.context_gib) * _GIB)
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        return blas_workspace_bytes(self.compute_capability)
+
+    def lacks(self, precision: str) -> str:
+        """Return why the card cannot train at this precision, or ""."""
+        if precision in ("tf32", "bf16") and self.compute_capability < (8, 0):
+            major, minor = self.compute_capability
+            return f"needs compute capability 8.0 or newer, {self.name} has {major}.{minor}"
+        return ""
+
+
+def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:
+    """Return what cuBLAS takes for each thread that calls it, on a card of that capability or on most cards."""
+    is_hopper = compute_capability is not None and compute_capability >= (9, 0)
+    return _BLAS_WORKSPACE_BYTES_OF_HOPPER if is_hopper else _BLAS_WORKSPACE_BYTES
+
+
+CARDS = (
+    Card("Tesla T4", 14.56, 0.13, (7, 5), "Zheng-Chong/CatVTON#133"),
+    Card("Tesla V100 32GB", 31.74, 0.41, (7, 0), "haotian-liu/LLaVA#812"),
+    Card("NVIDIA A10", 21.99, 0.22, (8, 6), "zai-org/CogVLM#236"),
+    Card("NVIDIA L4", 22.03, 0.23, (8, 9), "ArcInstitute/evo2#190"),
+    Card("NVIDIA L40", 44.40, 0.49, (8, 9), "QwenLM/Qwen3-VL#2097"),
+    Card("NVIDIA L40S", 44.42, 0.41, (8, 9), "stepfun-ai/Step-Video-T2V#8"),
+    Card("NVIDIA A100 40GB", 39.50, 0.49, (8, 0), "TianheWu/CoSeR#10"),
+    Card("NVIDIA A100 80GB", 79.25, 0.40, (8, 0), "HiDream-ai/VAREdit#6"),
+    Card("NVIDIA H100 80GB", 79.11, _USUAL_CONTEXT_GIB, (9, 0), "vllm-project/vllm#27508"),
+    Card("RTX A4000", 15.61, 0.21, (8, 6), "DengKaiCQ/VGGT-Long#6"),
+    Card("RTX A6000", 47.54, _USUAL_CONTEXT_GIB, (8, 6), "google-research/semivl#18"),
+    Card("RTX 6000 Ada", 44.43, 0.42, (8, 9), "DINGYANB/MTVCrafter#21"),
+    Card("GeForce RTX 3060 12GB", 11.75, _USUAL_CONTEXT_GIB, (8, 6), "smy20011/dreambooth-gui#78"),
+    Card("GeForce RTX 3070", 7.78, _USUAL_CONTEXT_GIB, (8, 6), "akshitac8/OW-DETR#46"),
+    Card("GeForce RTX 3090", 23.59, 0.30, (8, 6), "bytedance/X-Portrait#7"),
+    Card("GeForce RTX 4060 Laptop", 7.75, 0.11, (8, 9), "ESRSchao/EdgeRegNet#2"),
+    Card("GeForce RTX 4070 Ti", 11.70, 0.33, (8, 9), "Kwai-Kolors/Kolors#11"),
+    Card("GeForce RTX 4090", 23.64, 0.49, (8, 9), "3DTopia/Phidias-Diffusion#8"),
+    Card("GeForce RTX 5090", 31.36, 0.60, (12, 0), "TrajectoryCrafter/TrajectoryCrafter#20"),
+)
+
+
+def card_named(text: str) -> Card:
+    """Return the card that someone means: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
+
+    Raises:
+        BadInput: no card or several have all of the words; the message lists the cards, the nearest first.
+    """
+    wanted = set(_words(text))
+    found = [card for card in CARDS if wanted and wanted <= set(_words(card.name))]
+    exact = [card for card in found if wanted == set(_words(card.name))]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    by_words = {" ".join(_words(card.name)): card.name for card in (found or CARDS)}
+    nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
+    listed = ", ".join(by_words[words] for words in nearest)
+    raise BadInput(f"--device-name: got {text}, expected one of {listed}; for any other card give --capacity")
+
+
+def _words(text: str) -> list[str]:
+    """Return the words that tell cards apart: `80GB` and `80 gb` are `80`, and makers and sockets say nothing."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(\d+)\s*gi?b\b", r" \1 ", text.lower()))
+    return [word for word in words if not re.fullmatch(r"nvidia|tesla|geforce|sxm\d?|pcie", word)]

@@ -1,0 +1,89 @@
+"""Predict the largest batch that fits within a capacity, from traces of the step on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amp_track.planner.replay import TraceFamily, fits, predict_peak
+from amp_track.records.plan import PeakMemory, PlannedEdge
+from amp_track.records.trace import StepTrace
+
+_TRACED = 4, 8
+"""Batch sizes to draw the first line through: large enough that nothing is special about them."""
+
+
+class Prediction:
+    """Predicts the peaks of one workload at one precision on one kind of device.
+
+    Args:
+        trace_at: runs the step on fake tensors at a batch size, and returns its trace; it may be asked again.
+    """
+
+    def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
+        self._trace_at = trace_at
+
+    def peak(self, batch_size: int) -> PeakMemory:
+        """Return the peak of that batch size on a device of any capacity."""
+        return predict_peak(self._trace_at(batch_size))
+
+    def largest_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedEdge:
+        """Return the largest batch that fits, which one more sample does not.
+
+        The simulator bisects on a line through two traces, at the cost of milliseconds, and the step is then traced at
+        one more than the answer. If that trace lies on the line, so does the answer, which is between two traces on it.
+        If not, the answer is traced too, and the next line goes through what was traced last.
+
+        Args:
+            capacity_bytes: what the allocator may reserve.
+            most: the largest batch worth predicting.
+            target: the name of what has that capacity.
+        """
+        floor, ceiling = 0, most + 1
+        known = [self._trace_at(min(size, most)) for size in _TRACED]
+        at_floor: StepTrace | None = None
+        while ceiling - floor > 1:
+            family = TraceFamily.through(known[-2], known[-1])
+            guess = _largest_in(family, capacity_bytes, floor, ceiling) if family else (floor + ceiling) // 2
+            if guess + 1 < ceiling:
+                known.append(self._trace_at(guess + 1))
+                if _fits(known[-1], capacity_bytes):
+                    floor, at_floor = guess + 1, known[-1]
+                    continue
+                ceiling = guess + 1
+                if guess > floor and family is not None and family.holds(known[-1]):
+                    floor, at_floor = guess, family.at(guess)
+                    continue
+            if guess > floor:
+                known.append(self._trace_at(guess))
+                if _fits(known[-1], capacity_bytes):
+                    floor, at_floor = guess, known[-1]
+                else:
+                    ceiling = guess
+        return PlannedEdge(
+            target=target,
+            largest_batch=floor,
+            bound="max_batch_size" if ceiling > most else "memory",
+            peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
+            at_one_bytes=None if floor else self.peak(1).reserved_bytes,
+        )
+
+
+def _fits(trace: StepTrace, capacity_bytes: int) -> bool:
+    return fits(trace.events, [storage.size_bytes for storage in trace.storages], capacity_bytes)
+
+
+def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
+    """Return the largest batch between `floor` and `ceiling` that fits by the line, or `floor`."""
+
+    def by_the_line(batch_size: int) -> bool:
+        return fits(family.first.events, family.sizes_at(batch_size), capacity_bytes)
+
+    step = 1
+    low, high = floor, min(floor + step, ceiling)
+    while high < ceiling and by_the_line(high):
+        step *= 2
+        low, high = high, min(high + step, ceiling)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if by_the_line(middle) else (low, middle)
+    return low
