@@ -1,0 +1,1 @@
+"""A workload's training step without its device: every tensor has a shape and a dtype, and no memory."""

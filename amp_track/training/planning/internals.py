@@ -1,0 +1,158 @@
+"""The private interfaces of torch that planning needs, in one place (torch ≥ 2.11).
+
+Each function says what it relies on. If a release of torch moves one of them, importing this module raises
+`PlanningUnavailable` with its name, and only `amp-track plan` is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from amp_track.records.errors import AmpTrackError
+
+
+class PlanningUnavailable(AmpTrackError):
+    """This release of torch lacks a private interface that planning needs."""
+
+
+try:
+    import torch.optim.optimizer as torch_optimizer
+    from torch._C import DispatchKey, DispatchKeySet, _dispatch_get_all_op_names, _ExcludeDispatchKeyGuard
+    from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.library import Library
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    _foreach_devices = torch_optimizer._get_foreach_kernels_supported_devices  # type: ignore[attr-defined]
+    _foreach_types = torch_optimizer._foreach_supported_types
+    _maybe_step = torch.amp.GradScaler._maybe_opt_step
+except (ImportError, AttributeError) as error:
+    raise PlanningUnavailable(
+        f"plan: got torch {torch.__version__}, where {error}; expected one that amp_track knows: 2.11 or a later one; "
+        "measure with amp-track fit instead"
+    ) from error
+
+Operation = Callable[..., Any]
+AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Make every tensor within the block a fake one: with shape, strides and dtype, and without memory.
+
+    Relies on `FakeTensorMode`, the mode that torch.compile traces under. It copies neither itself nor its tensors, and
+    models that are built with `copy.deepcopy`, such as `nn.TransformerEncoder`, need both. Its memo of tensors holds
+    weak references, with which `model.to(memory_format=…)` cannot swap them (pytorch#178584).
+    """
+
+    def copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
+        if id(tensor) not in memo:
+            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            memo[id(tensor)] = torch.nn.Parameter(copy, tensor.requires_grad) if _is_parameter(tensor) else copy
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    swap = torch.utils.swap_tensors
+
+    def swapped(one: Tensor, other: Tensor) -> None:
+        mode.fake_tensor_converter.tensor_memo.clear()
+        swap(one, other)  # type: ignore[no-untyped-call]
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs what it raises, with its own traceback
+    with (
+        mock.patch.object(logger, "disabled", True),
+        mock.patch.object(torch.utils, "swap_tensors", swapped),
+        mock.patch.object(FakeTensorMode, "__deepcopy__", lambda self, memo: self, create=True),
+        mock.patch.object(FakeTensor, "__deepcopy__", copied, create=True),
+        mode,
+    ):
+        yield mode
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+@contextlib.contextmanager
+def every_update_made() -> Iterator[None]:
+    """Let GradScaler make every optimizer step: whether gradients overflowed is a value, which fake tensors lack.
+
+    Relies on `GradScaler._maybe_opt_step`, which asks that for optimizers that are not fused.
+    """
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    with mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step):
+        yield
+
+
+@contextlib.contextmanager
+def foreach_optimizers() -> Iterator[None]:
+    """Let optimizers that were told nothing choose their foreach implementation, as they do on CUDA.
+
+    Relies on two names in `torch.optim.optimizer` that hold the devices and the types of tensors it is chosen for.
+    """
+
+    def devices() -> list[str]:
+        return [*_foreach_devices(), "cpu"]
+
+    types = [*_foreach_types, FakeTensor]
+    with (
+        mock.patch.object(torch_optimizer, "_get_foreach_kernels_supported_devices", devices),
+        mock.patch.object(torch_optimizer, "_foreach_supported_types", types),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Run the block's operations in the dtypes of their inputs. Relies on `_ExcludeDispatchKeyGuard`."""
+    with _ExcludeDispatchKeyGuard(DispatchKeySet(getattr(DispatchKey, AUTOCAST))):
+        yield
+
+
+@functools.cache
+def operations_with_kernel(key: str) -> frozenset[str]:
+    """Return the aten operations, as `name.overload`, that have a kernel of their own at this dispatch key."""
+    names = (name for name in _dispatch_get_all_op_names() if name.startswith("aten::"))
+    return frozenset(name.removeprefix("aten::") for name in names if _has_kernel(name, key))
+
+
+def overload(name: str) -> OpOverload | None:
+    """Return the aten operation `name.overload`, or None if this release of torch has none of that name."""
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
+
+
+@contextlib.contextmanager
+def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
+    """Replace kernels within the block: by dispatch key and by `name.overload`.
+
+    Relies on `torch.library.Library` being allowed to override aten's kernels, and on `_destroy` to give them back.
+    """
+    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for key, of_key in replacements.items():
+            for name, kernel in of_key.items():
+                library.impl(name, kernel, key, allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def is_number_of(operation: OpOverload) -> bool:
+    """True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which asks for a value."""
+    return operation is torch.ops.aten._local_scalar_dense.default
+
+
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode"]

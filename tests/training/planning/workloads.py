@@ -1,0 +1,59 @@
+"""Workloads that planning meets: a huge one, and some that need the values of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track import Workload
+
+
+@dataclass(frozen=True)
+class Wide(Workload):
+    """Linear layers, with whatever `act` does between them."""
+
+    width: int = 64
+    depth: int = 2
+    act: str = "relu"
+
+    def model(self) -> nn.Module:
+        return Layers(self.width, self.depth, self.act)
+
+    def train_data(self) -> Any:
+        raise AssertionError("a plan needs no data")
+
+    eval_data = train_data
+
+    def example(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(batch_size, self.width), torch.zeros(batch_size, dtype=torch.int64)
+
+
+class Layers(nn.Module):
+    def __init__(self, width: int, depth: int, act: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = between(layer(x), self.act)
+        return x
+
+
+def between(x: Tensor, act: str) -> Tensor:
+    match act:
+        case "numpy":
+            return x + float(x.detach().numpy().mean())
+        case "mask":
+            return x + x[x > 0].sum()
+        case "item":
+            return x * x.detach().mean().item()
+        case "sigmoid-bce":
+            target = torch.zeros_like(x)
+            return x + nn.functional.binary_cross_entropy(x.sigmoid(), target)
+        case "wrong":
+            return x @ x
+    return x.relu()
