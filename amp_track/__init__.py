@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amp_track.api import compare, fit, search, train
+    from amp_track.api import compare, fit, plan, search, train
     from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, WorkloadFailed
     from amp_track.records.job import Job
     from amp_track.records.outcome import Outcome, ScaleReport, Verdict
     from amp_track.results.compare import CompareResult
     from amp_track.results.fit import FitResult
+    from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
     from amp_track.training.amp.evaluation import EvalStep, EvalTotals
@@ -37,6 +38,7 @@ __all__ = [
     "Job",
     "NothingFits",
     "Outcome",
+    "PlanResult",
     "Precision",
     "Quality",
     "ScaleChanges",
@@ -53,15 +55,17 @@ __all__ = [
     "fit",
     "float32_precision",
     "load_workload",
+    "plan",
     "search",
     "train",
 ]
 
 _HOMES = {
-    "api": ["compare", "fit", "search", "train"],
+    "api": ["compare", "fit", "plan", "search", "train"],
     "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "WorkloadFailed"],
     "results.compare": ["CompareResult"],
     "results.fit": ["FitResult"],
+    "results.plan": ["PlanResult"],
     "results.search": ["SearchResult"],
     "results.train": ["TrainResult"],
     "training.amp.evaluation": ["EvalStep", "EvalTotals"],

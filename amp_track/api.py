@@ -1,4 +1,4 @@
-"""The commands as functions: `amp_track.train`, `fit`, `search` and `compare`, for scripts and notebooks.
+"""The commands as functions: `amp_track.train`, `fit`, `search`, `compare` and `plan`, for scripts and notebooks.
 
 Keyword arguments are the flags' names with underscores, and take Python values as well as the flags' texts; None stands
 for what the flag has by default:
@@ -26,6 +26,7 @@ from amp_track.records.job import DEFAULT_WORKLOAD
 if TYPE_CHECKING:
     from amp_track.results.compare import CompareResult
     from amp_track.results.fit import FitResult
+    from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
     from amp_track.workload import Workload
@@ -113,6 +114,20 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
     over: str | Mapping[str, Sequence[Any]] | None
     seeds: int | None
     margin: str | float | None
+
+
+class PlanSettings(TypedDict, total=False):
+    """The keyword arguments of `plan`. `capacity` and `device_name` take one value or several."""
+
+    capacity: Size | Sequence[str] | None
+    device_name: Names | None
+    precision: Names | None
+    max_batch_size: int | None
+    batch_size: int | None
+    accumulate: int | None
+    clip_norm: float | None
+    channels_last: bool | None
+    set: Mapping[str, Any] | Sequence[str] | None
 
 
 def argument_name(flag: Flag) -> str:
@@ -208,6 +223,23 @@ def compare(
 
     result = command.compare(_request("compare", workload, settings))
     return dataclasses.replace(result, html=html.compare_html(result))
+
+
+@_with_signature("plan", PlanSettings)
+def plan(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[PlanSettings]
+) -> PlanResult:
+    """Predict the largest batches on cards that are not here, as `amp-track plan` does. Raises as `train` does.
+
+    Args:
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        **settings: the flags of `amp-track plan` with underscores; see `amp-track plan --help`.
+    """
+    from amp_track.commands import plan as command
+    from amp_track.report import html
+
+    result = command.plan(_request("plan", workload, settings))
+    return dataclasses.replace(result, html=html.plan_html(result))
 
 
 def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:

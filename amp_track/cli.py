@@ -124,6 +124,28 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     print(dtypes_report.sentence(report))
 
 
+@app.command("plan")
+@flags.with_flags(FLAGS["plan"])
+def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+    """Predict the largest batch at each precision on cards that are not here, and where the memory goes.
+
+    Runs one training step on tensors without values, as on CUDA: no device, no data, and nothing is written.
+
+    amp-track plan experiments/digits.py --capacity 6GiB --device-name "RTX 4090"
+    """
+    request = request_of("plan", workload, given, owns_process=True)
+    from amp_track.commands import plan
+    from amp_track.report import plan as plan_report
+    from amp_track.report import terminal
+
+    result = _print_or_return(plan.plan, request, as_json)
+    if result is None:
+        return
+    for table in plan_report.plan_tables(result):
+        terminal.print_table(table)
+    _print_notes(plan_report.plan_notes(result))
+
+
 @app.command("compare")
 @flags.with_flags(FLAGS["compare"])
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:

@@ -61,6 +61,11 @@ EXAMPLES = {
         commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20 --precision fp32",), keep="^· "
     ),
     "dtypes": Example(commands=("amp-track dtypes experiments/digits.py --precision amp",)),
+    "plan": Example(
+        commands=(
+            'amp-track plan experiments/digits.py --capacity 64MiB --device-name "RTX 4090" --precision fp32,amp',
+        )
+    ),
     "resume": Example(
         commands=(
             "amp-track train experiments/digits.py --precision bf16 --steps 60 --checkpoint-every 20",

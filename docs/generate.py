@@ -41,6 +41,7 @@ _GROUPS = {
     "compareoptions": "The comparison",
     "resumption": "Resuming",
     "example": "The batch that dtypes looks at",
+    "planoptions": "The memory that plan predicts for",
     "stores": "Where results go",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""

@@ -25,14 +25,17 @@ from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan
 from amp_track.records.values import Margin
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
 from amp_track.report import fit as fit_report
+from amp_track.report import plan as plan_report
 from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
 from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 
@@ -103,12 +106,19 @@ def tables_made_today(name: str) -> list[Any]:
     dtypes = DtypesReport(
         workload="", precision="amp", hardware=Hardware(kind="cpu", name=""), batch_size=2, operations=()
     )  # fmt: skip
+    peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
+    plans = tuple(
+        PrecisionPlan(precision=name, batch_size=1, peak=peak, edges=(), predictions=1) for name in ("fp32", "amp")
+    )
+    target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
+    plan = PlanResult(report=PlanReport(workload="", precisions=plans), targets=(target,))
     return {
         "search": lambda: search_report.search_tables(search),
         "seeds": lambda: search_report.search_tables(search),
         "fit": lambda: [fit_report.fit_table(fit)],
         "compare": lambda: compare_report.tables(compare),
         "diagnose": lambda: [train_report.diagnosis_table(diagnosis)],
+        "plan": lambda: plan_report.plan_tables(plan),
         "dtypes": lambda: [dtypes_report.dtypes_table(dtypes)],
     }.get(name, list)()
 
@@ -279,7 +289,7 @@ def test_the_readme_and_its_first_screen_are_short() -> None:
     first_screen = "\n".join(lines[:40])
     for said in ("make search", "make test", "| fp32 |", "| bf16 |", "(few!)", "**few!**", "GPU"):
         assert said in first_screen
-    assert len(re.findall(r"^\$ amp-track", first_screen, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\$ amp-track", first_screen, re.MULTILINE)) == 7
     assert first_screen.count("```") % 2 == 0, "the first screen ends within a block"
 
 

@@ -22,7 +22,11 @@ USES = {
     "report": {"records", "planner", "results"},
     "study": {"records", "planner", "results", "workers"},
     "tracking": {"records", "workers"},
-    "sandbox": {"records", "workers", "workload", "training", "training.amp", "training.devices"},
+    "training.planning": {"records", "workload", "training", "training.amp"},
+    "sandbox": {
+        "records", "planner", "workers", "workload",
+        "training", "training.amp", "training.devices", "training.planning",
+    },
     "commands.session": {"records", "planner", "workers", "results", "report", "study", "tracking", "sandbox"},
     "commands": {
         "records", "planner", "workers", "results", "report", "study", "tracking", "sandbox", "commands.session",

@@ -10,6 +10,7 @@ from amp_track.commands.request import (
     CompareOptions,
     Example,
     FitOptions,
+    PlanOptions,
     Request,
     Resumption,
     SearchOptions,
@@ -49,6 +50,14 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         ),
         *flags_of(Example),
     ),
+    "plan": (
+        *flags_of(PlanOptions),
+        *(flag_named(flags_of(FitOptions), name) for name in ("--precision", "--max-batch-size")),
+        *(
+            flag_named(flags_of(Job), name)
+            for name in ("--batch-size", "--accumulate", "--clip-norm", "--channels-last", "--set")
+        ),
+    ),
 }
 """By command, in the order of its `--help`."""
 
@@ -81,6 +90,8 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {"workload": workload}
+    if command == "plan":
+        job |= {"synthetic": True, "device": "cpu"}  # needs neither data nor device
     if command == "dtypes":
         job["batch_size"] = build(Example, flags, given).batch_size
     return Request(
@@ -89,6 +100,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         fit_options=build(FitOptions, flags, given),
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
+        plan_options=build(PlanOptions, flags, given),
         given=given_fields(Job, flags, given),
         owns_process=owns_process,
         **fixed,

@@ -179,6 +179,32 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Which memory `plan` predicts the largest batches for."""
+
+    capacities: tuple[str, ...] = setting(
+        (),
+        "Memory that the training may take, as --memory-budget: 6GiB. Give it several times to compare.",
+        values.byte_size_text,
+        expected="a size above 0 with its unit, such as 6GiB or 512MiB",
+        flag="capacity",
+        metavar="SIZE",
+        repeatable=True,
+        shown_default="none: memory at one batch",
+    )
+    device_names: tuple[str, ...] = setting(
+        (),
+        'A card by its name, such as "RTX 4090": its memory without what a CUDA context takes of it.',
+        str,
+        expected="a card's name, such as RTX 4090",
+        flag="device-name",
+        metavar="NAME",
+        repeatable=True,
+        shown_default="none",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything that one command is asked for."""
 
@@ -191,6 +217,7 @@ class Request:
     fit_options: FitOptions = FitOptions()
     search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
+    plan_options: PlanOptions = PlanOptions()
     compare_options: CompareOptions | None = None
     """Only `compare` has them."""
     owns_process: bool = False

@@ -106,6 +106,12 @@ def headroom(text: str) -> Headroom:
     return Headroom(fraction=percent / 100)
 
 
+def byte_size_text(text: str) -> str:
+    """Parse a size in bytes, and return it as it was written: it names what it is asked for."""
+    byte_size(text)
+    return text.strip()
+
+
 @dataclass(frozen=True)
 class Margin:
     """A difference of quality that does not matter: a fraction of the reference's quality, or an absolute one."""

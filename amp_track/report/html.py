@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from amp_track.report import compare, fit, search, train
+from amp_track.report import compare, fit, plan, search, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
 from amp_track.results.fit import FitResult
+from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
 
@@ -86,6 +87,11 @@ def search_html(result: SearchResult) -> str:
 def compare_html(result: CompareResult) -> str:
     """Return a comparison of precisions as an HTML fragment: its answers first."""
     return _html("Precisions compared", compare.tables(result), compare.notes(result), lines=result.answers)
+
+
+def plan_html(result: PlanResult) -> str:
+    """Return what is predicted as an HTML fragment."""
+    return _html("Predicted memory", plan.plan_tables(result), plan.plan_notes(result))
 
 
 def _html(heading: str, tables: Sequence[Table], notes: Sequence[str], *, lines: Sequence[str] = ()) -> str:

@@ -46,7 +46,7 @@ def run(
     Of the processes that train together only the first one sends events. After a kill, the device may still hold the
     memory of the process before.
     """
-    _set_up_process()
+    set_up_process()
     peers.announce(rank)
     try:
         device = opening.open_device(job.device, rank)
@@ -75,7 +75,7 @@ def run(
         return
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
         device.lift_budget()
-        outcome = _outcome_of_exception(error, phase, device)
+        outcome = outcome_of_exception(error, phase, device)
     connection.send(outcome)
 
 
@@ -95,25 +95,25 @@ def _discard(event: Event) -> None:
 
 def inspect(job: Job, connection: Connection[Any, Any]) -> None:
     """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
-    _set_up_process()
+    set_up_process()
     try:
         connection.send(_inspection(job))
     except BadInput as error:
         connection.send(error)
     except BaseException as error:
-        connection.send(_outcome_of_exception(error, "data", None))
+        connection.send(outcome_of_exception(error, "data", None))
 
 
 def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
     """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
-    _set_up_process()
+    set_up_process()
     watch = DtypesWatch()
     try:
         connection.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
     except BadInput as error:
         connection.send(error)
     except BaseException as error:
-        connection.send(_outcome_of_exception(error, watch.phase, None))
+        connection.send(outcome_of_exception(error, watch.phase, None))
 
 
 def workload_of(job: Job) -> Workload:
@@ -171,7 +171,7 @@ def _support(name: str, device: Device, processes: int) -> Support:
     return next((support for support in supports if not support.supported), supports[0])
 
 
-def _outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
+def outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
     if failures.is_out_of_memory(error):
         verdict = Verdict.OOM
     elif failures.is_kernel_limit(error):
@@ -191,7 +191,7 @@ def _outcome_of_exception(error: BaseException, phase: str, device: Device | Non
     )
 
 
-def _set_up_process() -> None:
+def set_up_process() -> None:
     """Make this a job's process.
 
     It prints to stderr, ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.

@@ -29,6 +29,7 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.plan import PlanReport, PlanTask
 from amp_track.sandbox import children, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.training.devices import control_group
@@ -129,6 +130,20 @@ class Sandbox:
         assert isinstance(result, DtypesReport | Outcome)
         return result
 
+    def plan(self, job: Job, task: PlanTask, *, processes: int = 1) -> PlanReport:
+        """Return the predicted memory of a resolved job's training step, from so many processes side by side.
+
+        Raises:
+            BadInput: the step cannot run on fake tensors.
+        """
+        all_ranks = [Rank(index=index, count=processes, rendezvous="") for index in range(processes)]
+        results = self._in_fresh_processes(task, job, all_ranks)
+        for result in results:
+            if isinstance(result, Outcome):
+                raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
+        plans = {plan.precision: plan for part in results if isinstance(part, PlanReport) for plan in part.precisions}
+        return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
+
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
     ) -> Outcome:
@@ -138,12 +153,12 @@ class Sandbox:
             count = job.processes
             all_ranks = [Rank(index=index, count=count, rendezvous=rendezvous) for index in range(count)]
             results = self._in_fresh_processes(task, job, all_ranks, on_event, folder)
-        outcomes = [result for result in results if not isinstance(result, Inspection | DtypesReport)]
+        outcomes = [result for result in results if isinstance(result, Outcome | None)]
         return ranks.merge_outcomes(outcomes)
 
     def _in_fresh_processes(
         self,
-        task: str,
+        task: str | PlanTask,
         job: Job,
         all_ranks: Sequence[Rank] = (ALONE,),
         on_event: Callable[[Event], None] = _ignore,
@@ -170,7 +185,7 @@ class Sandbox:
 
     def _in_processes_of_one_server(
         self,
-        task: str,
+        task: str | PlanTask,
         job: Job,
         all_ranks: Sequence[Rank],
         on_event: Callable[[Event], None],
@@ -284,7 +299,12 @@ def _missing_preload() -> str:
 
 
 def _child(
-    task: str, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, connection: Connection[Any, Any]
+    task: str | PlanTask,
+    job: Job,
+    folder: JobFolder | None,
+    rank: Rank,
+    after_a_kill: bool,
+    connection: Connection[Any, Any],
 ) -> None:
     """Do a task in the fresh process, where torch is already imported."""
     if missing := _missing_preload():
@@ -309,5 +329,9 @@ def _child(
             job_process.inspect(job, connection)
         case "dtypes":
             job_process.dtypes(job, connection)
+        case PlanTask():
+            from amp_track.sandbox import plan_process
+
+            plan_process.plan(job, task, rank, connection)
         case _:
             assert_never(task)  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""The result of `amp-track plan`: predicted peaks, and the largest batch that each target is predicted to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget
+from amp_track.results.shown import Shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult(Shown):
+    """Everything that was predicted. Nothing here was measured."""
+
+    report: PlanReport
+    targets: tuple[PlanTarget, ...]
+
+    def edge(self, precision: str, target: PlanTarget) -> PlannedEdge | str:
+        """Return the edge of a precision on a target, or the reason why the target cannot train at it."""
+        plan = next(plan for plan in self.report.precisions if plan.precision == precision)
+        found = next((edge for edge in plan.edges if edge.target == target.name), None)
+        return found or dict(target.lacks)[precision]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return {
+            "workload": self.report.workload,
+            "predicted": True,
+            "capacities": {
+                target.name: {
+                    plan.precision: _edge_as_json(self.edge(plan.precision, target)) for plan in self.report.precisions
+                }
+                for target in self.targets
+            },
+            "precisions": {
+                plan.precision: {"batch_size": plan.batch_size, **plan.peak.as_json()}
+                for plan in self.report.precisions
+            },
+        }
+
+
+def _edge_as_json(edge: PlannedEdge | str) -> dict[str, Any]:
+    if isinstance(edge, str):
+        return {"skipped": edge}
+    return {
+        "largest_batch": edge.largest_batch,
+        "bound": edge.bound,
+        "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
+        "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
+    }

@@ -1,0 +1,109 @@
+"""`amp-track plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import DIGITS, ROOT, Done
+
+Command = Callable[..., Done]
+WORKLOADS = ROOT / "tests" / "training" / "planning" / "workloads.py"
+PRECISIONS = ["fp32", "tf32", "amp", "bf16"]
+
+
+def test_it_prints_edges_what_holds_the_memory_and_what_is_left_out(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track("plan", DIGITS, "--capacity", "64MiB", "--device-name", "T4")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"{DIGITS}: predicted largest batches" in done.stdout
+    assert re.search(r"│ Tesla T4 +│ fp32 +│ +[\d,]+ │", done.stdout)
+    assert re.search(r"│ bf16 +│ +– │ +– │ +– │ needs ", done.stdout)
+    assert re.search(r"│ activations +│ +[\d.]+ MiB │", done.stdout)
+    assert re.search(r"│ +│ 0 +│ convolution +│ activations +│", done.stdout)
+    assert "predicted, not measured" in done.stdout
+    assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
+
+
+def test_json_is_one_object(amp_track: Command) -> None:
+    done = amp_track("plan", DIGITS, "--capacity", "32MiB", "--capacity", "1GiB", "--batch-size", "100", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["workload"], plan["predicted"]) == (DIGITS, True)
+    assert list(plan["capacities"]) == ["32MiB", "1GiB"]
+    for name, capacity_bytes in (("32MiB", 2**25), ("1GiB", 2**30)):
+        edges = plan["capacities"][name]
+        assert list(edges) == PRECISIONS
+        assert all(
+            edge["max_allocated_bytes"] <= edge["max_reserved_bytes"] <= capacity_bytes for edge in edges.values()
+        )
+        assert edges["fp32"] == edges["tf32"]
+        assert edges["amp"]["largest_batch"] > 1.5 * edges["fp32"]["largest_batch"]
+    assert plan["capacities"]["1GiB"]["fp32"]["largest_batch"] > plan["capacities"]["32MiB"]["fp32"]["largest_batch"]
+    assert {peak["batch_size"] for peak in plan["precisions"].values()} == {100}
+    assert len(plan["precisions"]["bf16"]["largest"]) == 10
+
+
+@pytest.mark.slow
+def test_an_edge_is_where_one_more_sample_needs_more(amp_track: Command) -> None:
+    def run(*arguments: str) -> dict:
+        return json.loads(amp_track("plan", DIGITS, "--precision", "amp", "--json", *arguments).stdout)
+
+    edge = run("--capacity", "48MiB")["capacities"]["48MiB"]["amp"]
+    needs = [
+        run("--batch-size", str(size))["precisions"]["amp"]["max_reserved_bytes"]
+        for size in (edge["largest_batch"], edge["largest_batch"] + 1)
+    ]
+    assert needs[0] == edge["max_reserved_bytes"] <= 48 * 2**20 < needs[1]
+
+
+def test_nothing_fits(amp_track: Command) -> None:
+    done = amp_track("plan", DIGITS, "--capacity", "4MiB", "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"│ +none │ +– │ +– │ one sample needs [\d.]+ MiB", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--capacity", "lots"], "--capacity: got 'lots', expected a size above 0 with its unit, such as 6GiB"),
+        (["--device-name", "RTX 4091"], "--device-name: got RTX 4091, expected one of GeForce RTX 4090, "),
+        (["--precision", "fp8"], "--precision: got 'fp8', expected names from fp32"),
+    ],
+)
+def test_bad_input_is_one_line(amp_track: Command, arguments: list[str], message: str) -> None:
+    done = amp_track("plan", DIGITS, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"amp-track: {message}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "line", "why"),
+    [
+        ("numpy", "return x + float(x.detach().numpy().mean())", ".numpy() is not supported"),
+        ("mask", "return x + x[x > 0].sum()", "DynamicOutputShapeException"),
+    ],
+)
+def test_a_step_that_needs_values_is_told_its_line(amp_track: Command, act: str, line: str, why: str) -> None:
+    done = amp_track("plan", str(WORKLOADS), "--set", f"act={act}", "--capacity", "1GiB")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert re.match(rf"amp-track: \S*workloads.py:\d+ \({re.escape(line)}\): got ", done.stderr)
+    assert why in done.stderr
+    assert "measure with amp-track fit" in done.stderr
+
+
+def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Command) -> None:
+    done = amp_track("plan", str(WORKLOADS), "--set", "act=wrong", "--capacity", "1GiB")
+    assert done.returncode == 2
+    *_, last = done.stderr.splitlines()
+    assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): got RuntimeError: ", last)
+
+
+def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
+    done = amp_track("plan", DIGITS, "--precision", "tf32", "--device-name", "A100 40GB", "--json")
+    assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["largest_batch"] > 1000
