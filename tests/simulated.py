@@ -19,6 +19,7 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask
 from amp_track.records.steps import steps_per_epoch, total_steps
 from amp_track.records.values import PRECISIONS
 from amp_track.workers import interrupts
@@ -35,6 +36,7 @@ class SimulatedSandbox:
         fixed_bytes: what a job takes whatever its batch.
         bytes_per_sample: by precision.
         longer_bytes: what a training takes that a probe does not show.
+        planned_bytes_per_sample: what a plan says each sample takes; None if there is no plan.
         free_bytes: what the device has free.
         samples: of the training data.
         fails: from a job to its outcome where it does not train; None lets it train.
@@ -46,6 +48,7 @@ class SimulatedSandbox:
         default_factory=lambda: {"fp32": 40_000, "tf32": 40_000, "amp": 21_000, "bf16": 20_000}
     )
     longer_bytes: int = 0
+    planned_bytes_per_sample: Mapping[str, int] | None = None
     free_bytes: int = 64 * MEBIBYTE
     samples: int = 5000
     supported: tuple[str, ...] = ("fp32", "bf16", "amp")
@@ -57,11 +60,25 @@ class SimulatedSandbox:
     """How long a job says that it took."""
     streams: bool = False
     """Whether trainings say what each step and epoch did; the picture of it takes a third of a second."""
+    forecasts_asked: int = 0
     jobs: list[Job] = field(default_factory=list)
     """What has been run, in order."""
 
     def start(self) -> None:
         pass
+
+    def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
+        self.forecasts_asked += 1
+        if self.planned_bytes_per_sample is None:
+            return Forecasts(reason="it is made up")
+        found = {}
+        for precision in task.precisions:
+            slope = self.planned_bytes_per_sample[precision]
+            batch_size = min(int((0.85 * task.budget_bytes - self.fixed_bytes) / slope), task.max_batch_size)
+            found[precision] = Forecast(
+                batch_size=batch_size, allocated_bytes=self.fixed_bytes + slope * batch_size, slope_bytes=float(slope)
+            )
+        return Forecasts(by_precision=tuple(found.items()))
 
     def inspect(self, job: Job) -> Inspection:
         for name, text in job.options:

@@ -102,6 +102,7 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
         headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,
+        plan_seconds=sampler.goal.forecasts.seconds,
     )
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(sampler.goal.budget_bytes, fits), result.as_json())

@@ -2,7 +2,8 @@
 
 Peak memory is approximately `a + b·batch`, so a line through the measurements predicts the edge, and a bracket of what
 fits and what fails makes sure that every probe brings it closer, however wrong the line is. On a device that is exactly
-linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge).
+linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge). A plan of what the
+tensors take says where to begin and how steep the line is: then it takes 3, below the edge, at it, and above.
 
 No finder can tell n batches apart in fewer than log2(n) probes if the measurements say nothing about them: that is so
 for a jump of memory right at the edge, at an unknown one of n batches, and for noise that hides n of them.
@@ -15,8 +16,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from amp_track.planner.lines import SHORT, Line, Point, block_bytes, line_through
 from amp_track.records.outcome import Verdict
 
 _MARGIN = 1 / 12
@@ -27,10 +28,6 @@ _LEAST_MARGIN = 6
 """Samples. Where the margin would be smaller, a line is exact enough without."""
 _NOISE = 2
 """Samples by which a line may be wrong, once a failing batch is known, before it counts as wrong."""
-_PLAUSIBLE = 2
-"""Factor by which the slope between two nearby points may differ from the overall slope."""
-_LONG = 4
-"""A stretch of at least `_SHORT` samples and 1/4 of all that is measured is too long for noise to explain its slope."""
 _SAME_SLOPE = 0.002
 """Relative difference up to which two slopes count as the same."""
 _NOT_FAR = 4
@@ -39,15 +36,10 @@ _TOO_FAR = 8
 """A bracket this many times as long as the measured stretch is too long to correct a line that was wrong."""
 _NEARLY = 16
 """A failure in the last 1/16 of the way to where the line ends may be just a small error of the line."""
-_SHORT = 64
-"""Samples. Over a shorter way a failure is more often noise of the meter than a bend of the line."""
 _WELL_BELOW = 0.7
 """Fraction of the way to a failed batch at which the next one is tried."""
-_BLOCKS = 20 * 2**20, 2 * 2**20, 4096
-"""Block sizes in bytes that memory may be counted in: the segments of PyTorch's caching allocator (kLargeBuffer and
-kRoundLarge of c10/cuda/CUDACachingAllocator.cpp), and pages."""
-_METER_ERROR = 4
-"""Number of such blocks by which two measurements of the same thing may differ."""
+_LEAST_OF_PLAN = 0.8
+"""A line that rises by less than this part of what a plan says is not believed: tensors alone take that much."""
 _BISECT_AFTER = range(12, 10_000, 2)
 """Numbers of probes after which the search bisects: whatever the device does, it ends within twice log2 of what is
 left."""
@@ -89,11 +81,15 @@ class Hint:
         batch_size: the first batch size to try: one that someone trains with, or the edge at another precision.
         reason: why it is tried, for people.
         fixed_bytes: the memory of a batch without samples, according to another precision's line.
+        predicted_bytes: the memory of that first batch, according to a plan.
+        slope_bytes: how much memory each sample adds there, according to a plan.
     """
 
     batch_size: int = 8
     reason: str = "to begin with"
     fixed_bytes: float | None = None
+    predicted_bytes: int | None = None
+    slope_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,43 +116,6 @@ class Edge:
     largest_batch: int
     first_failing_batch: int | None
     bound: str
-
-
-class Point(NamedTuple):
-    """One measurement: a batch size and its memory in bytes."""
-
-    batch_size: int
-    size_bytes: float
-
-    def slope_to(self, other: Point) -> float:
-        """Return the bytes for each sample between the two points."""
-        return (other.size_bytes - self.size_bytes) / (other.batch_size - self.batch_size)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Memory as a linear function of the batch size.
-
-    It goes through `point`, with `slope_bytes` for each sample, and was measured between batch size `start` and
-    `point`.
-    """
-
-    start: int
-    point: Point
-    slope_bytes: float
-
-    def at(self, batch_size: int) -> float:
-        """Return the bytes that a batch takes."""
-        return self.point.size_bytes + self.slope_bytes * (batch_size - self.point.batch_size)
-
-    def reaches(self, size_bytes: float) -> int:
-        """Return the largest batch that takes no more than `size_bytes`."""
-        return self.point.batch_size + math.floor((size_bytes - self.point.size_bytes) / self.slope_bytes)
-
-    @property
-    def fixed_bytes(self) -> float:
-        """Bytes that a batch without samples would take."""
-        return max(self.at(0), 0.0)
 
 
 def explore(
@@ -211,8 +170,8 @@ def line_of(probes: Sequence[Probe]) -> Line | None:
 
 def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next:
     if not any_failed:
-        return Next(hint.batch_size, hint.reason)
-    if hint.fixed_bytes is not None and ceiling == hint.batch_size:
+        return Next(hint.batch_size, hint.reason, hint.predicted_bytes)
+    if (hint.fixed_bytes is not None or hint.slope_bytes is not None) and ceiling == hint.batch_size:
         return Next(ceiling // 2, f"half of {ceiling}, which does not fit")
     return Next(ceiling // 16, f"a sixteenth of {ceiling}, which does not fit")
 
@@ -230,7 +189,11 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     floor = points[-1].batch_size
     if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
         points = [Point(0, hint.fixed_bytes), *points]
-    line = _line(points, room_bytes)
+    line = line_through(points, room_bytes)
+    planned = _by_the_plan(points, failing, hint, room_bytes)
+    # A kernel that changes its ways may take less at a larger batch. Tensors never do.
+    if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):
+        line = planned
     if line is None:
         return _without_a_line(points[-1], ceiling, room_bytes)
 
@@ -259,16 +222,30 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
 
+def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_bytes: float) -> Line | None:
+    """Return the line through the last measurement that rises as a plan says, or None if there is a better one.
+
+    Three measurements know better than a plan, and a batch that failed well below where this line ends disproves it.
+    """
+    if hint.slope_bytes is None or hint.slope_bytes <= 0 or len(points) > 2:
+        return None
+    line = Line(0, points[-1], hint.slope_bytes)
+    crossing = line.reaches(room_bytes)
+    if failing and (crossing - failing[0].batch_size) * _NEARLY > crossing - points[-1].batch_size:
+        return None
+    return line
+
+
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:
     """Return how far the measurements go beyond where a line through the smaller ones said that nothing more fits.
 
     The first such line counts: a later one is drawn through what surprised the first.
     """
     for count in range(1, len(points)):
-        line = _line(points[:count], room_bytes)
+        line = line_through(points[:count], room_bytes)
         if line is not None and line.reaches(room_bytes) <= line.point.batch_size:
             return points[-1].batch_size - line.reaches(room_bytes)
-    before = _line(points[:-1], room_bytes)
+    before = line_through(points[:-1], room_bytes)
     return points[-1].batch_size - before.reaches(room_bytes) if before is not None else 0
 
 
@@ -292,7 +269,7 @@ def _below_a_surprise(
     if (crossing - ceiling) * _NEARLY <= crossing - floor:
         if surprises == 1:
             return ceiling - max((crossing - floor) // 128, 1), f"{surprised}: a little less"
-        if surprises == 2 and crossing - floor <= _SHORT:
+        if surprises == 2 and crossing - floor <= SHORT:
             return max(ceiling - 2, halfway), f"{surprised}: a little less again"
         return halfway, f"{surprised}, and a little less too: halfway to {floor}, which fits"
     steeper = _line_to_failure(last, first, budget_bytes)
@@ -316,45 +293,13 @@ def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
     If the budget's meter counts in blocks, an incomplete block at the end of the budget cannot be used; nor can what
     that meter shows beyond the finer one, which are whole blocks that stay unused.
     """
-    block = _block_bytes(probe.peak_bytes for probe in fitting)
+    block = block_bytes(probe.peak_bytes for probe in fitting)
     largest = fitting[-1]
     unused = 0
     if all(probe.allocated_bytes is not None for probe in fitting):
         assert largest.peak_bytes is not None and largest.allocated_bytes is not None
         unused = max(largest.peak_bytes - largest.allocated_bytes, 0) // block * block
     return budget_bytes // block * block - unused
-
-
-def _block_bytes(sizes: Iterable[float | None]) -> int:
-    """Return the block size that sizes were counted in: the largest of the known ones that divides them all, or 1."""
-    divisor = math.gcd(*(int(size or 0) for size in sizes))
-    return next((block for block in _BLOCKS if divisor % block == 0), 1)
-
-
-def _line(points: Sequence[Point], room_bytes: float) -> Line | None:
-    """Return the line that predicts where memory reaches `room_bytes`, or None if memory does not rise.
-
-    It goes through the last point and the nearest one before it that is far enough away for the line to be exact where
-    it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one is
-    left out where it may be noise between two near points.
-    """
-    if len(points) < 2:
-        return None
-    last = points[-1]
-    error_bytes = _METER_ERROR * _block_bytes(point.size_bytes for point in points)
-    overall = points[0].slope_to(last)
-    lines = []
-    for start in reversed(points[:-1]):
-        slope = start.slope_to(last)
-        stretch, whole = last.batch_size - start.batch_size, last.batch_size - points[0].batch_size
-        is_long = stretch >= _SHORT and stretch * _LONG >= whole
-        if slope > 0 and (is_long or overall / _PLAUSIBLE < slope < overall * _PLAUSIBLE):
-            lines.append(Line(start.batch_size, last, slope))
-    for line in lines:
-        distance, measured = line.reaches(room_bytes) - last.batch_size, last.batch_size - line.start
-        if distance * error_bytes / measured <= line.slope_bytes / 2:
-            return line
-    return lines[-1] if lines else None
 
 
 def _measured_before(line: Line, points: list[Point]) -> bool:

@@ -96,6 +96,20 @@ def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bo
     return True
 
 
+def replayed(events: Sequence[int], sizes: Sequence[int]) -> CachingAllocator:
+    """Return an allocator of any capacity after all events."""
+    return _replay(events, sizes, None)[0]
+
+
+def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the most bytes that are alive together, without any allocator."""
+    alive = most = 0
+    for index in events:
+        alive += sizes[index] if index >= 0 else -sizes[~index]
+        most = max(most, alive)
+    return most
+
+
 def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
     """Return the allocator after all events, and the index of the event after which the most was allocated."""
     allocator = CachingAllocator(capacity_bytes)

@@ -118,6 +118,37 @@ class PlanTask:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForecastTask:
+    """What a search wants to know about memory before its first probe."""
+
+    precisions: tuple[str, ...]
+    budget_bytes: int
+    max_batch_size: int
+    on_cuda: bool
+    """Whether the budget is of a CUDA device, whose allocator reserves segments, or of what is alive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Where memory is predicted to end at one precision, before anything is measured."""
+
+    batch_size: int
+    """A batch a little below the predicted edge; 0 if nothing is predicted to fit."""
+    allocated_bytes: int
+    """The predicted peak there."""
+    slope_bytes: float
+    """How much each sample adds to the peak there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecasts:
+    """The forecasts by precision, or the reason why there are none."""
+
+    by_precision: tuple[tuple[str, Forecast], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """The predictions for a workload at every precision asked for."""
 

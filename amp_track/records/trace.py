@@ -57,13 +57,10 @@ class StepTrace:
     storages: tuple[Storage, ...]
     events: tuple[int, ...]
     phases: tuple[Phase, ...]
+    recurrent: tuple[str, ...] = ()
+    """Recurrent layers of the model: how much their kernels keep for the backward pass is not traced."""
     values_read: tuple[str, ...] = ()
     """Layers that asked for the value of a tensor in the forward pass, which was taken to be 1."""
-
-    def layers_of(self, operation_part: str) -> tuple[str, ...]:
-        """Return the layers with an operation of a name that has this part, in their order."""
-        layers = (storage.layer for storage in self.storages if operation_part in storage.operation)
-        return tuple(dict.fromkeys(layers))
 
     def with_next_step(self) -> StepTrace:
         """Return the trace of one step more.

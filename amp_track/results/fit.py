@@ -43,6 +43,8 @@ class PrecisionFit:
     """(batch size, whether it fits) of the batches above the first that fails which were tried too."""
     bytes_needed: int | None = None
     """The memory that one sample takes, where not even that fits."""
+    plan_error: float | None = None
+    """By which fraction the first probe took more than a plan had predicted; None without a plan, or if it failed."""
 
     @property
     def why_unsupported(self) -> str | None:
@@ -87,6 +89,7 @@ class PrecisionFit:
             "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
+            "plan_error": self.plan_error,
             "runs_at_edge": self.runs_at_edge,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
             "epoch_steps": self.epoch_steps,
@@ -115,6 +118,8 @@ class FitResult(Shown):
     """The part of the budget that is left free at the edges."""
     multiple_of: int = 1
     effective_batch_size: int | None = None
+    plan_seconds: float | None = field(default=None, compare=False)
+    """How long it took to predict where memory ends; None if that was not needed."""
 
     @property
     def edges(self) -> dict[str, int]:
@@ -143,6 +148,7 @@ class FitResult(Shown):
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "headroom_bytes": self.headroom_bytes,
             "effective_batch_size": self.effective_batch_size,
+            "plan_seconds": self.plan_seconds,
             "precisions": {name: self._precision_as_json(name) for name in self.precisions}
             | {name: {"skipped": reason} for name, reason in self.skipped.items()},
         }

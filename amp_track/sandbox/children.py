@@ -22,7 +22,7 @@ from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
-from amp_track.records.plan import PlanReport
+from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.sandbox import ranks
 from amp_track.workers import interrupts
 
@@ -39,7 +39,7 @@ _PEERS_SECONDS = 2
 _ONE_AT_A_TIME = threading.Lock()
 """Held where a start changes what the whole process shares: its environment, personality and main module."""
 
-Result = Outcome | Inspection | DtypesReport | PlanReport
+Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Child:
             self.has_died = True
             return
         match message:
-            case Outcome() | Inspection() | DtypesReport() | PlanReport():
+            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
                 self.result = message
             case AmpTrackError():
                 raise message

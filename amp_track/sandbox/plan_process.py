@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from amp_track.planner.cards import blas_workspace_bytes
+from amp_track.planner.forecast import forecast as predict
 from amp_track.planner.prediction import Prediction
-from amp_track.planner.replay import with_workspaces
+from amp_track.planner.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.job import Job, Rank
-from amp_track.records.plan import PlanReport, PlanTask, PrecisionPlan
+from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
 from amp_track.sandbox import job_process
 from amp_track.training.amp.precision import Precision
 from amp_track.training.planning.fake_step import FakeStep
@@ -75,9 +77,38 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
         peak=prediction(task.blas_workspace_bytes).peak(task.batch_size),
         edges=tuple(edges),
         predictions=trace_at.cache_info().currsize,
-        recurrent=trace_at(task.batch_size).layers_of("rnn"),
+        recurrent=trace_at(task.batch_size).recurrent,
         values_read=trace_at(task.batch_size).values_read,
     )
+
+
+def forecast(job: Job, task: ForecastTask, connection: Connection[Any, Any]) -> None:
+    """Send Forecasts, whatever happens: a search goes on without them."""
+    job_process.set_up_process()
+    try:
+        connection.send(_forecasts(job, task))
+    except BaseException as error:
+        connection.send(Forecasts(reason="".join(traceback.format_exception_only(error)).strip().splitlines()[0]))
+
+
+def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
+    gc.freeze()
+    step = FakeStep(job, job_process.workload_of(job).without_data(), as_cuda=task.on_cuda)
+    found = {}
+    for precision in task.precisions:
+        first, second = (
+            with_workspaces(step.trace(precision, batch_size).with_next_step(), blas_workspace_bytes())
+            for batch_size in (8, 16)
+        )
+        if first.recurrent:
+            return Forecasts(
+                reason=f"{', '.join(first.recurrent)}: what a recurrent layer keeps is not known beforehand"
+            )
+        family = TraceFamily.through(first, second)
+        if family is None:
+            return Forecasts(reason="the step does something else at another batch size")
+        found[precision] = predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+    return Forecasts(by_precision=tuple(found.items()))
 
 
 def _cannot_be_planned(job: Job, error: Exception) -> BadInput:

@@ -29,7 +29,7 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.plan import PlanReport, PlanTask
+from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.sandbox import children, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.training.devices import control_group
@@ -48,6 +48,10 @@ REQUIRED_MODULES = (
 _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them there."""
 
+
+Task = str | PlanTask | ForecastTask
+"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
+_FORECAST_SECONDS = 30.0
 
 _log = logging.getLogger("amp_track.sandbox")
 
@@ -144,6 +148,14 @@ class Sandbox:
         plans = {plan.precision: plan for part in results if isinstance(part, PlanReport) for plan in part.precisions}
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
+    def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
+        """Return where memory is predicted to end, or why that cannot be said. Takes half a minute at most."""
+        job = dataclasses.replace(job, timeout_seconds=_FORECAST_SECONDS)
+        result = self._in_fresh_processes(task, job)[0]
+        if isinstance(result, Forecasts):
+            return result
+        return Forecasts(reason=result.message if isinstance(result, Outcome) else "its process was ended")
+
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
     ) -> Outcome:
@@ -158,7 +170,7 @@ class Sandbox:
 
     def _in_fresh_processes(
         self,
-        task: str | PlanTask,
+        task: Task,
         job: Job,
         all_ranks: Sequence[Rank] = (ALONE,),
         on_event: Callable[[Event], None] = _ignore,
@@ -185,7 +197,7 @@ class Sandbox:
 
     def _in_processes_of_one_server(
         self,
-        task: str | PlanTask,
+        task: Task,
         job: Job,
         all_ranks: Sequence[Rank],
         on_event: Callable[[Event], None],
@@ -299,7 +311,7 @@ def _missing_preload() -> str:
 
 
 def _child(
-    task: str | PlanTask,
+    task: Task,
     job: Job,
     folder: JobFolder | None,
     rank: Rank,
@@ -333,5 +345,9 @@ def _child(
             from amp_track.sandbox import plan_process
 
             plan_process.plan(job, task, rank, connection)
+        case ForecastTask():
+            from amp_track.sandbox import plan_process
+
+            plan_process.forecast(job, task, connection)
         case _:
             assert_never(task)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ A search worker is one of several processes that run the same command on the sam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -16,12 +16,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.plan import Forecast
 from amp_track.records.values import PRECISIONS
 from amp_track.study import private, storage
 from amp_track.workers import interrupts, processes
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
+PLANNED = "most of the memory, by the plan"
+"""The reason of a first probe that a plan has chosen."""
 _SHORT = ("probe", "multiple", "repeat")
 _RUNS_AT_THE_EDGE = 3
 """In how many fresh processes an edge has to run before it is reported, the confirming one among them."""
@@ -52,6 +55,26 @@ class Busy(Exception):
     """Every job that is left depends on one that another search worker is running."""
 
 
+class Forecasting(Protocol):
+    """What predicts where memory ends, by precision, when it is first asked."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long that took; None if nobody has asked."""
+
+    def __call__(self) -> Mapping[str, Forecast]:
+        """Return the forecasts, which may be none."""
+
+
+class NoForecasts:
+    """Predicts nothing: the search begins at the workload's own batch size."""
+
+    seconds: float | None = None
+
+    def __call__(self) -> Mapping[str, Forecast]:
+        return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What a fit study looks for.
@@ -64,6 +87,7 @@ class Goal:
         multiple_of: beside the edge, the largest multiple of this is probed.
         confirm: whether a longer training confirms each edge.
         whole_probes: whether probes make the end of an only epoch too, which the confirming training makes otherwise.
+        forecasts: what a plan predicts; asked before the first probe of a precision.
         beyond: how many batches above the first that runs out of memory are tried too. With workspaces and segments
             of a caching allocator a larger batch may fit where a smaller one does not.
     """
@@ -75,6 +99,7 @@ class Goal:
     multiple_of: int
     confirm: bool
     whole_probes: bool = True
+    forecasts: Forecasting = NoForecasts()
     beyond: int = 0
 
     def multiple_up_to(self, largest_batch: int) -> int:
@@ -156,8 +181,10 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             _probes(done, precision, kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         goal = self.goal
-        step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
-        if isinstance(step, Next):
+        step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
+        if isinstance(step, Next):  # only now is a plan of any use, which takes seconds to make
+            step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
+            assert isinstance(step, Next), "a hint proves nothing"
             return Task(precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit)
         edge = step
         if not goal.confirm or not edge.largest_batch:
@@ -181,8 +208,15 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         return Task(precision, edge.largest_batch, "repeat", "once more, to rely on it", ran[0].peak_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
-        """Return where to begin: the smallest edge proven at another precision, else the workload's own batch size."""
+        """Return where to begin: as a plan says, else at another precision's edge, else at the workload's own batch."""
         first = Hint(self.goal.first_batch, "the workload's own batch size")
+        if (planned := self.goal.forecasts().get(precision)) is not None:
+            return Hint(
+                max(planned.batch_size, 1),
+                PLANNED,
+                predicted_bytes=planned.allocated_bytes,
+                slope_bytes=planned.slope_bytes,
+            )
         hints = []
         for other in PRECISIONS:  # those of an earlier command among them
             probes = _probes(done, other, ("probe",)) if other != precision else []

@@ -13,7 +13,7 @@ from amp_track.planner.frontier import Edge
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import PrecisionFit
 from amp_track.study import storage
-from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
+from amp_track.study.edge_sampler import PLANNED, POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 from amp_track.workers import interrupts
 
 
@@ -88,11 +88,21 @@ def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> Prec
         run_id=storage.run_id_of(probed[2]) if probed else None,
         confirmation=next((outcome for task, outcome, _ in at_edge if task.kind == "confirm"), None),
         failure=_failure_at(edge, done),
+        plan_error=_plan_error(done),
         runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
         beyond=_beyond(edge, done),
     )
+
+
+def _plan_error(done: Done) -> float | None:
+    """Return by which fraction the probe that a plan has chosen took more than the plan said."""
+    for task, outcome, _ in done:
+        measured = outcome.peak_allocated_bytes or outcome.max_memory_bytes
+        if task.reason == PLANNED and outcome.fits and task.predicted_bytes and measured:
+            return measured / task.predicted_bytes - 1
+    return None
 
 
 def probes_of(trials: Sequence[FrozenTrial], task: Task) -> list[Outcome]:

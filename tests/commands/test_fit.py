@@ -211,6 +211,27 @@ class TestEdges:
         assert result.precisions["bf16"].probes <= 4 < result.precisions["fp32"].probes
         assert result.edges == {"fp32": FP32_EDGE, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
 
+    def test_a_plan_leaves_three_probes_to_each_precision(self) -> None:
+        sandbox = SimulatedSandbox(planned_bytes_per_sample={"fp32": 40_000, "bf16": 20_000})
+        result = fit(asked("fp32", "bf16", confirm_steps=0, study="planned"), sandbox=sandbox)
+        assert result.edges == {"fp32": FP32_EDGE, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+        assert {fitted.probes for fitted in result.precisions.values()} == {3}
+        predicted = [trial.user_attrs["predicted_bytes"] for trial in trials("planned/fit")]
+        assert None not in predicted, "every probe says what was predicted, the first one too"
+        assert sandbox.forecasts_asked == 1
+
+    def test_a_finished_search_makes_no_plan(self) -> None:
+        slopes = {"fp32": 40_000}
+        fit(asked(study="planned"), sandbox=SimulatedSandbox(planned_bytes_per_sample=slopes))
+        idle = SimulatedSandbox(planned_bytes_per_sample=slopes)
+        fit(asked(study="planned"), sandbox=idle)
+        assert (idle.jobs, idle.forecasts_asked) == ([], 0)
+
+    def test_why_there_is_no_plan_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        fit(asked("fp32", "bf16"), sandbox=SimulatedSandbox())
+        said = "no plan of the memory (it is made up): the search begins without one"
+        assert capsys.readouterr().err.count(said) == 1
+
     def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again(self) -> None:
         result = fit(asked(study="long"), sandbox=SimulatedSandbox(longer_bytes=640_000))
         edge = result.precisions["fp32"].edge

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_memory import UNLIMITED, Device
 
-from amp_track.planner.frontier import Edge, Hint, Limit, Line, Next, Point, Probe, explore, line_of
+from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.planner.lines import Line, Point
 from amp_track.records.outcome import Verdict
 
 MEBIBYTE = 2**20

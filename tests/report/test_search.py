@@ -117,11 +117,12 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
         "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
+        "plan_seconds",
         "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "largest_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
-        "runs_at_edge", "confirmed_steps", "epoch_steps", "largest_multiple",
+        "plan_error", "runs_at_edge", "confirmed_steps", "epoch_steps", "largest_multiple",
         "efficient_batch", "max_memory_bytes", "max_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
         "accumulate", "caution",
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What `fit` reports, to a script (`--json`) and to the other commands."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,13 @@ CONFIRMED = Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61, samples
 FITTED = PrecisionFit(
     edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED, epoch_steps=38,
     failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
-    throughput=((64, 200.0), (256, 490.0), (512, 500.0)),
+    throughput=((64, 200.0), (256, 490.0), (512, 500.0)), plan_error=0.012,
 )  # fmt: skip
 AS_JSON = {
     "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
     "why_unsupported": None,
-    "fails_in": "evaluation", "probes": 5, "runs_at_edge": 1, "confirmed_steps": 40, "epoch_steps": 38,
+    "fails_in": "evaluation", "probes": 5, "plan_error": 0.012, "runs_at_edge": 1, "confirmed_steps": 40,
+    "epoch_steps": 38,
     "largest_multiple": 504,
     "efficient_batch": 256, "max_memory_bytes": 61,
     "max_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "edge",
@@ -30,7 +32,7 @@ AS_JSON = {
 NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70)
 
 
-def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: int) -> FitResult:
+def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: Any) -> FitResult:
     return FitResult(
         study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes),
         hardware=Hardware(kind="cpu", name="A CPU"), precisions=precisions,
@@ -96,11 +98,14 @@ def test_a_probe_too_short_to_have_a_speed_is_efficient_all_the_same() -> None:
 
 
 def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out() -> None:
-    found = fit({"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24)
+    found = fit(
+        {"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24, plan_seconds=1.5
+    )
     assert found.as_json() == {
         "study": "study", "run_id": "parent", "workload": "experiments/digits.py",
         "device": Hardware(kind="cpu", name="A CPU").as_json(), "memory_budget_bytes": 64, "headroom_bytes": 3,
         "effective_batch_size": 1008,
+        "plan_seconds": 1.5,
         "precisions": {
             "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2, "caution": None},
             "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None, "caution": None},

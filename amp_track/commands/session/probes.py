@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.commands.session.confirmation import FEWEST_STEPS, confirmation_of
+from amp_track.commands.session.plans import Plans
 from amp_track.commands.session.session import Session
 from amp_track.planner.frontier import Limit
 from amp_track.records.job import Job, loads_in_its_own_process
@@ -27,14 +28,21 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
 
     options = session.request.fit_options
     budget_bytes = budget_of(session, free_bytes)
+    budget_bytes = budget_bytes if budget_bytes is not None else free_bytes
     return Goal(
         precisions=session.precisions,
         limit=limit_of(session),
-        budget_bytes=budget_bytes if budget_bytes is not None else free_bytes,
+        budget_bytes=budget_bytes,
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
         whole_probes=probes_are_whole(session),
+        forecasts=Plans(
+            session,
+            dataclasses.replace(session.job, accumulate=accumulation_of(session)),
+            budget_bytes=budget_bytes,
+            max_batch_size=limit_of(session).batch_size,
+        ),
         beyond=0 if session.inspection.hardware.kind == "cpu" else _BEYOND,
     )
 

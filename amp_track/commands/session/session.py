@@ -17,6 +17,7 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome
+from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.steps import synthetic_samples
 from amp_track.records.values import PRECISIONS
 from amp_track.report import curves, progress
@@ -54,6 +55,9 @@ class JobRunner(Protocol):
 
     def measure(self, job: Job) -> Outcome:
         """Probe a job's batch and limit nothing: what it would take."""
+
+    def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
+        """Return where memory is predicted to end, or why that cannot be said."""
 
     def dtypes(self, job: Job) -> DtypesReport | Outcome:
         """Return which operation of a job's model runs in which dtype, or what went wrong."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,8 +61,9 @@ class FakeStep:
                 precision=precision_name,
                 batch_size=batch_size,
                 storages=tuple(tracker.storages),
-                events=tuple(tracker.events),
+                events=_with_deaths_in_order(tracker.events),
                 phases=tuple(tracker.phases),
+                recurrent=tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)),
                 values_read=tuple(tracker.values_read),
             )
 
@@ -139,6 +141,18 @@ def _quiet() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _with_deaths_in_order(events: list[int]) -> tuple[int, ...]:
+    """Return the events with storages that die one right after another in the order of their births.
+
+    Autocast forgets its cached weights in any order; the allocator's free blocks are the same afterwards.
+    """
+    ordered: list[int] = []
+    for is_death, group in itertools.groupby(events, key=lambda event: event < 0):
+        run = list(group)
+        ordered += sorted(run, reverse=True) if is_death else run
+    return tuple(ordered)
 
 
 def _add_model(model: nn.Module, tracker: StorageTracker) -> None:
