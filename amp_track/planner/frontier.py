@@ -189,7 +189,7 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     floor = points[-1].batch_size
     if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
         points = [Point(0, hint.fixed_bytes), *points]
-    line = line_through(points, room_bytes)
+    line = line_through(points, room_bytes, planned_slope=hint.slope_bytes)
     planned = _by_the_plan(points, failing, hint, room_bytes)
     # A kernel that changes its ways may take less at a larger batch. Tensors never do.
     if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):

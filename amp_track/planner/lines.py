@@ -57,12 +57,12 @@ class Line:
         return max(self.at(0), 0.0)
 
 
-def line_through(points: Sequence[Point], room_bytes: float) -> Line | None:
+def line_through(points: Sequence[Point], room_bytes: float, *, planned_slope: float | None = None) -> Line | None:
     """Return the line that predicts where memory reaches `room_bytes`, or None if memory does not rise.
 
     It goes through the last point and the nearest one before it that is far enough away for the line to be exact where
-    it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one is
-    left out where it may be noise between two near points.
+    it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one, and
+    from what a plan says, is left out where it may be noise between two near points.
     """
     if len(points) < 2:
         return None
@@ -74,7 +74,10 @@ def line_through(points: Sequence[Point], room_bytes: float) -> Line | None:
         slope = start.slope_to(last)
         stretch, whole = last.batch_size - start.batch_size, last.batch_size - points[0].batch_size
         is_long = stretch >= SHORT and stretch * _LONG >= whole
-        if slope > 0 and (is_long or overall / _PLAUSIBLE < slope < overall * _PLAUSIBLE):
+        is_plausible = any(
+            expected / _PLAUSIBLE < slope < expected * _PLAUSIBLE for expected in (overall, planned_slope or 0.0)
+        )
+        if slope > 0 and (is_long or is_plausible):
             lines.append(Line(start.batch_size, last, slope))
     for line in lines:
         distance, measured = line.reaches(room_bytes) - last.batch_size, last.batch_size - line.start

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +71,45 @@ def test_more_is_not_tried_than_there_is() -> None:
     edge, probes = linear(1000, 0).search(limit=Limit(100, "dataset"), hint=hint_of(1000))
     assert edge == Edge(100, None, "dataset")
     assert len(probes) == 1
+
+
+def bent(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+    """Return a device whose kernels take up to half as much more from some batch on, and the line of its tensors."""
+    fixed, bend, factor = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.95) * edge, chance.uniform(1, 1.5)
+    each = (BUDGET - fixed) / (bend + factor * (edge + 0.5 - bend))
+    return Device(lambda b: fixed + each * (b + (factor - 1) * max(b - bend, 0)), BUDGET), fixed, each
+
+
+def jumping(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+    """Return a device with a kernel that takes a workspace from some batch on, and the line of its tensors."""
+    fixed, at = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.9) * edge
+    jump = chance.uniform(0, 0.3) * (BUDGET - fixed)
+    each = (BUDGET - fixed - jump) / (edge + 0.5)
+    return Device(lambda b: fixed + each * b + (jump if b >= at else 0), BUDGET), fixed, each
+
+
+def wavering(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+    """Return a device that takes up to three samples' worth more or less, and the line of its tensors."""
+    fixed, samples = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0, 3)
+    each = (BUDGET - fixed) / (edge + 0.5)
+    return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), BUDGET), fixed, each
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.95, 1.1], ids=["exact", "5 % too low", "10 % too high"])
+@pytest.mark.parametrize("make", [bent, jumping, wavering])
+def test_most_devices_that_are_not_linear_take_eight_probes(
+    make: Callable[[random.Random, int], tuple[Device, float, float]], wrong: float
+) -> None:
+    counts = []
+    for seed in range(200):
+        chance = random.Random(seed)
+        device, fixed, slope = make(chance, round(10 ** chance.uniform(0.3, 6)))
+        _, probes = device.search(hint=hint_of(slope * wrong, fixed_bytes=fixed))
+        counts.append(len(probes))
+    counts.sort()
+    assert counts[100] <= 6
+    assert counts[187] <= 9
+    assert counts[-1] <= 16
 
 
 def family_of(per_sample: int, weights_bytes: int = MIB) -> TraceFamily:
