@@ -52,7 +52,10 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "plan": (
         *flags_of(PlanOptions),
-        *(flag_named(flags_of(FitOptions), name) for name in ("--precision", "--max-batch-size")),
+        *(
+            flag_named(flags_of(FitOptions), name)
+            for name in ("--precision", "--max-batch-size", "--effective-batch-size")
+        ),
         *(
             flag_named(flags_of(Job), name)
             for name in ("--batch-size", "--accumulate", "--clip-norm", "--channels-last", "--set")

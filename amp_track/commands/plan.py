@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from amp_track.commands.request import Request
+from amp_track.commands.session import probes
 from amp_track.commands.session.session import Session
 from amp_track.planner import cards
 from amp_track.records.plan import PlanTarget, PlanTask
@@ -13,8 +16,6 @@ from amp_track.sandbox.sandbox import Sandbox
 
 _MOST = 2**24
 """The largest batch worth predicting, if `--max-batch-size` does not say otherwise: more than anybody trains with."""
-
-
 _PROCESSES = 3
 """As many as there are precisions that allocate differently. Each takes one core for some seconds."""
 
@@ -33,9 +34,10 @@ def plan(request: Request) -> PlanResult:
         max_batch_size=request.fit_options.max_batch_size or _MOST,
         blas_workspace_bytes=cards.blas_workspace_bytes(),
     )
+    job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
     with progress.working("running the training step on tensors without values"):
-        report = sandbox.plan(session.job, task, processes=min(len(precisions), _PROCESSES))
-    return PlanResult(report=report, targets=targets)
+        report = sandbox.plan(job, task, processes=min(len(precisions), _PROCESSES))
+    return PlanResult(report=report, targets=targets, effective_batch_size=request.fit_options.effective_batch_size)
 
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:

@@ -40,6 +40,7 @@ def _edges(result: PlanResult) -> Table:
         Column("on", key=True, spans=True),
         Column("precision", key=True, unwrapped=True),
         Column("largest batch", right=True, unwrapped=True),
+        *([Column(f"for {result.effective_batch_size:,}", right=True)] if result.effective_batch_size else []),
         Column("reserved", right=True, unwrapped=True),
         Column("allocated", right=True, unwrapped=True),
         Column("why no larger one"),
@@ -48,7 +49,8 @@ def _edges(result: PlanResult) -> Table:
     for target in result.targets:
         rows: list[Row] = []
         for plan in result.report.precisions:
-            rows.append(_edge_row("" if rows else _title(target), plan, result.edge(plan.precision, target)))
+            edge = result.edge(plan.precision, target)
+            rows.append(_edge_row("" if rows else _title(target), plan, edge, result))
         sections.append(tuple(rows))
     return Table(
         title=f"{result.report.workload}: predicted largest batches", columns=columns, sections=tuple(sections)
@@ -60,16 +62,20 @@ def _title(target: PlanTarget) -> str:
     return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_card else target.name
 
 
-def _edge_row(on: str, plan: PrecisionPlan, edge: PlannedEdge | str) -> Row:
+def _edge_row(on: str, plan: PrecisionPlan, edge: PlannedEdge | str, result: PlanResult) -> Row:
     if isinstance(edge, str):
-        return on, plan.precision, "–", "–", "–", edge
-    if edge.peak is None:
+        cells = ("–", "–", "–", edge)
+    elif edge.peak is None:
         assert edge.at_one_bytes is not None
-        needs = f"one sample needs {format_bytes(edge.at_one_bytes)}"
-        return on, plan.precision, "none", "–", "–", needs
-    bound = "memory" if edge.bound == "memory" else "--max-batch-size"
-    sizes = format_bytes(edge.peak.reserved_bytes), format_bytes(edge.peak.allocated_bytes)
-    return on, plan.precision, f"{edge.largest_batch:,}", *sizes, bound
+        cells = ("none", "–", "–", f"one sample needs {format_bytes(edge.at_one_bytes)}")
+    else:
+        bound = "memory" if edge.bound == "memory" else "--max-batch-size"
+        sizes = format_bytes(edge.peak.reserved_bytes), format_bytes(edge.peak.allocated_bytes)
+        cells = (f"{edge.largest_batch:,}", *sizes, bound)
+    if not result.effective_batch_size:
+        return on, plan.precision, *cells
+    found = None if isinstance(edge, str) else result.accumulation(edge)
+    return on, plan.precision, cells[0], f"{found[0]:,} × {found[1]:,}" if found else "–", *cells[1:]
 
 
 def _categories(result: PlanResult) -> Table:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget
+from amp_track.records.steps import micro_batch
 from amp_track.results.shown import Shown
 
 
@@ -15,6 +16,13 @@ class PlanResult(Shown):
 
     report: PlanReport
     targets: tuple[PlanTarget, ...]
+    effective_batch_size: int | None = None
+
+    def accumulation(self, edge: PlannedEdge) -> tuple[int, int] | None:
+        """Return the batch and how many of it make the effective batch; None unless one was asked for and fits."""
+        if self.effective_batch_size is None or not edge.largest_batch:
+            return None
+        return micro_batch(self.effective_batch_size, edge.largest_batch)
 
     def edge(self, precision: str, target: PlanTarget) -> PlannedEdge | str:
         """Return the edge of a precision on a target, or the reason why the target cannot train at it."""
@@ -27,9 +35,11 @@ class PlanResult(Shown):
         return {
             "workload": self.report.workload,
             "predicted": True,
+            "effective_batch_size": self.effective_batch_size,
             "capacities": {
                 target.name: {
-                    plan.precision: _edge_as_json(self.edge(plan.precision, target)) for plan in self.report.precisions
+                    plan.precision: self._edge_as_json(self.edge(plan.precision, target))
+                    for plan in self.report.precisions
                 }
                 for target in self.targets
             },
@@ -39,13 +49,15 @@ class PlanResult(Shown):
             },
         }
 
-
-def _edge_as_json(edge: PlannedEdge | str) -> dict[str, Any]:
-    if isinstance(edge, str):
-        return {"skipped": edge}
-    return {
-        "largest_batch": edge.largest_batch,
-        "bound": edge.bound,
-        "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
-        "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
-    }
+    def _edge_as_json(self, edge: PlannedEdge | str) -> dict[str, Any]:
+        if isinstance(edge, str):
+            return {"skipped": edge}
+        micro, accumulate = self.accumulation(edge) or (None, None)
+        return {
+            "largest_batch": edge.largest_batch,
+            "bound": edge.bound,
+            "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
+            "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
+            "micro_batch": micro,
+            "accumulate": accumulate,
+        }

@@ -60,6 +60,14 @@ def test_an_edge_is_where_one_more_sample_needs_more(amp_track: Command) -> None
     assert needs[0] == edge["max_reserved_bytes"] <= 48 * 2**20 < needs[1]
 
 
+def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> None:
+    arguments = ("plan", DIGITS, "--capacity", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
+    edge = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
+    assert edge["micro_batch"] * edge["accumulate"] == 1024
+    assert edge["micro_batch"] <= edge["largest_batch"] < 2 * edge["micro_batch"]
+    assert re.search(rf"│ +{edge['micro_batch']} × {edge['accumulate']} │", amp_track(*arguments).stdout)
+
+
 def test_nothing_fits(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--capacity", "4MiB", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
