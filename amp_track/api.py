@@ -119,7 +119,7 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
 class PlanSettings(TypedDict, total=False):
     """The keyword arguments of `plan`. `capacity` and `device_name` take one value or several."""
 
-    capacity: Size | Sequence[str] | None
+    capacity: Size | Sequence[Size] | None
     device_name: Names | None
     precision: Names | None
     max_batch_size: int | None
@@ -274,7 +274,8 @@ def _texts(value: Any) -> list[str]:
     """Return the texts of a flag that may be repeated, from a mapping or from texts; an option's value is one text."""
     if isinstance(value, Mapping):
         return [f"{option}={of_option}" for option, of_option in value.items()]
-    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    values = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    texts: list[Any] = [str(each) if type(each) is int else each for each in values]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(value)
     return texts

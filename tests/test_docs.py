@@ -107,9 +107,7 @@ def tables_made_today(name: str) -> list[Any]:
         workload="", precision="amp", hardware=Hardware(kind="cpu", name=""), batch_size=2, operations=()
     )  # fmt: skip
     peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
-    plans = tuple(
-        PrecisionPlan(precision=name, batch_size=1, peak=peak, edges=(), predictions=1) for name in ("fp32", "amp")
-    )
+    plans = tuple(PrecisionPlan(precision=name, batch_size=1, peak=peak, edges=()) for name in ("fp32", "amp"))
     target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
     plan = PlanResult(report=PlanReport(workload="", precisions=plans), targets=(target,))
     return {

@@ -32,7 +32,7 @@ def plan(request: Request) -> PlanResult:
         batch_size=session.job.batch_size,
         targets=targets,
         max_batch_size=request.fit_options.max_batch_size or _MOST,
-        blas_workspace_bytes=cards.blas_workspace_bytes(),
+        blas_workspace_bytes=max((each.blas_workspace_bytes for each in targets), default=cards.blas_workspace_bytes()),
     )
     job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
     with progress.working("running the training step on tensors without values"):

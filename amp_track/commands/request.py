@@ -49,7 +49,7 @@ class FitOptions:
         expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
         flag="precision",
         metavar="NAMES",
-        shown_default="every one the device supports",
+        shown_default="every one the device supports; plan: all",
     )
     max_batch_size: int | None = setting(
         None,
@@ -57,7 +57,7 @@ class FitOptions:
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
-        shown_default="the training samples",
+        shown_default="the training samples; plan: no limit",
     )
     headroom: values.Headroom | None = setting(
         None,

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from amp_track.records.errors import BadInput
+from amp_track.records.hardware import Hardware
 
 _GIB = 2**30
 _USUAL_CONTEXT_GIB = 0.5
@@ -61,6 +62,14 @@ def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> i
     return _BLAS_WORKSPACE_BYTES_OF_HOPPER if is_hopper else _BLAS_WORKSPACE_BYTES
 
 
+def blas_workspace_of(hardware: Hardware) -> int:
+    """Return what cuBLAS takes for each thread that calls it on a device that is here; nothing but on CUDA."""
+    if hardware.kind != "cuda":
+        return 0
+    found = re.search(r"compute capability (\d+)\.(\d+)", hardware.capability)
+    return blas_workspace_bytes((int(found[1]), int(found[2])) if found else None)
+
+
 CARDS = (
     Card("Tesla T4", 14.56, 0.13, (7, 5), "Zheng-Chong/CatVTON#133"),
     Card("Tesla V100 32GB", 31.74, 0.41, (7, 0), "haotian-liu/LLaVA#812"),
@@ -87,11 +96,13 @@ CARDS = (
 def card_named(text: str) -> Card:
     """Return the card that someone means: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
+    Words may be missing that do not tell cards apart: makers, RTX, and a size of memory if there is one alone.
+
     Raises:
-        BadInput: no card or several have all of the words; the message lists the cards, the nearest first.
+        BadInput: no card or several are meant; the message lists the cards, the nearest first.
     """
     wanted = set(_words(text))
-    found = [card for card in CARDS if wanted and wanted <= set(_words(card.name))]
+    found = [card for card in CARDS if wanted and wanted <= set(_words(card.name)) and _may_lack(card, wanted)]
     exact = [card for card in found if wanted == set(_words(card.name))]
     if len(exact or found) == 1:
         return (exact or found)[0]
@@ -99,6 +110,11 @@ def card_named(text: str) -> Card:
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
     raise BadInput(f"--device-name: got {text}, expected one of {listed}; for any other card give --capacity")
+
+
+def _may_lack(card: Card, wanted: set[str]) -> bool:
+    """True if the words of a card that were not given are RTX or its size of memory: `4070` is no 4070 Ti."""
+    return all(re.fullmatch(r"rtx|\d{1,3}", word) for word in set(_words(card.name)) - wanted)
 
 
 def _words(text: str) -> list[str]:

@@ -95,8 +95,6 @@ class PrecisionPlan:
     peak: PeakMemory
     edges: tuple[PlannedEdge, ...]
     """By target, in the order asked for, without those that cannot train at this precision."""
-    predictions: int
-    """How many batch sizes were run on fake tensors."""
     recurrent: tuple[str, ...] = ()
     """Recurrent layers, of which cuDNN keeps more for the backward pass than is predicted."""
     values_read: tuple[str, ...] = ()
@@ -126,6 +124,8 @@ class ForecastTask:
     max_batch_size: int
     on_cuda: bool
     """Whether the budget is of a CUDA device, whose allocator reserves segments, or of what is alive."""
+    blas_workspace_bytes: int = 0
+    """What cuBLAS takes for each thread that calls it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +142,11 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecasts:
-    """The forecasts by precision, or the reason why there are none."""
+    """The forecasts by precision."""
 
     by_precision: tuple[tuple[str, Forecast], ...] = ()
     reason: str = ""
+    """Why a precision has none; empty if each has one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def fit_notes(result: FitResult) -> list[str]:
     errors = {name: fit.plan_error for name, fit in result.precisions.items() if fit.plan_error is not None}
     if errors:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
-        lines.append(f"Each search began where a plan said, and found there, against the prediction: {listed}.")
+        lines.append(f"Memory at the first probe, against what a plan had predicted: {listed}.")
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
     if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":

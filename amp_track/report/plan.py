@@ -26,6 +26,8 @@ def plan_notes(result: PlanResult) -> list[str]:
     if not all(target.is_card for target in result.targets):
         notes.append("a size given by --capacity is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
     plans = result.report.precisions
+    if any(edge.peak is not None and edge.peak.retries for plan in plans for edge in plan.edges):
+        notes.append("some of these batches fit only because the allocator gives its cache back, which costs time")
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.recurrent):
         notes.append(
             f"{', '.join(layers)}: cuDNN keeps more of a recurrent layer for the backward pass than is counted"
@@ -69,7 +71,7 @@ def _edge_row(on: str, plan: PrecisionPlan, edge: PlannedEdge | str, result: Pla
         assert edge.at_one_bytes is not None
         cells = ("none", "–", "–", f"one sample needs {format_bytes(edge.at_one_bytes)}")
     else:
-        bound = "memory" if edge.bound == "memory" else "--max-batch-size"
+        bound = "memory" if edge.bound == "memory" else "no larger one is predicted"
         sizes = format_bytes(edge.peak.reserved_bytes), format_bytes(edge.peak.allocated_bytes)
         cells = (f"{edge.largest_batch:,}", *sizes, bound)
     if not result.effective_batch_size:

@@ -44,7 +44,12 @@ class PlanResult(Shown):
                 for target in self.targets
             },
             "precisions": {
-                plan.precision: {"batch_size": plan.batch_size, **plan.peak.as_json()}
+                plan.precision: {
+                    "batch_size": plan.batch_size,
+                    **plan.peak.as_json(),
+                    "recurrent": list(plan.recurrent),
+                    "values_read": list(plan.values_read),
+                }
                 for plan in self.report.precisions
             },
         }
@@ -58,6 +63,7 @@ class PlanResult(Shown):
             "bound": edge.bound,
             "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
             "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
+            "one_sample_bytes": edge.at_one_bytes,
             "micro_batch": micro,
             "accumulate": accumulate,
         }

@@ -1,37 +1,49 @@
-"""The task of planning in a fresh process: predict memory by running the training step on fake tensors."""
+"""The tasks of planning in a fresh process: predict memory by running the training step on fake tensors."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import gc
+import os
+import sysconfig
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amp_track.planner.cards import blas_workspace_bytes
 from amp_track.planner.forecast import forecast as predict
 from amp_track.planner.prediction import Prediction
 from amp_track.planner.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.job import Job, Rank
-from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
 from amp_track.sandbox import job_process
 from amp_track.training.amp.precision import Precision
-from amp_track.training.planning.fake_step import FakeStep
-from amp_track.workload import users_traceback
+from amp_track.workload import Workload, users_traceback
 
-_OURS, _TORCHS = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+if TYPE_CHECKING:
+    from amp_track.training.planning.fake_step import FakeStep
+
+_TRACED = 8, 16
+"""The batch sizes that a forecast's line goes through."""
+_NOT_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"),
+    )
+)  # fmt: skip
+"""Folders whose frames tell users nothing about their own code."""
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
 """What torch raises, or says, where code needs the values of a fake tensor."""
 
 
 def plan(job: Job, task: PlanTask, rank: Rank, connection: Connection[Any, Any]) -> None:
     """Send a PlanReport of this rank's share of the precisions; or BadInput; or the Outcome of a failure."""
-    job_process.set_up_process()
+    _set_up_process()
     try:
         connection.send(_report(job, task, rank))
     except AmpTrackError as error:
@@ -42,15 +54,52 @@ def plan(job: Job, task: PlanTask, rank: Rank, connection: Connection[Any, Any])
         connection.send(job_process.outcome_of_exception(error, "plan", None))
 
 
-def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
-    gc.freeze()  # what is there now is no garbage of a trace, after each of which it is collected
-    step = FakeStep(job, job_process.workload_of(job))
-    alike: dict[tuple[torch.dtype | None, bool], list[str]] = {}
-    for name in task.precisions:  # fp32 and tf32 differ in how they compute, not in what they allocate
+def forecast(job: Job, task: ForecastTask, connection: Connection[Any, Any]) -> None:
+    """Send Forecasts, whatever happens: a search goes on without them."""
+    _set_up_process()
+    try:
+        connection.send(_forecasts(job, task))
+    except BaseException as error:
+        connection.send(Forecasts(reason=_summary(error)))
+
+
+def _set_up_process() -> None:
+    """Make this a job's process that sees no GPU: an optimizer asks CUDA for its stream, which would take memory."""
+    job_process.set_up_process()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gc.freeze()  # what is there now is no garbage of a trace, before each of which it is collected
+
+
+def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
+    """Return the step on fake tensors. Raises PlanningUnavailable, and BadInput where there is no example batch."""
+    from amp_track.training.planning.fake_step import FakeStep  # raises where torch has changed its private interfaces
+
+    try:
+        example = workload.example(2)
+    except AmpTrackError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"{job.workload}: got {_summary(error)} from example(2), expected a batch of the real shapes and dtypes; "
+            "override example() so that it needs no data",
+            detail=users_traceback(error),
+        ) from error
+    return FakeStep(job, workload, example, as_cuda=as_cuda)
+
+
+def _alike(precisions: Sequence[str]) -> list[list[str]]:
+    """Return the precisions in groups that allocate the same: fp32 and tf32 differ only in how they compute."""
+    groups: dict[tuple[torch.dtype | None, bool], list[str]] = {}
+    for name in precisions:
         mode = Precision.named(name)
-        alike.setdefault((mode.autocast_dtype, mode.grad_scaler), []).append(name)
+        groups.setdefault((mode.autocast_dtype, mode.grad_scaler), []).append(name)
+    return list(groups.values())
+
+
+def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
+    step = _fake_step(job, job_process.workload_of(job), as_cuda=True)
     plans = []
-    for names in list(alike.values())[rank.index :: rank.count]:
+    for names in _alike(task.precisions)[rank.index :: rank.count]:
         first = _plan_precision(step, names[0], task)
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}
@@ -71,60 +120,68 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
         )
         for target in task.targets
     ]
+    at_batch = trace_at(task.batch_size)
     return PrecisionPlan(
         precision=precision,
         batch_size=task.batch_size,
         peak=prediction(task.blas_workspace_bytes).peak(task.batch_size),
         edges=tuple(edges),
-        predictions=trace_at.cache_info().currsize,
-        recurrent=trace_at(task.batch_size).recurrent,
-        values_read=trace_at(task.batch_size).values_read,
+        recurrent=at_batch.recurrent,
+        values_read=at_batch.values_read,
     )
 
 
-def forecast(job: Job, task: ForecastTask, connection: Connection[Any, Any]) -> None:
-    """Send Forecasts, whatever happens: a search goes on without them."""
-    job_process.set_up_process()
-    try:
-        connection.send(_forecasts(job, task))
-    except BaseException as error:
-        connection.send(Forecasts(reason="".join(traceback.format_exception_only(error)).strip().splitlines()[0]))
-
-
 def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
-    gc.freeze()
-    step = FakeStep(job, job_process.workload_of(job).without_data(), as_cuda=task.on_cuda)
-    found = {}
-    for precision in task.precisions:
-        first, second = (
-            with_workspaces(step.trace(precision, batch_size).with_next_step(), blas_workspace_bytes())
-            for batch_size in (8, 16)
-        )
-        if first.recurrent:
-            return Forecasts(
-                reason=f"{', '.join(first.recurrent)}: what a recurrent layer keeps is not known beforehand"
-            )
-        family = TraceFamily.through(first, second)
-        if family is None:
-            return Forecasts(reason="the step does something else at another batch size")
-        found[precision] = predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
-    return Forecasts(by_precision=tuple(found.items()))
+    """Return the forecast of each precision that has one, and the reason why one has none."""
+    if job.compile:
+        return Forecasts(reason="torch.compile fuses what a step allocates one by one")
+    step = _fake_step(job, job_process.workload_of(job).without_data(), as_cuda=task.on_cuda)
+    found: dict[str, Forecast] = {}
+    reason = ""
+    for names in _alike(task.precisions):
+        try:
+            of_one = _forecast(step, names[0], task)
+        except Exception as error:
+            of_one = f"{names[0]}: {_summary(error)}"
+        if isinstance(of_one, Forecast):
+            found |= dict.fromkeys(names, of_one)
+        else:
+            reason = of_one
+    return Forecasts(by_precision=tuple(found.items()), reason=reason)
+
+
+def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | str:
+    """Return the forecast of a precision, or why there is none."""
+    first, second = (
+        with_workspaces(step.trace(precision, batch_size).with_next_step(), task.blas_workspace_bytes)
+        for batch_size in _TRACED
+    )
+    if first.recurrent:
+        return f"{', '.join(first.recurrent)}: what a recurrent layer keeps is not known beforehand"
+    family = TraceFamily.through(first, second)
+    if family is None:
+        return f"{precision}: the step does something else at another batch size"
+    return predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
 
 
 def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
     """Return the error of a step that fails on fake tensors, with the line of the workload that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith((_OURS, _TORCHS, "<"))]
-    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-    where = f"{users[-1].filename}:{users[-1].lineno} ({users[-1].line})" if users else job.workload
-    if any(text in summary for text in _NEEDS_VALUES):
+    users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
+    own = [frame for frame in users if "site-packages" not in frame.filename] or users
+    where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else job.workload
+    if any(text in _summary(error) for text in _NEEDS_VALUES):
         return BadInput(
-            f"{where}: got {summary} on tensors without values, expected a training step whose shapes do not depend on "
-            "them (.numpy(), a boolean mask as an index and nonzero() do); use torch.where or a sum instead, or "
-            "measure with amp-track fit"
+            f"{where}: got {_summary(error)} on tensors without values, expected a training step whose shapes do not "
+            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
+            "built); use torch.where or a sum, and Python's numbers, or measure with amp-track fit"
         )
     return BadInput(
-        f"{where}: got {summary} in a training step on tensors without values, expected it to run; mend it if it is "
-        "wrong with real tensors too, or measure with amp-track fit",
+        f"{where}: got {_summary(error)} in a training step on tensors without values, expected it to run; mend it if "
+        "it is wrong with real tensors too, or measure with amp-track fit",
         detail=users_traceback(error),
     )

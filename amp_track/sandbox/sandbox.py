@@ -154,7 +154,9 @@ class Sandbox:
         result = self._in_fresh_processes(task, job)[0]
         if isinstance(result, Forecasts):
             return result
-        return Forecasts(reason=result.message if isinstance(result, Outcome) else "its process was ended")
+        if isinstance(result, Outcome) and result.verdict is not Verdict.TIMED_OUT:
+            return Forecasts(reason=result.message)
+        return Forecasts(reason=f"it was not made within {_FORECAST_SECONDS:g} s")
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None

@@ -23,8 +23,6 @@ from amp_track.workers import interrupts, processes
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
-PLANNED = "most of the memory, by the plan"
-"""The reason of a first probe that a plan has chosen."""
 _SHORT = ("probe", "multiple", "repeat")
 _RUNS_AT_THE_EDGE = 3
 """In how many fresh processes an edge has to run before it is reported, the confirming one among them."""
@@ -45,6 +43,8 @@ class Task:
     reason: str
     predicted_bytes: int | None = None
     should_fit: bool = True
+    is_planned: bool = False
+    """Whether a plan has chosen it, before anything was measured."""
 
 
 Done = Sequence[tuple[Task, Outcome, FrozenTrial]]
@@ -183,9 +183,13 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         goal = self.goal
         step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
         if isinstance(step, Next):  # only now is a plan of any use, which takes seconds to make
-            step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=self._hint(done, precision))
+            hint = self._hint(done, precision)
+            step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
             assert isinstance(step, Next), "a hint proves nothing"
-            return Task(precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit)
+            is_planned = not short and hint.slope_bytes is not None
+            return Task(
+                precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit, is_planned
+            )
         edge = step
         if not goal.confirm or not edge.largest_batch:
             return edge
@@ -213,7 +217,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         if (planned := self.goal.forecasts().get(precision)) is not None:
             return Hint(
                 max(planned.batch_size, 1),
-                PLANNED,
+                "most of the memory, by the plan",
                 predicted_bytes=planned.allocated_bytes,
                 slope_bytes=planned.slope_bytes,
             )

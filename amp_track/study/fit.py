@@ -13,7 +13,7 @@ from amp_track.planner.frontier import Edge
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import PrecisionFit
 from amp_track.study import storage
-from amp_track.study.edge_sampler import PLANNED, POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
+from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 from amp_track.workers import interrupts
 
 
@@ -100,7 +100,7 @@ def _plan_error(done: Done) -> float | None:
     """Return by which fraction the probe that a plan has chosen took more than the plan said."""
     for task, outcome, _ in done:
         measured = outcome.peak_allocated_bytes or outcome.max_memory_bytes
-        if task.reason == PLANNED and outcome.fits and task.predicted_bytes and measured:
+        if task.is_planned and outcome.fits and task.predicted_bytes and measured:
             return measured / task.predicted_bytes - 1
     return None
 

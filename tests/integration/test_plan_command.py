@@ -94,6 +94,11 @@ def test_bad_input_is_one_line(amp_track: Command, arguments: list[str], message
     [
         ("numpy", "return x + float(x.detach().numpy().mean())", ".numpy() is not supported"),
         ("mask", "return x + x[x > 0].sum()", "DynamicOutputShapeException"),
+        (
+            "built-with-item",
+            "return Layers(self.width, self.depth, str(torch.linspace(0, 1, 3)[1].item()))",
+            ".item() while the model is built",
+        ),
     ],
 )
 def test_a_step_that_needs_values_is_told_its_line(amp_track: Command, act: str, line: str, why: str) -> None:

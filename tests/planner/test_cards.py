@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amp_track.planner.cards import CARDS, blas_workspace_bytes, card_named
+from amp_track.planner.cards import CARDS, blas_workspace_bytes, blas_workspace_of, card_named
 from amp_track.records.errors import BadInput
+from amp_track.records.hardware import Hardware
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,12 @@ def test_an_unknown_card_is_told_the_nearest_ones_first() -> None:
         card_named("RTX 4091")
 
 
+@pytest.mark.parametrize("text", ["RTX 4070", "RTX 4060", "RTX 6000"])
+def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
+    with pytest.raises(BadInput, match=f"got {text}, expected one of"):
+        card_named(text)
+
+
 def test_a_name_that_two_cards_have_is_told_both_and_no_other() -> None:
     with pytest.raises(BadInput) as raised:
         card_named("A100")
@@ -52,6 +59,18 @@ def test_what_a_card_lacks() -> None:
     assert turing.lacks("bf16") == "needs compute capability 8.0 or newer, Tesla T4 has 7.5"
     assert not turing.lacks("amp")
     assert not ampere.lacks("tf32")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "size_bytes"),
+    [
+        (Hardware(kind="cpu", name="A CPU"), 0),
+        (Hardware(kind="cuda", name="A GPU", capability="compute capability 8.6"), 8_519_680),
+        (Hardware(kind="cuda", name="A GPU", capability="compute capability 9.0"), 32 * 2**20),
+    ],
+)
+def test_cublas_on_a_device_that_is_here(hardware: Hardware, size_bytes: int) -> None:
+    assert blas_workspace_of(hardware) == size_bytes
 
 
 def test_cublas_takes_more_from_compute_capability_9_on() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from amp_track.commands.session.session import Session
+from amp_track.planner import cards
 from amp_track.records.job import Job
 from amp_track.records.plan import Forecast, ForecastTask
 from amp_track.report import progress
@@ -30,6 +31,7 @@ class Plans:
             budget_bytes=budget_bytes,
             max_batch_size=max_batch_size,
             on_cuda=session.inspection.hardware.kind == "cuda",
+            blas_workspace_bytes=cards.blas_workspace_of(session.inspection.hardware),
         )
         self._made: Mapping[str, Forecast] | None = None
         self.seconds: float | None = None

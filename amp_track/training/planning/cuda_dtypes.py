@@ -102,9 +102,13 @@ def _in_float32(operation: Operation) -> Operation:
 
 
 def _with_float32_result(operation: Operation) -> Operation:
+    names = [argument.name for argument in operation._schema.arguments]  # type: ignore[attr-defined]
+    place = names.index("dtype")
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dtype") is None and _is_castable(args[0]):
-            kwargs = kwargs | {"dtype": torch.float32}
+        given = args[place] if len(args) > place else kwargs.get("dtype")
+        if given is None and _is_castable(args[0]):
+            args, kwargs = args[:place], kwargs | {"dtype": torch.float32}
         with without_autocast():
             return operation(*args, **kwargs)
 

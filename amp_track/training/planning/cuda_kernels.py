@@ -49,8 +49,13 @@ def _attention(
 ) -> Tensor:
     """Attend with flash attention where it takes dtype, head and mask, and memory-efficient attention elsewhere.
 
-    Either keeps one float32 number for each row of the attention matrix, and not the matrix.
+    Either keeps one float32 number for each row of the attention matrix, and not the matrix. Both take heads in a
+    dimension of their own; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
     """
+    if query.dim() != 4:
+        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
     is_flash = query.dtype in _HALF and attn_mask is None and query.shape[-1] <= _FLASH_HEAD_DIM
     if enable_gqa and key.shape[-3] != query.shape[-3] and not is_flash:
         groups = query.shape[-3] // key.shape[-3]

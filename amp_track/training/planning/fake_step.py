@@ -35,14 +35,15 @@ class FakeStep:
     Args:
         job: the job; its batch size and precision are given for each trace.
         workload: its model, loss and optimizer.
+        example: one batch (input, target) of the real shapes and dtypes.
         as_cuda: as on CUDA, or as on a CPU.
     """
 
-    def __init__(self, job: Job, workload: Workload, *, as_cuda: bool = True) -> None:
+    def __init__(self, job: Job, workload: Workload, example: tuple[Any, Any], *, as_cuda: bool) -> None:
         self._as_cuda = as_cuda
         self._job = job
         self._workload = workload
-        self._example = workload.example(2)
+        self._example = example
 
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
         """Return the trace of the first `steps`. Exceptions of the workload's own code pass through unchanged."""
@@ -53,7 +54,7 @@ class FakeStep:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)
             layers.outside_of_layers(LOSS)
-            tracker = StorageTracker(_DEVICE.type, layers.layer, is_fake=True)
+            tracker = StorageTracker(_DEVICE.type, layers.layer)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
                 self._train(model, precision, tracker, batch_size, steps)
@@ -132,7 +133,7 @@ class FakeStep:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let nothing but the step itself decide when storages die: cycles are collected before and after it."""
+    """Let nothing but the step itself decide when storages die: cycles are collected before it, and none within."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

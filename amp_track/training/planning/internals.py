@@ -31,10 +31,20 @@ try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.library import Library
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
     _foreach_devices = torch_optimizer._get_foreach_kernels_supported_devices  # type: ignore[attr-defined]
     _foreach_types = torch_optimizer._foreach_supported_types
-    _maybe_step = torch.amp.GradScaler._maybe_opt_step
+    for _needed in (
+        torch.amp.GradScaler._maybe_opt_step,
+        torch.utils.swap_tensors,
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.UntypedStorage._cdata,
+        Library._destroy,
+    ):
+        assert _needed is not None
 except (ImportError, AttributeError) as error:
     raise PlanningUnavailable(
         f"plan: got torch {torch.__version__}, where {error}; expected one that amp_track knows: 2.11 or a later one; "
@@ -155,4 +165,10 @@ def is_number_of(operation: OpOverload) -> bool:
     return operation is torch.ops.aten._local_scalar_dense.default
 
 
-__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode"]
+def storage_key(tensor: Tensor) -> int:
+    """Return what two tensors share if they have one storage. Relies on `UntypedStorage._cdata`, its C++ address."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "tree_leaves"]

@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from amp_track.records.trace import Category, Phase, Storage
-from amp_track.training.planning.internals import OpOverload, TorchDispatchMode, is_number_of
+from amp_track.training.planning.internals import (
+    OpOverload,
+    TorchDispatchMode,
+    is_number_of,
+    storage_key,
+    tree_leaves,
+)
 
 OPTIMIZER = "(optimizer)"
 """The layer of what the optimizer makes, which belongs to no layer of the model."""
@@ -35,10 +40,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
-        is_fake: whether tensors have no values.
     """
 
-    def __init__(self, device_type: str, layer: Callable[[], str], *, is_fake: bool) -> None:
+    def __init__(self, device_type: str, layer: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Storage] = []
         self.events: list[int] = []
@@ -47,14 +51,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Layers whose forward pass asked for a number, in their order."""
         self._device_type = device_type
         self._layer = layer
-        self._is_fake = is_fake
         self._living: dict[int, _Living] = {}
         """By the address of the storage's C++ object."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._is_fake and is_number_of(func):
+        if is_number_of(func):
             if self.phases and self.phases[-1].name == "forward":
                 self.values_read[self._layer()] = None
             return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
@@ -80,7 +83,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
         """Say what the storages of these tensors are for."""
         for tensor in tensors:
-            if (living := self._living.get(tensor.untyped_storage()._cdata)) is not None:
+            if (living := self._living.get(storage_key(tensor))) is not None:
                 self._assign(living.index, category)
 
     def assign_living(self, category: Category) -> None:
@@ -93,7 +96,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages[index] = dataclasses.replace(self.storages[index], category=category)
 
     def _note(self, tensor: Tensor, operation: OpOverload, args: tuple[Any, ...]) -> None:
-        if tensor.device.type != self._device_type or tensor.untyped_storage()._cdata in self._living:
+        if tensor.device.type != self._device_type or storage_key(tensor) in self._living:
             return
         name = operation.overloadpacket.__name__
         if args and isinstance(args[0], Tensor) and args[0].device != tensor.device:
@@ -104,7 +107,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, tensor: Tensor, category: Category, layer: str, operation: str) -> None:
         storage = tensor.untyped_storage()
-        key, size_bytes = storage._cdata, storage.nbytes()
+        key, size_bytes = storage_key(tensor), storage.nbytes()
         if key in self._living or not size_bytes:
             return
         index = self._born(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import importlib
+import logging
 import re
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from training.planning.workloads import Wide
 
 from amp_track.planner.replay import predict_peak, with_workspaces
+from amp_track.records.errors import AmpTrackError
 from amp_track.records.job import Job
 from amp_track.records.trace import Category, StepTrace
 from amp_track.training.amp.step import TrainStep
@@ -28,6 +32,10 @@ SLOW = pytest.mark.slow
 
 def job(**fields: object) -> Job:
     return Job(workload="any", learning_rate=1e-3, batch_size=8, **fields)  # type: ignore[arg-type]
+
+
+def fake_step(job: Job, workload: Workload, *, as_cuda: bool = True) -> FakeStep:
+    return FakeStep(job, workload, workload.example(2), as_cuda=as_cuda)
 
 
 def most_alive(trace: StepTrace) -> int:
@@ -98,7 +106,7 @@ def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, in
 )
 def test_as_many_bytes_are_alive_as_the_profiler_sees(name: str, precision: str) -> None:
     workload = load_workload(f"benchmarks.models:{name}")
-    trace = FakeStep(job(), workload, as_cuda=False).trace(precision, 32).with_next_step()
+    trace = fake_step(job(), workload, as_cuda=False).trace(precision, 32).with_next_step()
     assert most_alive(trace) == pytest.approx(profiled_peak(workload, precision, 32), rel=0.005)
 
 
@@ -113,7 +121,7 @@ def test_the_second_step_is_the_first_one_again(
             more = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
             return optimizer(parameters, lr=lr, fused=fused, **more)  # type: ignore[call-arg]
 
-    step = FakeStep(job(clip_norm=1.0), Optimized())
+    step = fake_step(job(clip_norm=1.0), Optimized())
     peaks = [
         predict_peak(with_workspaces(trace, 0))
         for trace in (step.trace(precision, 16).with_next_step(), step.trace(precision, 16, steps=2))
@@ -127,15 +135,15 @@ def test_an_optimizer_left_to_torch_is_the_one_it_takes_on_cuda() -> None:
         def optimizer(self, parameters, lr):
             return torch.optim.Adam(parameters, lr=lr)
 
-    operations = {each.operation for each in FakeStep(job(), Left()).trace("fp32", 4).storages}
+    operations = {each.operation for each in fake_step(job(), Left()).trace("fp32", 4).storages}
     assert any(operation.startswith("_foreach_") for operation in operations)
-    on_cpu = {each.operation for each in FakeStep(job(), Left(), as_cuda=False).trace("fp32", 4).storages}
+    on_cpu = {each.operation for each in fake_step(job(), Left(), as_cuda=False).trace("fp32", 4).storages}
     assert not any(operation.startswith("_foreach_") for operation in on_cpu)
 
 
 def test_what_each_storage_is_for() -> None:
     workload = Wide(width=256, depth=3)
-    trace = FakeStep(job(), workload).trace("fp32", 128).with_next_step()
+    trace = fake_step(job(), workload).trace("fp32", 128).with_next_step()
     weights = sum(parameter.numel() * 4 for parameter in workload.model().parameters())
     sizes: dict[Category, int] = dict.fromkeys(Category, 0)
     for storage in trace.storages:
@@ -151,7 +159,7 @@ def test_what_each_storage_is_for() -> None:
 
 
 def test_autocast_halves_activations_and_not_weights() -> None:
-    step = FakeStep(job(), Wide(width=256, depth=8))
+    step = fake_step(job(), Wide(width=256, depth=8))
     peaks = [dict(predict_peak(step.trace(name, 4096)).by_category) for name in ("fp32", "amp")]
     assert peaks[1][Category.PARAMETERS] == peaks[0][Category.PARAMETERS]
     assert 0.45 < peaks[1][Category.ACTIVATIONS] / peaks[0][Category.ACTIVATIONS] < 0.65
@@ -159,51 +167,96 @@ def test_autocast_halves_activations_and_not_weights() -> None:
 
 def test_channels_last_and_accumulation() -> None:
     workload = load_workload("benchmarks.models:Cnn")
-    plain = FakeStep(job(), workload).trace("amp", 8)
-    twice = FakeStep(job(accumulate=2, channels_last=True), workload).trace("amp", 8)
+    plain = fake_step(job(), workload).trace("amp", 8)
+    twice = fake_step(job(accumulate=2, channels_last=True), workload).trace("amp", 8)
     assert len(twice.phases) == len(plain.phases) + 2
     assert predict_peak(twice).allocated_bytes == pytest.approx(predict_peak(plain).allocated_bytes, rel=0.05)
 
 
 def test_a_number_that_is_read_is_noted_with_its_layer() -> None:
-    assert FakeStep(job(), Wide(act="item")).trace("fp32", 4).values_read == ("(model)",)
-    assert FakeStep(job(), Wide()).trace("amp", 4).values_read == ()
+    assert fake_step(job(), Wide(act="item")).trace("fp32", 4).values_read == ("(model)",)
+    assert fake_step(job(), Wide()).trace("amp", 4).values_read == ()
 
 
 def test_what_raises_under_autocast_on_cuda_raises() -> None:
-    step = FakeStep(job(), Wide(act="sigmoid-bce"))
+    step = fake_step(job(), Wide(act="sigmoid-bce"))
     step.trace("fp32", 4)
     with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
         step.trace("amp", 4)
 
 
+PATCHED = [
+    (torch.amp.GradScaler, "_maybe_opt_step"),
+    (torch.utils, "swap_tensors"),
+    (internals.torch_optimizer, "_foreach_supported_types"),
+    (internals.torch_optimizer, "_get_foreach_kernels_supported_devices"),
+    (internals.FakeTensor, "__deepcopy__"),
+    (internals.FakeTensorMode, "__deepcopy__"),
+    (logging.getLogger("torch._subclasses.fake_tensor"), "disabled"),
+]
+
+
 @pytest.mark.parametrize("act", ["relu", "numpy", "mask", "wrong"])
 def test_everything_is_as_before_afterwards(act: str) -> None:
     def state() -> tuple[object, ...]:
-        x = torch.ones(4, 4)
+        x = torch.ones(4, 4, requires_grad=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             dtypes = torch.softmax(x @ x, 0).dtype, torch.cat([x, x]).dtype, (x @ x).exp().dtype
-        return (
-            dtypes,
-            torch.amp.GradScaler._maybe_opt_step,
-            hasattr(internals.FakeTensor, "__deepcopy__"),
-            internals.torch_optimizer._foreach_supported_types,  # type: ignore[attr-defined]
-            internals.torch_optimizer._get_foreach_kernels_supported_devices(),  # type: ignore[attr-defined]
-            gc.isenabled(),
-            type(copy.deepcopy(x)),
-        )
+        graph = nn.functional.dropout(x, 0.5).grad_fn, nn.functional.softmax(x, 0).grad_fn
+        heads = x.view(1, 1, 4, 4)
+        attention = nn.functional.scaled_dot_product_attention(heads, heads, heads).grad_fn
+        names = [type(node).__name__ for node in (*graph, attention)]
+        return dtypes, names, [vars(owner).get(name) for owner, name in PATCHED], gc.isenabled()
 
     before = state()
     try:
-        FakeStep(job(), Wide(act=act)).trace("amp", 4)
+        fake_step(job(), Wide(act=act)).trace("amp", 4)
     except RuntimeError:
         assert act != "relu"
     assert state() == before
 
 
+def made_by(trace: StepTrace, operation: str) -> list[int]:
+    return [each.size_bytes for each in trace.storages if operation in each.operation]
+
+
+def test_dropout_keeps_a_byte_for_each_element() -> None:
+    workload = Wide(width=256, depth=1, act="dropout")
+    assert sorted(made_by(fake_step(job(), workload).trace("amp", 64), "native_dropout"))[0] == 64 * 256
+    assert not made_by(fake_step(job(), workload, as_cuda=False).trace("amp", 64), "native_dropout")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_attention_keeps_no_matrix(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="attention")).trace(precision, 512)
+    matrix_bytes = 4 * 512 * 512 * 2
+    assert max(storage.size_bytes for storage in trace.storages) < matrix_bytes
+    kernel = "efficient_attention" if precision == "fp32" else "flash_attention"
+    assert made_by(trace, kernel)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_attention_without_heads_computes_the_matrix(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="attention-without-heads")).trace(precision, 512)
+    assert max(storage.size_bytes for storage in trace.storages) >= 512 * 512 * 2
+
+
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_a_softmax_that_is_told_its_dtype_keeps_it(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="softmax-of-dtype")).trace(precision, 128)
+    assert 128 * 64 * 4 in made_by(trace, "_softmax")
+
+
+def test_a_release_of_torch_that_lacks_what_planning_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(internals.torch_optimizer, "_foreach_supported_types")
+    monkeypatch.delitem(sys.modules, internals.__name__)
+    with pytest.raises(AmpTrackError, match=r"plan: got torch .*_foreach_supported_types.*amp-track fit instead"):
+        importlib.import_module(internals.__name__)
+
+
 def test_seven_billion_parameters_take_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    trace = FakeStep(job(), Wide(width=16384, depth=26)).trace("bf16", 4096)
+    trace = fake_step(job(), Wide(width=16384, depth=26)).trace("bf16", 4096)
     peak = predict_peak(trace)
     assert dict(peak.by_category)[Category.PARAMETERS] > 4 * 6.9e9
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 100 * MIB

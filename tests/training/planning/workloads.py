@@ -20,6 +20,8 @@ class Wide(Workload):
     act: str = "relu"
 
     def model(self) -> nn.Module:
+        if self.act == "built-with-item":
+            return Layers(self.width, self.depth, str(torch.linspace(0, 1, 3)[1].item()))
         return Layers(self.width, self.depth, self.act)
 
     def train_data(self) -> Any:
@@ -36,6 +38,8 @@ class Layers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.act = act
+        if act == "recurrent":
+            self.recurrent = nn.LSTM(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -56,4 +60,16 @@ def between(x: Tensor, act: str) -> Tensor:
             return x + nn.functional.binary_cross_entropy(x.sigmoid(), target)
         case "wrong":
             return x @ x
+        case "dropout":
+            return nn.functional.dropout(x, 0.5)
+        case "softmax-of-dtype":
+            return nn.functional.softmax(x, -1, dtype=torch.float32).to(x.dtype)
+        case "attention":
+            heads = x.view(1, 4, -1, x.shape[-1] // 4)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape)
+        case "attention-without-heads":
+            tokens = x[None]
+            return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[0]
+        case "recurrent":
+            return nn.functional.relu(x)
     return x.relu()
