@@ -219,6 +219,8 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         return to(crossing, "where the budget should end")
     if not failing:
         return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
+    if line is planned:
+        return to(*_below_the_plan(crossing, floor, failing))
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
 
@@ -234,6 +236,14 @@ def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_byt
     if failing and (crossing - failing[0].batch_size) * _NEARLY > crossing - points[-1].batch_size:
         return None
     return line
+
+
+def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[int, str]:
+    """Choose a batch below one that failed though a plan said it fits: kernels take a little more than tensors."""
+    failed = sum(floor < probe.batch_size <= crossing for probe in failing)
+    less = round((crossing - floor) * (2**failed - 1) / _NEARLY)
+    batch_size = max(min(crossing - less, failing[0].batch_size - 1), (floor + failing[0].batch_size) // 2)
+    return batch_size, f"{failing[0].batch_size} failed though it should fit by the plan: a little less"
 
 
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:

@@ -27,7 +27,8 @@ def test_it_ends_below_the_budget() -> None:
     assert [name for name, _ in found.by_precision] == ["fp32", "bf16"]
     for _, of_one in found.by_precision:
         assert 0.8 * 64 * MIB < of_one.allocated_bytes <= 0.85 * 64 * MIB
-        assert of_one.slope_bytes * of_one.batch_size == pytest.approx(of_one.allocated_bytes, rel=0.1)
+        tensors = of_one.allocated_bytes - 24 * MIB  # which libraries take
+        assert of_one.slope_bytes * of_one.batch_size == pytest.approx(tensors, rel=0.1)
 
 
 @pytest.mark.parametrize(
