@@ -27,6 +27,6 @@ def test_a_search_stopped_at_any_moment_leaves_nothing_running() -> None:
         assert end["resumed"] == 0, end
         assert set(end["trials_after"]) <= {"COMPLETE", "FAIL"}, end
         assert set(end["runs_after"]) <= {"FINISHED", "KILLED"}, end
-    moments = {len(end["trials"]) for end in ends}
+    moments = {(len(end["trials"]), len(end["runs"])) for end in ends}
     assert len(moments) > 2, "they were stopped at different moments"
     assert [end["interrupted"] for end in ends].count(130) > 5

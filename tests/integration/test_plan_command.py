@@ -60,6 +60,7 @@ def test_an_edge_is_where_one_more_sample_needs_more(amp_track: Command) -> None
     assert needs[0] == edge["max_reserved_bytes"] <= 48 * 2**20 < needs[1]
 
 
+@pytest.mark.slow
 def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> None:
     arguments = ("plan", DIGITS, "--capacity", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
     edge = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
@@ -68,6 +69,7 @@ def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> No
     assert re.search(rf"│ +{edge['micro_batch']} × {edge['accumulate']} │", amp_track(*arguments).stdout)
 
 
+@pytest.mark.slow
 def test_nothing_fits(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--capacity", "4MiB", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
@@ -117,6 +119,7 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
     assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): got RuntimeError: ", last)
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--precision", "tf32", "--device-name", "A100 40GB", "--json")
     assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["largest_batch"] > 1000

@@ -36,7 +36,7 @@ def test_it_ends_below_the_budget() -> None:
     [
         ("recurrent", "recurrent: what a recurrent layer keeps is not known beforehand"),
         ("numpy", ".numpy() is not supported"),
-        ("mask", "DynamicOutputShapeException"),
+        pytest.param("mask", "DynamicOutputShapeException", marks=pytest.mark.slow),
         ("built-with-item", "DataDependentOutputException"),
     ],
 )

@@ -110,7 +110,7 @@ def test_as_many_bytes_are_alive_as_the_profiler_sees(name: str, precision: str)
     assert most_alive(trace) == pytest.approx(profiled_peak(workload, precision, 32), rel=0.005)
 
 
-@pytest.mark.parametrize("fused", [True, False, None])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=SLOW), pytest.param(None, marks=SLOW)])
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=SLOW)])
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 def test_the_second_step_is_the_first_one_again(
