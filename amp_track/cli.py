@@ -129,7 +129,8 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Predict the largest batch at each precision on cards that are not here, and where the memory goes.
 
-    Runs one training step on tensors without values, as on CUDA: no device, no data, and nothing is written.
+    Runs one training step on tensors without values, as on CUDA: no device, no data if example() needs none, and
+    nothing is written.
 
     amp-track plan experiments/digits.py --capacity 6GiB --device-name "RTX 4090"
     """

@@ -94,7 +94,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {"workload": workload}
     if command == "plan":
-        job |= {"synthetic": True, "device": "cpu"}  # needs neither data nor device
+        job |= {"synthetic": True, "device": "cpu"}  # its shapes are those of example(), and its device is none
     if command == "dtypes":
         job["batch_size"] = build(Example, flags, given).batch_size
     return Request(

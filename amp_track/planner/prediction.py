@@ -46,7 +46,7 @@ class Prediction:
             guess = _largest_in(family, capacity_bytes, floor, ceiling) if family else (floor + ceiling) // 2
             if guess + 1 < ceiling:
                 known.append(self._trace_at(guess + 1))
-                if _fits(known[-1], capacity_bytes):
+                if fits(known[-1].events, known[-1].sizes, capacity_bytes):
                     floor, at_floor = guess + 1, known[-1]
                     continue
                 ceiling = guess + 1
@@ -55,7 +55,7 @@ class Prediction:
                     continue
             if guess > floor:
                 known.append(self._trace_at(guess))
-                if _fits(known[-1], capacity_bytes):
+                if fits(known[-1].events, known[-1].sizes, capacity_bytes):
                     floor, at_floor = guess, known[-1]
                 else:
                     ceiling = guess
@@ -66,10 +66,6 @@ class Prediction:
             peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
             at_one_bytes=None if floor else self.peak(1).reserved_bytes,
         )
-
-
-def _fits(trace: StepTrace, capacity_bytes: int) -> bool:
-    return fits(trace.events, [storage.size_bytes for storage in trace.storages], capacity_bytes)
 
 
 def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:

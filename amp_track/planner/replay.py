@@ -42,8 +42,7 @@ class TraceFamily:
 
     def holds(self, trace: StepTrace) -> bool:
         """True if a third trace is exactly what the family says it is."""
-        sizes = [storage.size_bytes for storage in trace.storages]
-        return trace.events == self.first.events and sizes == self.sizes_at(trace.batch_size)
+        return trace.events == self.first.events and trace.sizes == self.sizes_at(trace.batch_size)
 
     def at(self, batch_size: int) -> StepTrace:
         """Return the trace at that batch size."""
@@ -73,7 +72,7 @@ def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> Peak
     Raises:
         SimulatedOutOfMemory: it does not fit.
     """
-    allocator, peak_event = _replay(trace.events, [each.size_bytes for each in trace.storages], capacity_bytes)
+    allocator, peak_event = _replay(trace.events, trace.sizes, capacity_bytes)
     living = list(_living_after(trace, peak_event))
     by_category: Counter[Category] = Counter()
     for storage in living:

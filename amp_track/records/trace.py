@@ -62,6 +62,11 @@ class StepTrace:
     values_read: tuple[str, ...] = ()
     """Layers that asked for the value of a tensor in the forward pass, which was taken to be 1."""
 
+    @property
+    def sizes(self) -> list[int]:
+        """The size of each storage in bytes."""
+        return [storage.size_bytes for storage in self.storages]
+
     def with_next_step(self) -> StepTrace:
         """Return the trace of one step more.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from support import ROOT
 
@@ -18,7 +20,9 @@ def forecast_of(
 ) -> Forecasts:
     job = Job(workload=WORKLOADS, options=(("act", act),), learning_rate=1e-3, batch_size=8, device="cpu", **fields)  # type: ignore[arg-type]
     task = ForecastTask(precisions=precisions, budget_bytes=64 * MIB, max_batch_size=10**6, on_cuda=on_cuda)
-    return Sandbox(WORKLOADS).forecast(job, task)
+    sandbox = Sandbox(WORKLOADS)
+    sandbox.inspect(dataclasses.replace(job, synthetic=True))  # as a command does: then torch is imported
+    return sandbox.forecast(job, task)
 
 
 def test_it_ends_below_the_budget() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 
@@ -41,7 +40,7 @@ class Plans:
         if self._made is None:
             started = time.perf_counter()
             with progress.working("predicting where memory ends"):
-                forecasts = self._session.sandbox.forecast(dataclasses.replace(self._job, probe=True), self._task)
+                forecasts = self._session.sandbox.forecast(self._job, self._task)
             self.seconds = time.perf_counter() - started
             if forecasts.reason:
                 progress.say(f"no plan of the memory ({forecasts.reason}): the search begins without one")

@@ -100,10 +100,9 @@ class FakeStep:
             tracker.begin("optimizer", step.steps)
 
         optimizer.register_step_pre_hook(before_update)
-        for thread in (
-            ("forward", "backward") if self._as_cuda else ()
-        ):  # the size is the device's, which is not known here
-            tracker.workspace(1, f"cuBLAS, {thread}")
+        if self._as_cuda:
+            for thread in ("forward", "backward"):  # the size is the device's, which is not known here
+                tracker.workspace(1, f"cuBLAS, {thread}")
         for _ in range(steps):
             for batch in range(1, self._job.accumulate + 1):
                 tracker.begin("forward", step.steps)
