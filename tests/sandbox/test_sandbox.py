@@ -259,7 +259,14 @@ def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple
     return str(within), str(below)
 
 
-@pytest.mark.parametrize(("precision", "batch_size"), [("fp32", 512), ("amp", 512), ("bf16", 946)])
+@pytest.mark.parametrize(
+    ("precision", "batch_size"),
+    [
+        ("bf16", 946),
+        pytest.param("fp32", 512, marks=pytest.mark.slow),
+        pytest.param("amp", 512, marks=pytest.mark.slow),
+    ],
+)
 def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_size: int) -> None:
     """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
     assert within_and_below(sandbox, precision, batch_size) == ("fits", "oom")
