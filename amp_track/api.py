@@ -117,17 +117,22 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
 
 
 class PlanSettings(TypedDict, total=False):
-    """The keyword arguments of `plan`. `capacity` and `device_name` take one value or several."""
+    """The keyword arguments of `plan`. `capacity` and `device_name` take one value or several; `over` maps options."""
 
     capacity: Size | Sequence[Size] | None
     device_name: Names | None
     precision: Names | None
+    over: Mapping[str, Sequence[Any]] | Names | None
+    what_if: bool | None
+    track: bool | None
     max_batch_size: int | None
+    effective_batch_size: int | None
     batch_size: int | None
     accumulate: int | None
     clip_norm: float | None
     channels_last: bool | None
     set: Mapping[str, Any] | Sequence[str] | None
+    tracking_uri: str | None
 
 
 def argument_name(flag: Flag) -> str:
@@ -262,6 +267,8 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
             raise BadInput(f"{name}: got {value!r}, expected True or False")
         return value
     try:
+        if name == "over" and isinstance(value, Mapping) and flag.is_repeatable:
+            value = [_text({option: of_option}) for option, of_option in value.items()]
         text = _texts(value) if flag.is_repeatable else _text(value)
         if not (name == "batch_size" and text == "auto"):  # which is no batch size, but says how to find one
             flag.value(text)

@@ -37,7 +37,7 @@ Workload = Annotated[
     typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
-_SWITCHES = ["--json", *(flag.name for flag in FLAGS["train"] if flag.is_switch)]
+_SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
 
 
 @app.command("train")
@@ -130,9 +130,11 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     """Predict the largest batch at each precision on cards that are not here, and where the memory goes.
 
     Runs one training step on tensors without values, as on CUDA: no device, no data if example() needs none, and
-    nothing is written.
+    nothing is written unless --track keeps it.
 
     amp-track plan experiments/digits.py --capacity 6GiB --device-name "RTX 4090"
+
+    amp-track plan experiments/digits.py --capacity 1GiB --effective-batch-size 8192 --over width=8,16,32
     """
     request = request_of("plan", workload, given, owns_process=True)
     from amp_track.commands import plan
@@ -145,6 +147,9 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     for table in plan_report.plan_tables(result):
         terminal.print_table(table)
     _print_notes(plan_report.plan_notes(result))
+    if result.run_id is not None:
+        print(f"run {result.run_id}; look at it with:")
+        print(f"  {_mlflow_ui(request)}")
 
 
 @app.command("compare")

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +147,18 @@ def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
     """Return every option with its value as text."""
     return tuple((name, str(getattr(workload, name))) for name in option_fields(type(workload)))
+
+
+def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the values of each option for which all are known, a bool's or a Literal's, as text."""
+    hints = get_type_hints(type(workload))
+    choices: list[tuple[str, tuple[str, ...]]] = []
+    for name in option_fields(type(workload)):
+        if hints[name] is bool:
+            choices.append((name, ("False", "True")))
+        elif get_origin(hints[name]) is Literal:
+            choices.append((name, tuple(map(str, get_args(hints[name])))))
+    return tuple(choices)
 
 
 def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:

@@ -7,16 +7,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DIGITS, FAULTS, OUR_FRAMES, WORKLOADS
+from support import DIGITS, FAULTS, OUR_FRAMES, ROOT, WORKLOADS
 
 from amp_track.records.errors import BadInput
-from amp_track.workload import load_workload, option_values, source_digest
+from amp_track.workload import load_workload, option_choices, option_values, source_digest
 
 
 def test_options_have_their_fields_types() -> None:
     workload = load_workload(DIGITS, [("width", "32")])
     assert workload.width == 32  # type: ignore[attr-defined]
     assert option_values(workload) == (("width", "32"),)
+
+
+def test_choices_are_those_of_options_that_list_their_values() -> None:
+    assert option_choices(load_workload(str(ROOT / "experiments" / "cifar10.py"))) == (
+        ("download", ("False", "True")),
+        ("checksum", ("False", "True")),
+    )
+    assert option_choices(load_workload(str(ROOT / "experiments" / "caltech256.py"), [("weights", "none")])) == (
+        ("finetune", ("head", "all")),
+        ("bad_images", ("refuse", "skip")),
+    )
+    assert option_choices(load_workload(DIGITS)) == ()
 
 
 @pytest.mark.parametrize(

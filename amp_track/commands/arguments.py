@@ -60,6 +60,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
             flag_named(flags_of(Job), name)
             for name in ("--batch-size", "--accumulate", "--clip-norm", "--channels-last", "--set")
         ),
+        flag_named(flags_of(Stores), "--tracking-uri"),
     ),
 }
 """By command, in the order of its `--help`."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks, keep
+from amp_track.commands.session import checks, keep, over
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
-from amp_track.records.errors import BadInput, BadOption, NothingFits
+from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.report import compare as compare_report
@@ -82,25 +81,13 @@ def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dic
         return base, {"": base}
     option, texts = request.compare_options.over
     options = request.job.options
-    if option in dict(options):
-        raise BadInput(f"--over: got {option}, which --set gives a value too, expected one of the two; leave out one")
+    over.check(request, [option])
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with _named_by_over(option):
+    with over.named([option]):
         base = Session.prepare(first, request.fit_options.precisions, sandbox=sandbox)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
     return base, {value: by_value[value] for value in in_order(list(by_value))}
-
-
-@contextmanager
-def _named_by_over(option: str) -> Iterator[None]:
-    """Name the flag that gave a value which the workload does not take: --over, not --set."""
-    try:
-        yield
-    except BadOption as error:
-        if error.option != option:
-            raise
-        raise BadOption(error.option, error.problem, "--over") from None
 
 
 def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Cell]:

@@ -1,18 +1,26 @@
-"""plan: the largest batch at each precision on cards that are not here, and where the memory goes. Writes nothing."""
+"""plan: the largest batch at each precision on cards that are not here, and where the memory goes.
+
+Writes nothing unless it is tracked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Collection, Iterator
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import probes
-from amp_track.commands.session.session import Session
+from amp_track.commands.session import keep, over, probes, store_checks
+from amp_track.commands.session.session import Session, interrupted_safely
 from amp_track.planner import cards
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput
 from amp_track.records.plan import PlanTarget, PlanTask
 from amp_track.records.values import PRECISIONS, byte_size
 from amp_track.report import progress
-from amp_track.results.plan import PlanResult
+from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
 from amp_track.sandbox.sandbox import Sandbox
+from amp_track.workers import interrupts
 
 _MOST = 2**24
 """The largest batch worth predicting, if `--max-batch-size` does not say otherwise: more than anybody trains with."""
@@ -20,24 +28,22 @@ _PROCESSES = 3
 """As many as there are precisions that allocate differently. Each takes one core for some seconds."""
 
 
+@interrupted_safely
 def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
+    _check(request)
     targets = planned_targets(request)
-    precisions = request.fit_options.precisions or PRECISIONS
-    sandbox = Sandbox(request.job.workload, steps_back=request.owns_process)
-    session = Session.prepare_readonly(request, (), sandbox=sandbox)
-    assert session.job.batch_size is not None
-    task = PlanTask(
-        precisions=precisions,
-        batch_size=session.job.batch_size,
-        targets=targets,
-        max_batch_size=request.fit_options.max_batch_size or _MOST,
-        blas_workspace_bytes=max((each.blas_workspace_bytes for each in targets), default=cards.blas_workspace_bytes()),
+    varied = [name for name, _ in request.plan_options.over]
+    combinations = _combinations(request)
+    with over.named(varied):
+        planner = _Planner(request, targets, combinations[0])
+        variants = tuple(planner.variant(changes) for changes in combinations)
+    result = PlanResult(
+        variants=variants, targets=targets, effective_batch_size=request.fit_options.effective_batch_size
     )
-    job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
-    with progress.working("running the training step on tensors without values"):
-        report = sandbox.plan(job, task, processes=min(len(precisions), _PROCESSES))
-    return PlanResult(report=report, targets=targets, effective_batch_size=request.fit_options.effective_batch_size)
+    if request.plan_options.what_if:
+        result = _with_what_if(result, planner, varied)
+    return _tracked(result, planner, request) if request.plan_options.track else result
 
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
@@ -59,3 +65,122 @@ def _target_of(card: cards.Card) -> PlanTarget:
         is_card=True,
         lacks=tuple((name, reason) for name in PRECISIONS if (reason := card.lacks(name))),
     )
+
+
+def _check(request: Request) -> None:
+    if request.stores.tracking_uri is not None and not request.plan_options.track:
+        raise BadInput(
+            f"--tracking-uri: got {addresses.masked(request.stores.tracking_uri)}, expected it together with --track: "
+            "a plan writes nothing unless it is told to; add that, or leave it out"
+        )
+    if request.plan_options.track:
+        with interrupts.waiting():  # for a server that may not answer
+            store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
+    over.check(request, [name for name, _ in request.plan_options.over])
+
+
+def _combinations(request: Request) -> list[Changes]:
+    """Return every combination of the values that `--over` gives; one without changes if it gives none."""
+    values = [[(name, text) for text in texts] for name, texts in dict(request.plan_options.over).items()]
+    return list(itertools.product(*values))
+
+
+class _Planner:
+    """Plans the variants of one workload.
+
+    Args:
+        request: what was asked for.
+        targets: the memory to plan for.
+        first: the changes of the first variant.
+    """
+
+    def __init__(self, request: Request, targets: tuple[PlanTarget, ...], first: Changes) -> None:
+        options = request.fit_options
+        self._options = request.job.options
+        self._sandbox = Sandbox(request.job.workload, steps_back=request.owns_process)
+        job = dataclasses.replace(request.job, options=(*self._options, *first))
+        request = dataclasses.replace(request, job=job)
+        self.session = Session.prepare_readonly(request, (), sandbox=self._sandbox)
+        assert self.session.job.batch_size is not None
+        self.task = PlanTask(
+            precisions=options.precisions or PRECISIONS,
+            batch_size=self.session.job.batch_size,
+            targets=targets,
+            max_batch_size=options.max_batch_size or _MOST,
+            blas_workspace_bytes=max(
+                (each.blas_workspace_bytes for each in targets), default=cards.blas_workspace_bytes()
+            ),
+            effective_batch_size=options.effective_batch_size,
+        )
+
+    def variant(self, changes: Changes) -> Variant:
+        """Plan the workload with other options. Raises BadInput if they are none, or the step cannot be planned."""
+        options = tuple(change for change in changes if change[0] != CHANNELS_LAST)
+        session = self.session.with_options((*self._options, *options)) if options else self.session
+        job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
+        if len(options) < len(changes):
+            job = dataclasses.replace(job, channels_last=not job.channels_last)
+        name = Variant.name_of(changes)
+        with progress.working(f"{name}: running the training step on tensors without values"):
+            report = self._sandbox.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
+        return Variant(changes=changes, report=report)
+
+    def single_changes(self, without: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield each other value of each option that lists its values, and the other order of image tensors."""
+        inspection = self.session.inspection
+        now = dict(inspection.options)
+        for name, values in inspection.choices:
+            if name not in without:
+                yield from ((name, value) for value in values if value != now[name])
+        yield CHANNELS_LAST, str(not self.session.job.channels_last)
+
+
+def _with_what_if(result: PlanResult, planner: _Planner, without: Collection[str]) -> PlanResult:
+    """Return the result with each change that makes a difference; the others are named."""
+    first = result.variants[0]
+    changed, changes_nothing, not_planned = [], [], []
+    for change in planner.single_changes(without):
+        try:
+            variant = planner.variant((*first.changes, change))
+        except BadInput as error:
+            not_planned.append((Variant.name_of([change]), str(error)))
+            continue
+        if variant.takes_what(first):
+            changes_nothing.append(Variant.name_of([change]))
+        else:
+            changed.append(variant)
+    return dataclasses.replace(
+        result,
+        variants=(*result.variants, *changed),
+        changes_nothing=tuple(changes_nothing),
+        not_planned=tuple(not_planned),
+    )
+
+
+def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanResult:
+    """Keep the plan as one MLflow run, or as that of `mlflow run`."""
+    from amp_track import tracking
+
+    session = planner.session
+    tracker = tracking.Tracker(session.tracking_uri)
+    title = f"{session.inspection.workload_name} plan"
+    with tracker.run(title, tags={"amp_track.kind": "plan"}, run_id=tracking.run_id_of_environment()) as run:
+        tracking.describe_plan(run, session.job, session.inspection, _settings(request, planner.task))
+        keep.keep_plan(result, run)
+    return dataclasses.replace(result, run_id=run.run_id)
+
+
+def _settings(request: Request, task: PlanTask) -> dict[str, str]:
+    """Return what was planned, as params: those of a job that a plan has, and what it was planned for."""
+    job = request.job
+    return {
+        "batch_size": str(task.batch_size),
+        "options": ",".join(f"{name}={value}" for name, value in job.options) or "None",
+        "accumulate": str(job.accumulate),
+        "clip_norm": str(job.clip_norm),
+        "channels_last": str(job.channels_last),
+        "precision": ",".join(task.precisions),
+        "capacity": ",".join(target.name for target in task.targets) or "None",
+        "effective_batch_size": str(task.effective_batch_size),
+        "over": " ".join(f"{name}={','.join(values)}" for name, values in request.plan_options.over) or "None",
+    }

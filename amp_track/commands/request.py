@@ -10,7 +10,7 @@ from amp_track.records import values
 from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
-from amp_track.records.settings import setting
+from amp_track.records.settings import setting, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +202,17 @@ class PlanOptions:
         repeatable=True,
         shown_default="none",
     )
+    over: tuple[tuple[str, tuple[str, ...]], ...] = setting(
+        (),
+        "Plan at each of several values of an option, such as finetune=head,all. Several are combined.",
+        values.options,
+        expected="option=value,value,…",
+        metavar="OPTION=V1,V2,…",
+        repeatable=True,
+        shown_default="the workload's options as they are",
+    )
+    what_if: bool = switch("Plan with each listed option of the workload, and channels-last, changed alone.")
+    track: bool = switch("Keep the plan as one MLflow run, with a picture and files for PyTorch's memory visualizer.")
 
 
 @dataclass(frozen=True, kw_only=True)

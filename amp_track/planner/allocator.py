@@ -81,6 +81,8 @@ class CachingAllocator:
         self.max_reserved_bytes = 0
         self.retries = 0
         """How often the cache was given back to make room."""
+        self.segments: dict[int, int] = {}
+        """The size in bytes of each segment that is reserved now, by its address."""
         self._free: dict[bool, list[_Free]] = {True: [], False: []}
         self._next_address = 0
 
@@ -114,9 +116,10 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give back every segment that is wholly free."""
         for pool in self._free.values():
-            kept = [free for free in pool if not _is_whole_segment(free.block)]
-            self.reserved_bytes -= sum(free.size_bytes for free in pool) - sum(free.size_bytes for free in kept)
-            pool[:] = kept
+            for free in pool:
+                if _is_whole_segment(free.block):
+                    self.reserved_bytes -= self.segments.pop(free.address)
+            pool[:] = [free for free in pool if not _is_whole_segment(free.block)]
 
     def free_blocks(self) -> Iterator[Block]:
         """Yield every block that is reserved and not allocated."""
@@ -144,6 +147,7 @@ class CachingAllocator:
         self.reserved_bytes += size_bytes
         self.max_reserved_bytes = max(self.max_reserved_bytes, self.reserved_bytes)
         block = Block(self._next_address, size_bytes, is_small)
+        self.segments[block.address] = size_bytes
         self._next_address += size_bytes
         return block
 

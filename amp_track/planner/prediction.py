@@ -22,9 +22,9 @@ class Prediction:
     def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
         self._trace_at = trace_at
 
-    def peak(self, batch_size: int) -> PeakMemory:
-        """Return the peak of that batch size on a device of any capacity."""
-        return predict_peak(self._trace_at(batch_size))
+    def peak(self, batch_size: int, *, capacity_bytes: int | None = None) -> PeakMemory:
+        """Return the peak of that batch size on a device of that capacity, which it fits; None for any."""
+        return predict_peak(self._trace_at(batch_size), capacity_bytes=capacity_bytes)
 
     def largest_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedEdge:
         """Return the largest batch that fits, which one more sample does not.

@@ -109,6 +109,24 @@ def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
     return most
 
 
+def replay_of(trace: StepTrace) -> Iterator[tuple[int, Block | None, CachingAllocator]]:
+    """Yield each event, the block that it allocates or has freed, and the allocator, of any capacity, after it.
+
+    A storage of no size has no block.
+    """
+    allocator = CachingAllocator()
+    sizes = trace.sizes
+    blocks: dict[int, Block] = {}
+    for index in trace.events:
+        block = None
+        if index < 0:
+            if (block := blocks.pop(~index, None)) is not None:
+                allocator.free(block)
+        elif sizes[index]:
+            block = blocks[index] = allocator.allocate(sizes[index])
+        yield index, block, allocator
+
+
 def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
     """Return the allocator after all events, and the index of the event after which the most was allocated."""
     allocator = CachingAllocator(capacity_bytes)

@@ -39,6 +39,8 @@ class Inspection:
     loader_workers: int
     options: tuple[tuple[str, str], ...]
     """Every option of the workload with the value it has in this job."""
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The values that each option may have, for those of which all are known: switches and listed names."""
     quality_name: str
     higher_is_better: bool
     training_samples: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from amp_track.records.trace import Category
+from amp_track.records.trace import Category, StepTrace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,16 @@ class PlanTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to an effective batch: a batch that fits, and how many of it are accumulated."""
+
+    micro_batch: int
+    accumulate: int
+    peak: PeakMemory
+    """At that batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedEdge:
     """The largest batch that is predicted to fit, and the peak there."""
 
@@ -83,6 +93,8 @@ class PlannedEdge:
     """At the largest batch; None if nothing fits."""
     at_one_bytes: int | None
     """The reserved memory that one sample takes, if not even that fits."""
+    way: Way | None = None
+    """To the effective batch that was asked for; None if none was, or nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +105,15 @@ class PrecisionPlan:
     batch_size: int
     """The batch size that `peak` is predicted for."""
     peak: PeakMemory
+    trace: StepTrace = field(repr=False)
+    """The steps that `peak` is of."""
     edges: tuple[PlannedEdge, ...]
     """By target, in the order asked for, without those that cannot train at this precision."""
-    recurrent: tuple[str, ...] = ()
-    """Recurrent layers, of which cuDNN keeps more for the backward pass than is predicted."""
-    values_read: tuple[str, ...] = ()
-    """Layers that ask for a number in the forward pass, such as `x.item()`. It was taken to be 1."""
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Floating-point operations of a training step for each sample: matrix products, convolutions, attention."""
+        return self.trace.flops / self.trace.samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +128,8 @@ class PlanTask:
     """The largest batch worth predicting."""
     blas_workspace_bytes: int
     """What cuBLAS takes for each thread that calls it, where no target says so."""
+    effective_batch_size: int | None = None
+    """The samples of an optimizer step to name the way to."""
 
 
 @dataclass(frozen=True, kw_only=True)

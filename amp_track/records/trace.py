@@ -61,6 +61,17 @@ class StepTrace:
     """Recurrent layers of the model: how much their kernels keep for the backward pass is not traced."""
     values_read: tuple[str, ...] = ()
     """Layers that asked for the value of a tensor in the forward pass, which was taken to be 1."""
+    samples: int = 0
+    """Those of all batches that the traced steps accumulate."""
+    flops: int = 0
+    """Floating-point operations of the traced steps in matrix products, convolutions and attention."""
+    half_flops: int = 0
+    """Those among them whose operands have 16 bits, which tensor cores compute several times as fast."""
+
+    @property
+    def half_fraction(self) -> float:
+        """The part of the floating-point operations that is computed in 16 bits."""
+        return self.half_flops / self.flops if self.flops else 0.0
 
     @property
     def sizes(self) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from amp_track.records.plan import Holding, PlannedEdge, PlanTarget, PrecisionPlan
+from amp_track.records.plan import Holding, PeakMemory, PlannedEdge, PlanTarget, PrecisionPlan
 from amp_track.records.values import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.results.plan import PlanResult
+from amp_track.report.text import UNKNOWN
+from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (
     "predicted, not measured: the caching allocator is simulated, and the step runs on tensors without values",
@@ -15,9 +16,11 @@ NOT_MODELLED = (
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
-    """Return the edges on each target, the memory by what it is for, and the largest storages."""
+    """Return edges, ways to the effective batch, variants, memory by what it is for, and the largest storages."""
     edges = [_edges(result)] if result.targets else []
-    return [*edges, _categories(result), _largest(result)]
+    ways = [_ways(result)] if result.targets and result.effective_batch_size is not None else []
+    variants = [_variants(result)] if len(result.variants) > 1 else []
+    return [*edges, *ways, *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -25,24 +28,44 @@ def plan_notes(result: PlanResult) -> list[str]:
     notes = list(NOT_MODELLED)
     if not all(target.is_card for target in result.targets):
         notes.append("a size given by --capacity is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
-    plans = result.report.precisions
+    plans = [plan for variant in result.variants for plan in variant.report.precisions]
     if any(edge.peak is not None and edge.peak.retries for plan in plans for edge in plan.edges):
         notes.append("some of these batches fit only because the allocator gives its cache back, which costs time")
-    if layers := dict.fromkeys(layer for plan in plans for layer in plan.recurrent):
+    if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.recurrent):
         notes.append(
             f"{', '.join(layers)}: cuDNN keeps more of a recurrent layer for the backward pass than is counted"
         )
-    if layers := dict.fromkeys(layer for plan in plans for layer in plan.values_read):
+    if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.values_read):
         notes.append(f"{', '.join(layers)}: a number is read off a tensor; it was taken to be 1")
+    if result.effective_batch_size is not None or len(result.variants) > 1:
+        notes.append(
+            "work: floating-point operations of a sample in matrix products, convolutions and attention, over those of "
+            f"{result.report.precisions[0].precision}, {result.variants[0].name}; tensor cores compute those in 16 "
+            "bits several times as fast"
+        )
+    if result.changes_nothing:
+        notes.append(f"no difference to memory or work: {', '.join(result.changes_nothing)}")
+    notes += [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
     return notes
+
+
+def metrics(result: PlanResult) -> dict[str, float]:
+    """Return what a tracked plan logs: the peaks, and the largest batch on each target, of the first variant."""
+    numbers: dict[str, float] = {}
+    for plan in result.report.precisions:
+        numbers[f"plan/{plan.precision}/allocated_mib"] = plan.peak.allocated_bytes / 2**20
+        numbers[f"plan/{plan.precision}/reserved_mib"] = plan.peak.reserved_bytes / 2**20
+        for edge in plan.edges:
+            numbers[f"plan/{plan.precision}/largest_batch/{edge.target}"] = edge.largest_batch
+    return numbers
 
 
 def _edges(result: PlanResult) -> Table:
     columns = (
         Column("on", key=True, spans=True),
+        *_with(result),
         Column("precision", key=True, unwrapped=True),
         Column("largest batch", right=True, unwrapped=True),
-        *([Column(f"for {result.effective_batch_size:,}", right=True)] if result.effective_batch_size else []),
         Column("reserved", right=True, unwrapped=True),
         Column("allocated", right=True, unwrapped=True),
         Column("why no larger one"),
@@ -50,13 +73,23 @@ def _edges(result: PlanResult) -> Table:
     sections = []
     for target in result.targets:
         rows: list[Row] = []
-        for plan in result.report.precisions:
-            edge = result.edge(plan.precision, target)
-            rows.append(_edge_row("" if rows else _title(target), plan, edge, result))
+        for variant in result.variants:
+            for plan in variant.report.precisions:
+                cells = _edge_cells(result.edge(variant, plan.precision, target))
+                rows.append(("" if rows else _title(target), *_named(result, variant), plan.precision, *cells))
         sections.append(tuple(rows))
     return Table(
         title=f"{result.report.workload}: predicted largest batches", columns=columns, sections=tuple(sections)
     )
+
+
+def _with(result: PlanResult) -> tuple[Column, ...]:
+    """Return the column that names the variants, where there are several."""
+    return (Column("with", key=True),) if len(result.variants) > 1 else ()
+
+
+def _named(result: PlanResult, variant: Variant) -> Row:
+    return (variant.name,) if len(result.variants) > 1 else ()
 
 
 def _title(target: PlanTarget) -> str:
@@ -64,20 +97,74 @@ def _title(target: PlanTarget) -> str:
     return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_card else target.name
 
 
-def _edge_row(on: str, plan: PrecisionPlan, edge: PlannedEdge | str, result: PlanResult) -> Row:
+def _edge_cells(edge: PlannedEdge | str) -> Row:
     if isinstance(edge, str):
-        cells = ("–", "–", "–", edge)
-    elif edge.peak is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN, edge
+    if edge.peak is None:
         assert edge.at_one_bytes is not None
-        cells = ("none", "–", "–", f"one sample needs {format_bytes(edge.at_one_bytes)}")
-    else:
-        bound = "memory" if edge.bound == "memory" else "no larger one is predicted"
-        sizes = format_bytes(edge.peak.reserved_bytes), format_bytes(edge.peak.allocated_bytes)
-        cells = (f"{edge.largest_batch:,}", *sizes, bound)
-    if not result.effective_batch_size:
-        return on, plan.precision, *cells
-    found = None if isinstance(edge, str) else result.accumulation(edge)
-    return on, plan.precision, cells[0], f"{found[0]:,} × {found[1]:,}" if found else "–", *cells[1:]
+        return "none", UNKNOWN, UNKNOWN, f"one sample needs {format_bytes(edge.at_one_bytes)}"
+    bound = "memory" if edge.bound == "memory" else "no larger one is predicted"
+    return f"{edge.largest_batch:,}", *_peak_cells(edge.peak), bound
+
+
+def _peak_cells(peak: PeakMemory) -> Row:
+    return format_bytes(peak.reserved_bytes), format_bytes(peak.allocated_bytes)
+
+
+def _ways(result: PlanResult) -> Table:
+    columns = (
+        Column("on", key=True, spans=True),
+        *_with(result),
+        Column("precision", key=True, unwrapped=True),
+        Column("batch × accumulated", right=True),
+        Column("reserved", right=True, unwrapped=True),
+        *_WORK,
+    )
+    sections = []
+    for target in result.targets:
+        rows: list[Row] = []
+        for found in result.ways(target):
+            batch = f"{found.way.micro_batch:,} × {found.way.accumulate:,}"
+            cells = batch, format_bytes(found.way.peak.reserved_bytes), *_work_cells(result, found.plan)
+            first = "" if rows else _title(target)
+            rows.append((first, *_named(result, found.variant), found.plan.precision, *cells))
+        if rows:
+            sections.append(tuple(rows))
+    return Table(
+        title=f"ways to {result.effective_batch_size:,} samples in each optimizer step, the cheapest first",
+        columns=columns,
+        sections=tuple(sections),
+    )
+
+
+_WORK = (Column("work", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
+
+
+def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
+    work = result.relative_work(plan)
+    return (f"{work:.2f} ×", f"{plan.trace.half_fraction:.0%}") if work is not None else (UNKNOWN, UNKNOWN)
+
+
+def _variants(result: PlanResult) -> Table:
+    first = result.report.precisions[0]
+    columns = (
+        Column("with", key=True, spans=True),
+        Column("precision", key=True, unwrapped=True),
+        Column("reserved", right=True, unwrapped=True),
+        Column("allocated", right=True, unwrapped=True),
+        *_WORK,
+    )
+    return Table(
+        title=f"predicted peak at batch {first.batch_size:,}",
+        columns=columns,
+        sections=tuple(
+            tuple(
+                (variant.name if not index else "", plan.precision, *_peak_cells(plan.peak), *_work_cells(result, plan))
+                for index, plan in enumerate(variant.report.precisions)
+            )
+            for variant in result.variants
+        ),
+    )
 
 
 def _categories(result: PlanResult) -> Table:
@@ -92,13 +179,17 @@ def _categories(result: PlanResult) -> Table:
         ("reserved", *(format_bytes(plan.peak.reserved_bytes) for plan in plans)),
     ]
     return Table(
-        title=f"predicted memory at batch {plans[0].batch_size:,}",
+        title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",
         columns=(
             Column("what for", key=True, unwrapped=True),
             *(Column(plan.precision, right=True, unwrapped=True) for plan in plans),
         ),
         sections=(tuple(rows), tuple(totals)),
     )
+
+
+def _of_first(result: PlanResult) -> str:
+    return f", {result.variants[0].name}" if len(result.variants) > 1 else ""
 
 
 def _largest(result: PlanResult) -> Table:
@@ -110,11 +201,11 @@ def _largest(result: PlanResult) -> Table:
         Column("size", right=True, unwrapped=True),
     )
     return Table(
-        title=f"the largest at that peak, batch {result.report.precisions[0].batch_size:,}",
+        title=f"the largest at that peak, batch {result.report.precisions[0].batch_size:,}{_of_first(result)}",
         columns=columns,
         sections=tuple(
             tuple(_holding_row(holding, plan.precision if index == 0 else "") for index, holding in enumerate(largest))
-            for plan in _without_twins(result)
+            for plan in result.without_twins()
             if (largest := plan.peak.largest)
         ),
     )
@@ -124,8 +215,3 @@ def _holding_row(holding: Holding, precision: str) -> Row:
     times = f" × {holding.count}" if holding.count > 1 else ""
     layer = holding.layer or "–"
     return precision, layer, (holding.operation or "–") + times, str(holding.category), format_bytes(holding.size_bytes)
-
-
-def _without_twins(result: PlanResult) -> list[PrecisionPlan]:
-    """Leave out a precision whose peak is that of one before it: tf32 allocates what fp32 does."""
-    return list({plan.peak: plan for plan in reversed(result.report.precisions)}.values())[::-1]

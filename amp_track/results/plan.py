@@ -2,33 +2,115 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget
-from amp_track.records.steps import micro_batch
+from amp_track.records.plan import PeakMemory, PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results.shown import Shown
+
+Changes = tuple[tuple[str, str], ...]
+"""Options of the workload with other values than they had; none for the workload as it is."""
+CHANNELS_LAST = "--channels-last"
+"""The change that is no option of the workload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The workload with some of its options changed, and what is predicted for it."""
+
+    changes: Changes
+    report: PlanReport
+
+    @property
+    def name(self) -> str:
+        """`finetune=all`, or `as it is`."""
+        return self.name_of(self.changes)
+
+    @staticmethod
+    def name_of(changes: Iterable[tuple[str, str]]) -> str:
+        """Return what a variant with these changes is called."""
+        return ", ".join(f"{name}={value}" for name, value in changes) or "as it is"
+
+    def takes_what(self, other: Variant) -> bool:
+        """True if neither memory nor work differ from another variant's, at any precision."""
+        return [_taken(plan) for plan in self.report.precisions] == [_taken(plan) for plan in other.report.precisions]
+
+
+def _taken(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedEdge, ...], float]:
+    return plan.peak, plan.edges, plan.flops_per_sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayOf:
+    """A way to the effective batch, and what takes it."""
+
+    variant: Variant
+    plan: PrecisionPlan
+    way: Way
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult(Shown):
     """Everything that was predicted. Nothing here was measured."""
 
-    report: PlanReport
+    variants: tuple[Variant, ...]
+    """The first is the workload as it was asked for."""
     targets: tuple[PlanTarget, ...]
     effective_batch_size: int | None = None
+    changes_nothing: tuple[str, ...] = ()
+    """What `--what-if` tried and what makes no difference to memory or work."""
+    not_planned: tuple[tuple[str, str], ...] = ()
+    """What `--what-if` tried and could not plan, with the reason."""
+    run_id: str | None = None
+    """The MLflow run that keeps it, if any."""
 
-    def accumulation(self, edge: PlannedEdge) -> tuple[int, int] | None:
-        """Return the batch and how many of it make the effective batch; None unless one was asked for and fits."""
-        if self.effective_batch_size is None or not edge.largest_batch:
-            return None
-        return micro_batch(self.effective_batch_size, edge.largest_batch)
+    @property
+    def report(self) -> PlanReport:
+        """What is predicted for the workload as it was asked for."""
+        return self.variants[0].report
 
-    def edge(self, precision: str, target: PlanTarget) -> PlannedEdge | str:
+    def edge(self, variant: Variant, precision: str, target: PlanTarget) -> PlannedEdge | str:
         """Return the edge of a precision on a target, or the reason why the target cannot train at it."""
-        plan = next(plan for plan in self.report.precisions if plan.precision == precision)
+        plan = next(plan for plan in variant.report.precisions if plan.precision == precision)
         found = next((edge for edge in plan.edges if edge.target == target.name), None)
         return found or dict(target.lacks)[precision]
+
+    def relative_work(self, plan: PrecisionPlan) -> float | None:
+        """Return a plan's floating-point operations for each sample over those of the first; None if unknown.
+
+        What a recurrent layer computes is not counted.
+        """
+        first = self.report.precisions[0]
+        if first.trace.recurrent or plan.trace.recurrent or not first.flops_per_sample:
+            return None
+        return plan.flops_per_sample / first.flops_per_sample
+
+    def ways(self, target: PlanTarget) -> list[WayOf]:
+        """Return the ways to the effective batch on a target.
+
+        The least work first; of equal ones those that compute more of it in 16 bits, and then those that accumulate
+        less. What is unknown comes last.
+        """
+
+        def cost(found: WayOf) -> tuple[float, float, int, int]:
+            work = self.relative_work(found.plan)
+            known = round(work, 3) if work is not None else math.inf
+            return known, -found.plan.trace.half_fraction, found.way.accumulate, found.way.peak.reserved_bytes
+
+        return sorted(self._ways(target), key=cost)
+
+    def _ways(self, target: PlanTarget) -> Iterator[WayOf]:
+        for variant in self.variants:
+            for plan in variant.report.precisions:
+                edge = self.edge(variant, plan.precision, target)
+                if isinstance(edge, PlannedEdge) and edge.way is not None:
+                    yield WayOf(variant=variant, plan=plan, way=edge.way)
+
+    def without_twins(self) -> list[PrecisionPlan]:
+        """Leave out a precision whose peak is that of one before it: tf32 allocates what fp32 does."""
+        return list({plan.peak: plan for plan in reversed(self.report.precisions)}.values())[::-1]
 
     def as_json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -36,10 +118,21 @@ class PlanResult(Shown):
             "workload": self.report.workload,
             "predicted": True,
             "effective_batch_size": self.effective_batch_size,
+            "run_id": self.run_id,
+            **self._variant_as_json(self.variants[0]),
+            "variants": [
+                {"changes": dict(variant.changes), **self._variant_as_json(variant)} for variant in self.variants[1:]
+            ],
+            "changes_nothing": list(self.changes_nothing),
+            "not_planned": dict(self.not_planned),
+        }
+
+    def _variant_as_json(self, variant: Variant) -> dict[str, Any]:
+        plans = variant.report.precisions
+        return {
             "capacities": {
                 target.name: {
-                    plan.precision: self._edge_as_json(self.edge(plan.precision, target))
-                    for plan in self.report.precisions
+                    plan.precision: self._edge_as_json(self.edge(variant, plan.precision, target)) for plan in plans
                 }
                 for target in self.targets
             },
@@ -47,23 +140,25 @@ class PlanResult(Shown):
                 plan.precision: {
                     "batch_size": plan.batch_size,
                     **plan.peak.as_json(),
-                    "recurrent": list(plan.recurrent),
-                    "values_read": list(plan.values_read),
+                    "relative_work": self.relative_work(plan),
+                    "half_precision_work": plan.trace.half_fraction,
+                    "recurrent": list(plan.trace.recurrent),
+                    "values_read": list(plan.trace.values_read),
                 }
-                for plan in self.report.precisions
+                for plan in plans
             },
         }
 
     def _edge_as_json(self, edge: PlannedEdge | str) -> dict[str, Any]:
         if isinstance(edge, str):
             return {"skipped": edge}
-        micro, accumulate = self.accumulation(edge) or (None, None)
         return {
             "largest_batch": edge.largest_batch,
             "bound": edge.bound,
             "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
             "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
             "one_sample_bytes": edge.at_one_bytes,
-            "micro_batch": micro,
-            "accumulate": accumulate,
+            "micro_batch": edge.way.micro_batch if edge.way is not None else None,
+            "accumulate": edge.way.accumulate if edge.way is not None else None,
+            "micro_batch_reserved_bytes": edge.way.peak.reserved_bytes if edge.way is not None else None,
         }

@@ -29,7 +29,7 @@ from amp_track.training.devices import failures, opening
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.trainer import Trainer
-from amp_track.workload import Workload, load_workload, option_values, source_digest, users_traceback
+from amp_track.workload import Workload, load_workload, option_choices, option_values, source_digest, users_traceback
 
 
 def run(
@@ -149,6 +149,7 @@ def _inspection(job: Job) -> Inspection:
         learning_rate=workload.learning_rate,
         loader_workers=workload.loader_workers,
         options=option_values(workload),
+        choices=option_choices(workload),
         quality_name=workload.quality.name,
         higher_is_better=workload.quality.higher_is_better,
         training_samples=training_samples,

@@ -20,7 +20,18 @@ from amp_track.planner.prediction import Prediction
 from amp_track.planner.replay import TraceFamily, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.job import Job, Rank
-from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
+from amp_track.records.plan import (
+    Forecast,
+    Forecasts,
+    ForecastTask,
+    PlannedEdge,
+    PlanReport,
+    PlanTarget,
+    PlanTask,
+    PrecisionPlan,
+    Way,
+)
+from amp_track.records.steps import micro_batch
 from amp_track.sandbox import job_process
 from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, users_traceback
@@ -114,21 +125,28 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
     def prediction(blas_workspace_bytes: int) -> Prediction:
         return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
 
-    edges = [
-        prediction(target.blas_workspace_bytes).largest_batch(
-            target.capacity_bytes, most=task.max_batch_size, target=target.name
-        )
-        for target in task.targets
-    ]
-    at_batch = trace_at(task.batch_size)
+    edges = []
+    for target in task.targets:
+        on_target = prediction(target.blas_workspace_bytes)
+        edge = on_target.largest_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
+        if task.effective_batch_size is not None:
+            edge = dataclasses.replace(edge, way=_way(on_target, edge, target, task.effective_batch_size))
+        edges.append(edge)
     return PrecisionPlan(
         precision=precision,
         batch_size=task.batch_size,
         peak=prediction(task.blas_workspace_bytes).peak(task.batch_size),
+        trace=with_workspaces(trace_at(task.batch_size), task.blas_workspace_bytes),
         edges=tuple(edges),
-        recurrent=at_batch.recurrent,
-        values_read=at_batch.values_read,
     )
+
+
+def _way(prediction: Prediction, edge: PlannedEdge, target: PlanTarget, effective_batch_size: int) -> Way | None:
+    found = micro_batch(effective_batch_size, edge.largest_batch) if edge.largest_batch else None
+    if found is None:
+        return None
+    peak = prediction.peak(found[0], capacity_bytes=target.capacity_bytes)
+    return Way(micro_batch=found[0], accumulate=found[1], peak=peak)
 
 
 def _forecasts(job: Job, task: ForecastTask) -> Forecasts:

@@ -9,7 +9,16 @@ import os
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # before mlflow is imported
 
 from amp_track.tracking.run import Run
-from amp_track.tracking.tags import describe, resumed_tags
+from amp_track.tracking.tags import describe, describe_plan, resumed_tags
 from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment, warm_up
 
-__all__ = ["Resumable", "Run", "Tracker", "describe", "resumed_tags", "run_id_of_environment", "warm_up"]
+__all__ = [
+    "Resumable",
+    "Run",
+    "Tracker",
+    "describe",
+    "describe_plan",
+    "resumed_tags",
+    "run_id_of_environment",
+    "warm_up",
+]

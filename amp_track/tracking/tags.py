@@ -30,12 +30,25 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_para
             "amp_track.device_kind": inspection.hardware.kind,
             "amp_track.device_capability": inspection.hardware.capability,
             "amp_track.device_driver": inspection.hardware.driver,
-            "amp_track.workload_digest": inspection.workload_digest,
-            **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
-            **_commit_of(job.workload),
+            **_origin_tags(job, inspection),
         }
     )
     run.dataset(inspection)
+
+
+def describe_plan(run: Run, job: Job, inspection: Inspection, settings: dict[str, str]) -> None:
+    """Log what describes the run of a plan, which has neither a device nor data: what was planned, and the versions."""
+    run.params({"workload": job.workload, **settings})
+    run.tags({"amp_track.kind": "plan", **_origin_tags(job, inspection)})
+
+
+def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
+    """Return the tags that name the source of the workload and the versions of what it runs with."""
+    return {
+        "amp_track.workload_digest": inspection.workload_digest,
+        **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
+        **_commit_of(job.workload),
+    }
 
 
 def resumed_tags(job: Job) -> dict[str, str]:

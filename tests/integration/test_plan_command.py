@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from support import DIGITS, ROOT, Done
 
 Command = Callable[..., Done]
@@ -123,3 +124,77 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--precision", "tf32", "--device-name", "A100 40GB", "--json")
     assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["largest_batch"] > 1000
+
+
+def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
+    done = amp_track(
+        "plan", str(WORKLOADS), "--over", "width=64,128", "--over", "depth=2,4", "--precision", "fp32,bf16", "--json",
+        "--capacity", "64MiB", "--effective-batch-size", "1024",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    changes = [{"width": "64", "depth": "4"}, {"width": "128", "depth": "2"}, {"width": "128", "depth": "4"}]
+    assert [variant["changes"] for variant in plan["variants"]] == changes
+    assert [variant["precisions"]["fp32"]["relative_work"] > 1 for variant in plan["variants"]] == [True] * 3
+    assert plan["precisions"]["fp32"]["relative_work"] == 1
+    assert plan["precisions"]["fp32"]["half_precision_work"] == 0
+    assert plan["precisions"]["bf16"]["half_precision_work"] == 1
+    edge = plan["capacities"]["64MiB"]["fp32"]
+    assert edge["micro_batch"] * edge["accumulate"] == 1024
+    assert edge["micro_batch_reserved_bytes"] <= edge["max_reserved_bytes"]
+
+
+@pytest.mark.slow
+def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
+    file = str(ROOT / "tests" / "workloads" / "choices.py")
+    done = amp_track("plan", file, "--what-if", "--precision", "fp32", "--capacity", "64MiB", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert [each["changes"] for each in plan["variants"]] == [{"optimizer_name": "sgd"}, {"checkpointing": "True"}]
+    now, sgd, checkpointing = (
+        (each["capacities"]["64MiB"]["fp32"]["largest_batch"], each["precisions"]["fp32"]["relative_work"])
+        for each in (plan, *plan["variants"])
+    )
+    assert now[1] == sgd[1] == 1 < checkpointing[1] < 1.4, "the forward pass is made twice"
+    assert now[0] < sgd[0] < checkpointing[0]
+    assert plan["changes_nothing"] == ["--channels-last=True"]
+    assert list(plan["not_planned"]) == ["reads=an array"]
+    assert ".numpy() is not supported" in plan["not_planned"]["reads=an array"]
+
+
+def test_a_tracked_plan_is_one_run_with_picture_and_snapshots(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track("plan", str(WORKLOADS), "--track", "--capacity", "64MiB", "--precision", "fp32,tf32,amp", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    (experiment,) = [each for each in client.search_experiments() if each.name == "amp_track"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_id, run.info.status) == (plan["run_id"], "FINISHED")
+    assert run.data.tags["amp_track.kind"] == "plan"
+    assert run.data.params["capacity"] == "64MiB"
+    edge = plan["capacities"]["64MiB"]["amp"]
+    assert run.data.metrics["plan/amp/largest_batch/64MiB"] == edge["largest_batch"]
+    files = {item.path: item.file_size for item in client.list_artifacts(run.info.run_id)}
+    assert list(files) == ["memory-amp.pickle", "memory-fp32.pickle", "memory.png", "plan.json", "report.txt"]
+    assert min(files.values()) > 500
+    assert not (tmp_path / "optuna.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri: got sqlite:///x.db, expected it together with --track"),
+        (["--over", "depth=2,3", "--set", "depth=2"], "--over: got depth, which --set gives a value too"),
+        (["--over", "depht=2,3"], "--over depht: got '2', expected an option of "),
+        (["--over", "depth=2,two"], "--over depth: got 'two', expected int"),
+        (["--over", "depth"], "--over: got 'depth', expected option=value,value,…"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(
+    amp_track: Command, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    done = amp_track("plan", str(WORKLOADS), "--precision", "fp32", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"amp-track: {message}")
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,17 @@
-"""Keep reports, tables and pictures with the MLflow run of a study."""
+"""Keep reports, tables and pictures with the MLflow run of a study or a plan."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amp_track.report import compare, compare_pictures, search
+from amp_track.planner.snapshot import snapshot
+from amp_track.report import compare, compare_pictures, memory_picture, plan, search
 from amp_track.report.terminal import render_text
 from amp_track.results.compare import CompareResult
+from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.workers import processes
 
@@ -43,6 +46,23 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
         if compare_pictures.draw_side_by_side(result, _pictures_of(result, tracker, folder), side_by_side):
             parent.artifact(side_by_side)
     return parent.artifact_path(_REPORT)
+
+
+def keep_plan(result: PlanResult, run: Run) -> str:
+    """Keep tables, numbers, picture and snapshots of a plan. Return the path of the report."""
+    run.text(_REPORT, render_text(plan.plan_tables(result), plan.plan_notes(result)))
+    run.text("plan.json", json.dumps(result.as_json(), indent=2))
+    for name, value in plan.metrics(result).items():
+        run.metric(name, value)
+    with processes.scratch_folder() as folder:
+        picture = folder / memory_picture.FILE
+        memory_picture.draw(result, picture)
+        run.artifact(picture)
+        for of_precision in result.without_twins():
+            file = folder / f"memory-{of_precision.precision}.pickle"
+            file.write_bytes(snapshot(of_precision.trace))
+            run.artifact(file)
+    return run.artifact_path(_REPORT)
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

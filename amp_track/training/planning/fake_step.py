@@ -66,6 +66,9 @@ class FakeStep:
                 phases=tuple(tracker.phases),
                 recurrent=tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)),
                 values_read=tuple(tracker.values_read),
+                samples=batch_size * self._job.accumulate * steps,
+                flops=tracker.flops.total(),
+                half_flops=sum(count for dtype, count in tracker.flops.items() if dtype.itemsize == 2),
             )
 
     def _optimizers(self) -> contextlib.AbstractContextManager[None]:

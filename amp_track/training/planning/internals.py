@@ -32,6 +32,7 @@ try:
     from torch.library import Library
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import flop_registry
 
     _foreach_devices = torch_optimizer._get_foreach_kernels_supported_devices  # type: ignore[attr-defined]
     _foreach_types = torch_optimizer._foreach_supported_types
@@ -163,6 +164,15 @@ def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
 def is_number_of(operation: OpOverload) -> bool:
     """True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which asks for a value."""
     return operation is torch.ops.aten._local_scalar_dense.default
+
+
+def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the floating-point operations of a matrix product, convolution or attention, and 0 for any other.
+
+    Relies on `flop_registry`, the formulas of `torch.utils.flop_counter.FlopCounterMode`.
+    """
+    formula = flop_registry.get(operation.overloadpacket)
+    return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
 
 
 def storage_key(tensor: Tensor) -> int:

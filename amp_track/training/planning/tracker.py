@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from amp_track.records.trace import Category, Phase, Storage
 from amp_track.training.planning.internals import (
     OpOverload,
     TorchDispatchMode,
+    flops_of,
     is_number_of,
     storage_key,
     tree_leaves,
@@ -49,6 +51,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phases: list[Phase] = []
         self.values_read: dict[str, None] = {}
         """Layers whose forward pass asked for a number, in their order."""
+        self.flops: Counter[torch.dtype] = Counter()
+        """Floating-point operations by the dtype that they compute in."""
         self._device_type = device_type
         self._layer = layer
         self._living: dict[int, _Living] = {}
@@ -62,6 +66,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.values_read[self._layer()] = None
             return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
         result = func(*args, **(kwargs or {}))
+        if flops := flops_of(func, args, kwargs or {}, result):
+            self.flops[args[0].dtype] += flops
         if not func.is_view:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
