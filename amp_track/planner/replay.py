@@ -53,10 +53,17 @@ class TraceFamily:
         return dataclasses.replace(self.first, batch_size=batch_size, storages=tuple(storages))
 
 
-def with_workspaces(trace: StepTrace, size_bytes: int) -> StepTrace:
-    """Return the trace on a device whose libraries take that much for each of their workspaces."""
+def with_workspaces(trace: StepTrace, size_bytes: int, *, loans: bool = False) -> StepTrace:
+    """Return the trace on a device whose libraries take that much for each of their workspaces.
+
+    Args:
+        trace: the step's trace.
+        size_bytes: the size of each workspace that is kept.
+        loans: whether convolutions take what Winograd's engine needs, and not nothing.
+    """
+    known = {Category.WORKSPACES: size_bytes} | ({} if loans else {Category.LOANS: 0})
     storages = (
-        dataclasses.replace(storage, size_bytes=size_bytes) if storage.category is Category.WORKSPACES else storage
+        dataclasses.replace(storage, size_bytes=known.get(storage.category, storage.size_bytes))
         for storage in trace.storages
     )
     return dataclasses.replace(trace, storages=tuple(storages))

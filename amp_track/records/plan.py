@@ -105,6 +105,8 @@ class PrecisionPlan:
     batch_size: int
     """The batch size that `peak` is predicted for."""
     peak: PeakMemory
+    peak_with_loans: PeakMemory
+    """The same where every convolution of 3 × 3 takes what cuDNN's Winograd engine needs."""
     trace: StepTrace = field(repr=False)
     """The steps that `peak` is of."""
     edges: tuple[PlannedEdge, ...]

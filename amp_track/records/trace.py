@@ -22,6 +22,8 @@ class Category(StrEnum):
     """Everything else that lives within a step."""
     WORKSPACES = "workspaces"
     """What libraries take for themselves at their first call and keep."""
+    LOANS = "cuDNN's Winograd engine"
+    """What a convolution may take for the time of its call."""
 
 
 @dataclass(frozen=True, kw_only=True)

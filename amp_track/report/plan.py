@@ -10,9 +10,11 @@ from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (
     "predicted, not measured: the caching allocator is simulated, and the step runs on tensors without values",
-    "not in it: workspaces of cuDNN (none to some hundred MiB, where convolutions are large), what torch.compile "
-    "fuses, and what other programs take",
+    "not in it: what torch.compile fuses, and what other programs take",
 )
+_RANGE = " to "
+_SAME = 1.01
+"""What differs by less is the same: the allocator's segments alone make more of a difference."""
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
@@ -26,6 +28,11 @@ def plan_tables(result: PlanResult) -> list[Table]:
 def plan_notes(result: PlanResult) -> list[str]:
     """Return what a reader has to know about these numbers."""
     notes = list(NOT_MODELLED)
+    if any(_RANGE in cell for section in _categories(result).sections for row in section for cell in row):
+        notes.append(
+            "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3, which it may take; "
+            "largest batches are without it, because PyTorch takes another engine where there is no room for it"
+        )
     if not all(target.is_card for target in result.targets):
         notes.append("a size given by --capacity is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
@@ -175,8 +182,11 @@ def _categories(result: PlanResult) -> Table:
         for category in names
     ]
     totals = [
-        ("allocated at the peak", *(format_bytes(plan.peak.allocated_bytes) for plan in plans)),
-        ("reserved", *(format_bytes(plan.peak.reserved_bytes) for plan in plans)),
+        (
+            "allocated at the peak",
+            *(_range(plan.peak.allocated_bytes, plan.peak_with_loans.allocated_bytes) for plan in plans),
+        ),
+        ("reserved", *(_range(plan.peak.reserved_bytes, plan.peak_with_loans.reserved_bytes) for plan in plans)),
     ]
     return Table(
         title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",
@@ -186,6 +196,11 @@ def _categories(result: PlanResult) -> Table:
         ),
         sections=(tuple(rows), tuple(totals)),
     )
+
+
+def _range(least: int, most: int) -> str:
+    """Return a size, or a range where workspaces of cuDNN make a difference that shows."""
+    return format_bytes(least) if most <= _SAME * least else f"{format_bytes(least)}{_RANGE}{format_bytes(most)}"
 
 
 def _of_first(result: PlanResult) -> str:

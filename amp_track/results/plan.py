@@ -140,6 +140,8 @@ class PlanResult(Shown):
                 plan.precision: {
                     "batch_size": plan.batch_size,
                     **plan.peak.as_json(),
+                    "max_allocated_bytes_with_cudnn": plan.peak_with_loans.allocated_bytes,
+                    "max_reserved_bytes_with_cudnn": plan.peak_with_loans.reserved_bytes,
                     "relative_work": self.relative_work(plan),
                     "half_precision_work": plan.trace.half_fraction,
                     "recurrent": list(plan.trace.recurrent),

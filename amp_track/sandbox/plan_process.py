@@ -17,7 +17,7 @@ import torch
 
 from amp_track.planner.forecast import forecast as predict
 from amp_track.planner.prediction import Prediction
-from amp_track.planner.replay import TraceFamily, with_workspaces
+from amp_track.planner.replay import TraceFamily, predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.job import Job, Rank
 from amp_track.records.plan import (
@@ -132,11 +132,13 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
         if task.effective_batch_size is not None:
             edge = dataclasses.replace(edge, way=_way(on_target, edge, target, task.effective_batch_size))
         edges.append(edge)
+    traced = trace_at(task.batch_size)
     return PrecisionPlan(
         precision=precision,
         batch_size=task.batch_size,
         peak=prediction(task.blas_workspace_bytes).peak(task.batch_size),
-        trace=with_workspaces(trace_at(task.batch_size), task.blas_workspace_bytes),
+        peak_with_loans=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, loans=True)),
+        trace=with_workspaces(traced, task.blas_workspace_bytes),
         edges=tuple(edges),
     )
 

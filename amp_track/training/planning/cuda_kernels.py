@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from amp_track.training.planning.cuda_dtypes import kernels_of_cuda
-from amp_track.training.planning.internals import AUTOCAST, AUTOGRAD, Operation, without_autocast
+from amp_track.training.planning.internals import AUTOCAST, AUTOGRAD, Operation, aten, without_autocast
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_DIM = 256
 """The largest head that flash attention takes (`sdp_utils.cpp`, check_head_dim_size_flash)."""
-aten: Any = torch.ops.aten
 
 
 def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Operation]]:

@@ -19,7 +19,7 @@ from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
 from amp_track.training.layers import LayerWatch
-from amp_track.training.planning import cuda_kernels, internals
+from amp_track.training.planning import cuda_kernels, cudnn, internals
 from amp_track.training.planning.tracker import StorageTracker
 from amp_track.workload import Workload
 
@@ -49,12 +49,13 @@ class FakeStep:
         """Return the trace of the first `steps`. Exceptions of the workload's own code pass through unchanged."""
         precision = Precision.named(precision_name)
         with _quiet(), internals.fake_tensors(), internals.every_update_made(), self._optimizers():
-            model = self._workload.model().train()
+            with internals.SmallConstants():  # type: ignore[no-untyped-call]
+                model = self._workload.model().train()
             if self._job.channels_last:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)
             layers.outside_of_layers(LOSS)
-            tracker = StorageTracker(_DEVICE.type, layers.layer)
+            tracker = StorageTracker(_DEVICE.type, layers.layer, cudnn.workspace_bytes if self._as_cuda else None)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
                 self._train(model, precision, tracker, batch_size, steps)

@@ -28,9 +28,14 @@ try:
     from torch._C import DispatchKey, DispatchKeySet, _dispatch_get_all_op_names, _ExcludeDispatchKeyGuard
     from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
     from torch._ops import OpOverload
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+    )
     from torch.library import Library
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
     from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import flop_registry
 
@@ -38,6 +43,7 @@ try:
     _foreach_types = torch_optimizer._foreach_supported_types
     for _needed in (
         torch.amp.GradScaler._maybe_opt_step,
+        torch.nn.init._no_grad_trunc_normal_,
         torch.utils.swap_tensors,
         torch.ops.aten._local_scalar_dense.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -53,6 +59,9 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 Operation = Callable[..., Any]
+aten: Any = torch.ops.aten
+_MOST_CONSTANTS = 2**12
+"""The largest tensor that has values while a model is built: as long as a list of layers, or of positions, may be."""
 AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
 
 
@@ -62,7 +71,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
     Relies on `FakeTensorMode`, the mode that torch.compile traces under. It copies neither itself nor its tensors, and
     models that are built with `copy.deepcopy`, such as `nn.TransformerEncoder`, need both. Its memo of tensors holds
-    weak references, with which `model.to(memory_format=…)` cannot swap them (pytorch#178584).
+    weak references, with which `model.to(memory_format=…)` cannot swap them (pytorch#178584). `nn.init.trunc_normal_`
+    draws until no value is too large, which only values tell (torch 2.15).
     """
 
     def copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
@@ -82,11 +92,44 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     with (
         mock.patch.object(logger, "disabled", True),
         mock.patch.object(torch.utils, "swap_tensors", swapped),
+        mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **kwargs: tensor),
         mock.patch.object(FakeTensorMode, "__deepcopy__", lambda self, memo: self, create=True),
         mock.patch.object(FakeTensor, "__deepcopy__", copied, create=True),
         mode,
     ):
         yield mode
+
+
+class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives values to small tensors that are made of nothing but numbers, such as `torch.linspace(0, 0.1, 12)`.
+
+    Models are built with them: `nn.init.trunc_normal_` reads its bounds off tensors, and rates that grow from layer to
+    layer are read off a `linspace`. Relies on `_disable_current_modes`, which leaves fake tensors for an operation.
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if any(isinstance(tensor, FakeTensor) for tensor in inputs) or not (inputs or func in _OF_NUMBERS):
+            return func(*args, **kwargs)
+        try:
+            fake = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            fake = None
+        if any(isinstance(leaf, Tensor) and leaf.numel() > _MOST_CONSTANTS for leaf in tree_leaves(fake)):
+            return fake
+        with _disable_current_modes():
+            return func(*args, **kwargs)
+
+
+_OF_NUMBERS = (
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.linspace.default,
+)
 
 
 def _is_parameter(tensor: Tensor) -> bool:
@@ -142,7 +185,7 @@ def operations_with_kernel(key: str) -> frozenset[str]:
 def overload(name: str) -> OpOverload | None:
     """Return the aten operation `name.overload`, or None if this release of torch has none of that name."""
     packet, _, which = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), which or "default", None)
+    return getattr(getattr(aten, packet, None), which or "default", None)
 
 
 @contextlib.contextmanager
@@ -163,7 +206,7 @@ def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
 
 def is_number_of(operation: OpOverload) -> bool:
     """True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which asks for a value."""
-    return operation is torch.ops.aten._local_scalar_dense.default
+    return operation is aten._local_scalar_dense.default
 
 
 def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -181,4 +224,4 @@ def storage_key(tensor: Tensor) -> int:
     return address
 
 
-__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "tree_leaves"]
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "SmallConstants", "TorchDispatchMode", "tree_leaves"]

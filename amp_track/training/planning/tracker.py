@@ -42,9 +42,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
+        workspace_bytes: returns what an operation with its arguments may take for itself.
     """
 
-    def __init__(self, device_type: str, layer: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        device_type: str,
+        layer: Callable[[], str],
+        workspace_bytes: Callable[[OpOverload, tuple[Any, ...]], int] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Storage] = []
         self.events: list[int] = []
@@ -55,6 +61,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Floating-point operations by the dtype that they compute in."""
         self._device_type = device_type
         self._layer = layer
+        self._workspace_bytes = workspace_bytes
         self._living: dict[int, _Living] = {}
         """By the address of the storage's C++ object."""
 
@@ -72,6 +79,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._note(leaf, func, args)
+            if self._workspace_bytes and (size_bytes := self._workspace_bytes(func, args)):
+                loan = Storage(size_bytes=size_bytes, category=Category.LOANS, layer=self._layer(), operation="cuDNN")
+                self.events.append(~self._born(loan))
         return result
 
     def begin(self, phase: str, step: int) -> None:

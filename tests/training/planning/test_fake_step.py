@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from training.planning.workloads import Wide
 
@@ -288,3 +288,37 @@ def test_work_is_that_of_the_products(precision: str, half: float) -> None:
     assert trace.samples == 32
     assert trace.flops == 32 * (3 * 3 - 1) * 2 * 64 * 64
     assert trace.half_fraction == half
+
+
+class Rates(nn.Module):
+    """Layers whose dropout grows from none, as many vision transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = torch.linspace(0, 0.2, 3)
+        self.rates = [rate.item() for rate in rates[:2]] + rates[2:].tolist()
+        self.layer = nn.Linear(64, 64)
+        nn.init.trunc_normal_(self.layer.weight, std=0.02)
+        self.register_buffer("positions", torch.arange(64)[None] - torch.arange(64)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.positions[0]
+
+
+def test_numbers_that_a_model_is_built_with_are_what_they_are() -> None:
+    with internals.fake_tensors(), internals.SmallConstants():
+        model = Rates()
+        assert model.rates == pytest.approx([0, 0.1, 0.2])
+        assert isinstance(model.layer.weight, internals.FakeTensor)
+        assert isinstance(torch.arange(2**12)[None] * torch.ones(2**12)[:, None], internals.FakeTensor)
+        assert isinstance(torch.linspace(0, 1, 2**20), internals.FakeTensor)
+
+
+def test_a_model_with_such_numbers_is_traced() -> None:
+    class WithRates(Wide):
+        def model(self) -> nn.Module:
+            return Rates()
+
+    trace = fake_step(job(), WithRates(width=64)).trace("amp", 16)
+    held = [storage for storage in trace.storages if storage.category is Category.PARAMETERS]
+    assert sum(storage.size_bytes for storage in held) == 4 * (64 * 64 + 64) + 8 * 64 * 64
