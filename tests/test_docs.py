@@ -26,6 +26,7 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan
+from amp_track.records.trace import StepTrace
 from amp_track.records.values import Margin
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
@@ -35,7 +36,7 @@ from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
 from amp_track.results.fit import FitResult, PrecisionFit
-from amp_track.results.plan import PlanResult
+from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 
@@ -107,9 +108,14 @@ def tables_made_today(name: str) -> list[Any]:
         workload="", precision="amp", hardware=Hardware(kind="cpu", name=""), batch_size=2, operations=()
     )  # fmt: skip
     peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
-    plans = tuple(PrecisionPlan(precision=name, batch_size=1, peak=peak, edges=()) for name in ("fp32", "amp"))
+    trace = StepTrace(precision="fp32", batch_size=1, storages=(), events=(), phases=(), samples=1, flops=1)
+    plans = tuple(
+        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_loans=peak, trace=trace, edges=())
+        for name in ("fp32", "amp")
+    )
     target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
-    plan = PlanResult(report=PlanReport(workload="", precisions=plans), targets=(target,))
+    variant = Variant(changes=(), report=PlanReport(workload="", precisions=plans))
+    plan = PlanResult(variants=(variant,), targets=(target,))
     return {
         "search": lambda: search_report.search_tables(search),
         "seeds": lambda: search_report.search_tables(search),

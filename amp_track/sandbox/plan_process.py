@@ -197,8 +197,8 @@ def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
     if any(text in _summary(error) for text in _NEEDS_VALUES):
         return BadInput(
             f"{where}: got {_summary(error)} on tensors without values, expected a training step whose shapes do not "
-            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
-            "built); use torch.where or a sum, and Python's numbers, or measure with amp-track fit"
+            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() of weights while the "
+            "model is built); use torch.where or a sum, and Python's numbers, or measure with amp-track fit"
         )
     return BadInput(
         f"{where}: got {_summary(error)} in a training step on tensors without values, expected it to run; mend it if "

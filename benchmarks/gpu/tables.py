@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from amp_track.records.values import format_bytes
 from benchmarks.claims import SINUSOID, SIX_GIBIBYTES, Factor, over_claimed
-from benchmarks.gpu import caltech256, costs, edges, planner, sinusoid, sizes, step
+from benchmarks.gpu import caltech256, costs, edges, plan, planner, sinusoid, sizes, step
 from benchmarks.gpu.jobs import outcome_of
 from benchmarks.gpu.parts import PRECISIONS
 from benchmarks.gpu.rows import Row, RowFile, Status
@@ -191,6 +192,35 @@ def _planner(rows: Rows) -> str:
     return table(headings, lines or [[NOT_MEASURED] * 4])
 
 
+def _plan(rows: Rows) -> str:
+    def error(values: Mapping[str, Any], predicted: str) -> float | None:
+        measured = values[_PREDICTED[predicted]]
+        return values[predicted] / measured - 1 if measured else None
+
+    def shown(values: Mapping[str, Any], predicted: str) -> str:
+        found = error(values, predicted)
+        return f"{found:+.1%}" if found is not None else str(values["verdict"])
+
+    shows = [functools.partial(shown, predicted=name) for name in _PREDICTED]
+    keys = [case.key for case in plan.cases(tiny=False) if case.key in rows]
+    lines = [[key, *(cell(rows, key, show) for show in shows)] for key in keys]
+    measured = [rows[key].values for key in keys if rows[key].status is Status.MEASURED]
+    errors = {
+        name: [abs(found) for values in measured if (found := error(values, name)) is not None] for name in _PREDICTED
+    }
+    for what, of in (("median, without sign", statistics.median), ("worst, without sign", max)):
+        lines.append([what, *(f"{of(found):.1%}" if found else NOT_MEASURED for found in errors.values())])
+    return table(["three steps", "allocated", "reserved", "reserved, with cuDNN's Winograd engine"], lines)
+
+
+_PREDICTED = {
+    "predicted_allocated_bytes": "max_allocated_bytes",
+    "predicted_reserved_bytes": "max_memory_bytes",
+    "predicted_reserved_bytes_with_cudnn": "max_memory_bytes",
+}
+"""What is predicted, and what it is compared with."""
+
+
 def _costs(rows: Rows) -> str:
     def images(values: Mapping[str, Any]) -> str:
         waited = values.get("waited_fraction")
@@ -213,5 +243,5 @@ def _costs(rows: Rows) -> str:
 
 _TABLES: dict[str, Callable[[Rows], str]] = {
     "tests": _tests, "caltech256": _caltech256, "edges": _edges, "step": _step, "sinusoid": _sinusoid, "sizes": _sizes,
-    "planner": _planner, "costs": _costs,
+    "planner": _planner, "plan": _plan, "costs": _costs,
 }  # fmt: skip

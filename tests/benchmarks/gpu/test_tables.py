@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import caltech256, costs, edges, planner, sinusoid, sizes, stages, step, tables
+from benchmarks.gpu import caltech256, costs, edges, plan, planner, sinusoid, sizes, stages, step, tables
 from benchmarks.gpu.rows import Row, RowFile, Status
 
 MADE_ON = {
@@ -76,6 +76,28 @@ ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
             },
             "| 0.900 × | 0.800 × | 1.250 × |",
         )
+    ],
+    "plan": [
+        (
+            plan.cases(tiny=False)[0].key,
+            {
+                "predicted_allocated_bytes": 99,
+                "predicted_reserved_bytes": 115,
+                "predicted_reserved_bytes_with_cudnn": 130,
+            }
+            | outcome(max_allocated_bytes=100, max_memory_bytes=125),
+            "| -1.0% | -8.0% | +4.0% |",
+        ),
+        (
+            plan.cases(tiny=False)[1].key,
+            {
+                "predicted_allocated_bytes": 97,
+                "predicted_reserved_bytes": 125,
+                "predicted_reserved_bytes_with_cudnn": 125,
+            }
+            | outcome(max_allocated_bytes=100, max_memory_bytes=125),
+            "| median, without sign | 2.0% | 4.0% | 2.0% |",
+        ),
     ],
     "costs": [(costs.loading_key(4), {"images_per_second": 1500.0}, "| loading alone, 4 workers | 1,500 images/s |")],
 }

@@ -1,0 +1,89 @@
+"""How far off `plan` is: predicted peaks of memory beside those of real steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from amp_track.planner import cards
+from amp_track.records.inspection import resolve
+from amp_track.records.job import Job
+from amp_track.records.plan import PlanTask
+from amp_track.sandbox.sandbox import Sandbox
+from benchmarks.gpu import jobs
+from benchmarks.gpu.parts import Machine, Part, Planned, Reporter, Request
+from benchmarks.gpu.rows import Row
+
+_WORKLOAD = "benchmarks.planned:Planned"
+_NETS = ("resnet50", "vit_b_16", "convnext_tiny", "unet", "resnet18", "swin_t", "transformer", "lstm")
+_PRECISIONS = ("amp", "fp32", "bf16", "tf32")
+_STEPS = 3
+"""The second step has the optimizer's state from its beginning; the third one shows that nothing grows."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training step."""
+
+    net: str
+    precision: str
+    batch_size: int
+    optimizer: str = "adamw"
+    frozen: bool = False
+
+    @property
+    def key(self) -> str:
+        trained = "head" if self.frozen else "all"
+        return f"{self.net} {self.precision} batch {self.batch_size}, {self.optimizer}, {trained}"
+
+    @property
+    def options(self) -> tuple[tuple[str, str], ...]:
+        return ("net", self.net), ("optimizer_name", self.optimizer), ("frozen", str(self.frozen))
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """Every net at each precision first; then other batches, optimizers, and what is frozen."""
+    if tiny:
+        return [Case("mlp", "fp32", 8), Case("mlp", "bf16", 8, "sgd", frozen=True)]
+    varied = itertools.product((128, 32, 8), ("adamw", "sgd"), (False, True), _PRECISIONS, _NETS)
+    return [Case(net, precision, batch, optimizer, frozen) for batch, optimizer, frozen, precision, net in varied]
+
+
+def parts(machine: Machine, kept: Mapping[str, Row]) -> list[Part]:
+    rows = [Planned(key=one.key, impossible=machine.precisions[one.precision]) for one in cases(tiny=machine.tiny)]
+    return [Part(name="errors", rows=rows)]
+
+
+def measure(request: Request, report: Reporter) -> None:
+    runner, sandbox = jobs.Jobs(request.device), Sandbox(_WORKLOAD)
+    for case in cases(tiny=request.tiny):
+        if case.key in request.keys:
+            report.row(case.key, lambda one=case: _beside(runner, sandbox, request.device, one))
+
+
+def _beside(runner: jobs.Jobs, sandbox: Sandbox, device: str, case: Case) -> dict[str, Any]:
+    """Return what is predicted and what is measured of the same steps."""
+    settings: dict[str, Any] = {
+        "precision": case.precision,
+        "batch_size": case.batch_size,
+        "options": case.options,
+        "synthetic": True,
+    }
+    job = Job(workload=_WORKLOAD, device=device, steps=_STEPS, **settings)
+    inspection = sandbox.inspect(job)
+    task = PlanTask(
+        precisions=(case.precision,),
+        batch_size=case.batch_size,
+        targets=(),
+        max_batch_size=case.batch_size,
+        blas_workspace_bytes=cards.blas_workspace_of(inspection.hardware),
+    )
+    plan = sandbox.plan(resolve(job, inspection), task).precisions[0]
+    return {
+        "predicted_allocated_bytes": plan.peak.allocated_bytes,
+        "predicted_reserved_bytes": plan.peak.reserved_bytes,
+        "predicted_reserved_bytes_with_cudnn": plan.peak_with_loans.reserved_bytes,
+        **jobs.values_of(runner.run(_WORKLOAD, steps=_STEPS, **settings)),
+    }

@@ -1,0 +1,65 @@
+"""Models whose memory `plan` predicts, to be measured beside it, with any optimizer, whole or but for the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from amp_track import Workload
+from benchmarks import models
+
+OWN: dict[str, models._Classifier | models.UNet] = {
+    "lstm": models.Lstm(),
+    "transformer": models.Transformer(),
+    "unet": models.UNet(),
+    "mlp": models.Mlp(),
+}
+TORCHVISION = ("resnet18", "resnet50", "vit_b_16", "convnext_tiny", "swin_t")
+
+
+@dataclass(frozen=True)
+class Planned(Workload):
+    """One of torchvision's nets on 3×224×224 images, or a small model of `benchmarks.models`."""
+
+    net: str = "resnet50"
+    optimizer_name: Literal["sgd", "adamw"] = "sgd"
+    frozen: bool = False
+    """Whether only the last layer with weights is trained."""
+
+    def model(self) -> nn.Module:
+        if self.net in OWN:
+            model = OWN[self.net].model()
+        else:
+            model = torchvision.models.get_model(self.net, weights=None, num_classes=10)
+        if self.frozen:
+            *_, head = (module for module in model.modules() if list(module.parameters(recurse=False)))
+            model.requires_grad_(False)
+            head.requires_grad_(True)
+        return model
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if self.optimizer_name == "sgd":
+            return torch.optim.SGD(trained, lr, momentum=0.9)
+        return torch.optim.AdamW(trained, lr)
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        return OWN[self.net].loss(output, target) if self.net in OWN else super().loss(output, target)
+
+    def score(self, output: Any, target: Any) -> Tensor:
+        return OWN[self.net].score(output, target) if self.net in OWN else super().score(output, target)
+
+    def train_data(self) -> Any:
+        raise AssertionError("it trains on made-up batches")
+
+    eval_data = train_data
+
+    def example(self, batch_size: int) -> tuple[Any, Any]:
+        if self.net in OWN:
+            return OWN[self.net].example(batch_size)
+        return torch.zeros(batch_size, 3, 224, 224), torch.arange(batch_size) % 10
