@@ -1,10 +1,11 @@
 # Needs python3 (3.11 or newer) and make; everything else is installed into .venv.
 PYTHON ?= python3
 VENV := .venv
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: search test test-slow test-all lint format gpu benchmark finders published docs docs-all mutants clean
+.PHONY: search test test-slow test-oldest test-all lint format gpu benchmark finders published docs docs-all mutants clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
@@ -14,6 +15,9 @@ test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on
 
 test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: eight minutes on two cores
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or property"
+
+test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch that is supported, whose private interfaces differ; two minutes
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
 
 test-all: test test-slow  ## all tests: ten minutes
 
@@ -66,5 +70,10 @@ $(VENV)/installed-peers: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]'
 	@touch $@ $(VENV)/installed $(VENV)/installed-dev
 
+$(OLDEST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.11.0 torchvision==0.26.0 --editable '.[dev]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDEST)

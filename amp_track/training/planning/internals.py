@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -193,12 +194,15 @@ def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
     """Replace kernels within the block: by dispatch key and by `name.overload`.
 
     Relies on `torch.library.Library` being allowed to override aten's kernels, and on `_destroy` to give them back.
+    torch 2.11 warns of it once, although it was told that it is meant.
     """
     library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        for key, of_key in replacements.items():
-            for name, kernel in of_key.items():
-                library.impl(name, kernel, key, allow_override=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+            for key, of_key in replacements.items():
+                for name, kernel in of_key.items():
+                    library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
         library._destroy()
