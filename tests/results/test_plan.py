@@ -22,7 +22,7 @@ def planned(
     edge = PlannedEdge(
         target="6GiB", largest_batch=way[0] if way else 0, bound="memory", peak=peak, at_one_bytes=None, way=found
     )
-    return PrecisionPlan(precision=precision, batch_size=8, peak=peak, trace=trace, edges=(edge,))
+    return PrecisionPlan(precision=precision, batch_size=8, peak=peak, peak_with_loans=peak, trace=trace, edges=(edge,))
 
 
 def result_of(*variants: tuple[str, list[PrecisionPlan]]) -> PlanResult:
