@@ -12,7 +12,6 @@ for a jump of memory right at the edge, at an unknown one of n batches, and for 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,6 @@ _FAR = 1 / 3
 """A guess is far if it lies more than this fraction of the measured stretch beyond that stretch."""
 _LEAST_MARGIN = 6
 """Samples. Where the margin would be smaller, a line is exact enough without."""
-_NOISE = 2
-"""Samples by which a line may be wrong, once a failing batch is known, before it counts as wrong."""
-_SAME_SLOPE = 0.002
-"""Relative difference up to which two slopes count as the same."""
-_NOT_FAR = 4
-"""A batch of up to this many times the only measured one is tried at once."""
 _TOO_FAR = 8
 """A bracket this many times as long as the measured stretch is too long to correct a line that was wrong."""
 _NEARLY = 16
@@ -208,13 +201,13 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         # wrong.
         surprise = _surprise(points, room_bytes)
         has_jumped_too_far = bool(failing) and ceiling <= floor + 2 * surprise and points[-2].batch_size < floor - 1
-        if surprise <= (_NOISE if failing else 0) or has_jumped_too_far:
+        if surprise <= 0 or has_jumped_too_far:
             return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
         return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
     margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
     if crossing < ceiling:
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
-        if margin >= _LEAST_MARGIN and not is_guarded and not _measured_before(line, points):
+        if margin >= _LEAST_MARGIN and not is_guarded:
             return to(crossing - margin, f"a little below {crossing}, where the budget should end")
         return to(crossing, "where the budget should end")
     if not failing:
@@ -312,15 +305,6 @@ def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
     return budget_bytes // block * block - unused
 
 
-def _measured_before(line: Line, points: list[Point]) -> bool:
-    """True if memory rose as steeply further down: then the line is straight, however far it is extended."""
-    return any(
-        math.isclose(start.slope_to(end), line.slope_bytes, rel_tol=_SAME_SLOPE)
-        for start, end in itertools.pairwise(points[:-1])
-        if end.batch_size <= line.start
-    )
-
-
 def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | None:
     """Return the line from the last fitting batch to what a failed one needs at least, or None if it does not rise."""
     if failure.peak_bytes is None or failure.peak_bytes <= budget_bytes:
@@ -332,16 +316,12 @@ def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | N
 def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
     """Choose the second batch to measure after a single one.
 
-    If no memory were independent of the batch, `sure` would fit: it is tried if it is not far, and otherwise the batch
-    halfway there. If `sure` is hardly more than what was measured, there is such a fixed part (or this is the edge),
-    and twice as many samples are tried.
+    If no memory were independent of the batch, `sure` would fit. If it is hardly more than what was measured, there is
+    such a fixed part (or this is the edge), and twice as many samples are tried.
     """
     batch_size = point.batch_size
     sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
     if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
         return Next(2 * batch_size, f"twice {batch_size}: one measurement does not tell what each sample takes")
-    guess = sure if sure < _NOT_FAR * batch_size else (batch_size + sure) // 2
-    return Next(
-        min(max(guess, batch_size + 1), (batch_size + ceiling) // 2),
-        f"{sure} would fit if nothing but samples took memory" + ("" if guess == sure else ": half the way there"),
-    )
+    guess = min(max(sure, batch_size + 1), (batch_size + ceiling) // 2)
+    return Next(guess, f"{sure} would fit if nothing but samples took memory")
