@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amp_track.planner import bisection
 from amp_track.planner.replay import TraceFamily, most_alive_bytes, replayed
 from amp_track.records.plan import Forecast
 
@@ -33,13 +34,7 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
         allocator = replayed(family.first.events, sizes)
         return allocator.max_reserved_bytes, allocator.max_allocated_bytes
 
-    low, high = 0, 1
-    while high <= most and peak(high)[0] <= _OF_BUDGET * budget_bytes:
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle)[0] <= _OF_BUDGET * budget_bytes else (low, middle)
+    low = bisection.largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
     there = max(low, 1)
     before = max(there - max(there // _STRETCH, 1), 0)
     slope_bytes = (peak(there)[1] - peak(before)[1]) / (there - before)

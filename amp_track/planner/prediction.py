@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from amp_track.planner import bisection
 from amp_track.planner.replay import TraceFamily, fits, predict_peak
 from amp_track.records.plan import PeakMemory, PlannedEdge
 from amp_track.records.trace import StepTrace
@@ -74,12 +75,4 @@ def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: i
     def by_the_line(batch_size: int) -> bool:
         return fits(family.first.events, family.sizes_at(batch_size), capacity_bytes)
 
-    step = 1
-    low, high = floor, min(floor + step, ceiling)
-    while high < ceiling and by_the_line(high):
-        step *= 2
-        low, high = high, min(high + step, ceiling)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if by_the_line(middle) else (low, middle)
-    return low
+    return bisection.largest(by_the_line, above=floor, below=ceiling)
