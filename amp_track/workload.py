@@ -213,6 +213,9 @@ def source_digest(workload: Workload) -> str:
 def _option_value(name: str, text: str, hint: Any) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
+    listed = {str(value): value for value in get_args(hint)} if get_origin(hint) is Literal else {}
+    if text in listed:
+        return listed[text]  # of numbers too, which pydantic does not read from text here
     try:
         adapter = TypeAdapter(hint)
         return adapter.validate_python(None) if text == "None" else adapter.validate_strings(text)

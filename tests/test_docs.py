@@ -110,7 +110,7 @@ def tables_made_today(name: str) -> list[Any]:
     peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
     trace = StepTrace(precision="fp32", batch_size=1, storages=(), events=(), phases=(), samples=1, flops=1)
     plans = tuple(
-        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_loans=peak, trace=trace, edges=())
+        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_workspaces=peak, trace=trace, edges=())
         for name in ("fp32", "amp")
     )
     target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))

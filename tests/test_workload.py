@@ -31,6 +31,30 @@ def test_choices_are_those_of_options_that_list_their_values() -> None:
     assert option_choices(load_workload(DIGITS)) == ()
 
 
+def test_a_listed_number_is_read_from_its_text(tmp_path: Path) -> None:
+    (tmp_path / "layered.py").write_text(
+        """
+from dataclasses import dataclass
+from typing import Literal
+from amp_track import Workload
+
+@dataclass(frozen=True)
+class Layered(Workload):
+    depth: Literal[18, 50] = 18
+
+    def model(self):
+        return None
+
+    train_data = eval_data = model
+"""
+    )
+    workload = load_workload("layered.py", [("depth", "50")])
+    assert workload.depth == 50  # type: ignore[attr-defined]
+    assert option_choices(workload) == (("depth", ("18", "50")),)
+    with pytest.raises(BadInput, match="--set depth: got '51', expected"):
+        load_workload("layered.py", [("depth", "51")])
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [

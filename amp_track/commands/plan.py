@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from amp_track.commands.request import Request
 from amp_track.commands.session import keep, over, probes, store_checks
 from amp_track.commands.session.session import Session, interrupted_safely
 from amp_track.planner import cards
 from amp_track.records import addresses
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import PlanTarget, PlanTask
 from amp_track.records.values import PRECISIONS, byte_size
 from amp_track.report import progress
@@ -33,16 +33,14 @@ def plan(request: Request) -> PlanResult:
     """Predict the memory of a training step. Raises BadInput if the step cannot run on fake tensors."""
     _check(request)
     targets = planned_targets(request)
-    varied = [name for name, _ in request.plan_options.over]
-    combinations = _combinations(request)
-    with over.named(varied):
-        planner = _Planner(request, targets, combinations[0])
-        variants = tuple(planner.variant(changes) for changes in combinations)
+    planner = _Planner(request, targets)
     result = PlanResult(
-        variants=variants, targets=targets, effective_batch_size=request.fit_options.effective_batch_size
+        variants=tuple(planner.variant(changes) for changes in planner.combinations),
+        targets=targets,
+        effective_batch_size=request.fit_options.effective_batch_size,
     )
     if request.plan_options.what_if:
-        result = _with_what_if(result, planner, varied)
+        result = _with_what_if(result, planner)
     return _tracked(result, planner, request) if request.plan_options.track else result
 
 
@@ -73,16 +71,25 @@ def _check(request: Request) -> None:
             f"--tracking-uri: got {addresses.masked(request.stores.tracking_uri)}, expected it together with --track: "
             "a plan writes nothing unless it is told to; add that, or leave it out"
         )
+    effective = request.fit_options.effective_batch_size
+    if effective is not None and not planned_targets(request):
+        raise BadInput(
+            f"--effective-batch-size: got {effective}, expected it together with --capacity or --device-name, which "
+            "say what has to hold it; add one of them, or leave it out"
+        )
     if request.plan_options.track:
         with interrupts.waiting():  # for a server that may not answer
             store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
-    over.check(request, [name for name, _ in request.plan_options.over])
+    over.check(request, _values(request))
 
 
-def _combinations(request: Request) -> list[Changes]:
-    """Return every combination of the values that `--over` gives; one without changes if it gives none."""
-    values = [[(name, text) for text in texts] for name, texts in dict(request.plan_options.over).items()]
-    return list(itertools.product(*values))
+def _values(request: Request) -> dict[str, list[str]]:
+    """Return the values that `--over` gives, each once, by option."""
+    values: dict[str, list[str]] = {}
+    for name, texts in request.plan_options.over:
+        known = values.setdefault(name, [])
+        known += [text for text in texts if text not in known]
+    return values
 
 
 class _Planner:
@@ -91,17 +98,21 @@ class _Planner:
     Args:
         request: what was asked for.
         targets: the memory to plan for.
-        first: the changes of the first variant.
+
+    Raises:
+        BadInput: the workload does not take one of the options. Nothing is planned then.
     """
 
-    def __init__(self, request: Request, targets: tuple[PlanTarget, ...], first: Changes) -> None:
-        options = request.fit_options
+    def __init__(self, request: Request, targets: tuple[PlanTarget, ...]) -> None:
         self._options = request.job.options
         self._sandbox = Sandbox(request.job.workload, steps_back=request.owns_process)
-        job = dataclasses.replace(request.job, options=(*self._options, *first))
-        request = dataclasses.replace(request, job=job)
-        self.session = Session.prepare_readonly(request, (), sandbox=self._sandbox)
+        self.varied = _values(request)
+        combinations = itertools.product(*([(name, text) for text in texts] for name, texts in self.varied.items()))
+        with over.named(self.varied):
+            self._sessions = self._inspected(request, list(combinations))
+        self.session = next(iter(self._sessions.values()))
         assert self.session.job.batch_size is not None
+        options = request.fit_options
         self.task = PlanTask(
             precisions=options.precisions or PRECISIONS,
             batch_size=self.session.job.batch_size,
@@ -113,39 +124,59 @@ class _Planner:
             effective_batch_size=options.effective_batch_size,
         )
 
+    @property
+    def combinations(self) -> list[Changes]:
+        """The combinations of the values that `--over` gives; one without changes if it gives none."""
+        return list(self._sessions)
+
+    def _inspected(self, request: Request, combinations: list[Changes]) -> dict[Changes, Session]:
+        """Return the session of each combination, but for those that are an earlier one in other words: 8 and 08."""
+        job = dataclasses.replace(request.job, options=(*self._options, *combinations[0]))
+        request = dataclasses.replace(request, job=job)
+        first = Session.prepare_readonly(request, (), sandbox=self._sandbox)
+        sessions = {combinations[0]: first}
+        for changes in combinations[1:]:
+            session = first.with_options((*self._options, *changes))
+            if session.inspection.options not in [known.inspection.options for known in sessions.values()]:
+                sessions[changes] = session
+        return sessions
+
     def variant(self, changes: Changes) -> Variant:
         """Plan the workload with other options. Raises BadInput if they are none, or the step cannot be planned."""
         options = tuple(change for change in changes if change[0] != CHANNELS_LAST)
-        session = self.session.with_options((*self._options, *options)) if options else self.session
+        session = self._sessions.get(options) or self.session.with_options((*self._options, *options))
         job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
         if len(options) < len(changes):
             job = dataclasses.replace(job, channels_last=not job.channels_last)
-        name = Variant.name_of(changes)
-        with progress.working(f"{name}: running the training step on tensors without values"):
+        with progress.working(f"{Variant.name_of(changes)}: running the training step on tensors without values"):
             report = self._sandbox.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
         return Variant(changes=changes, report=report)
 
-    def single_changes(self, without: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield each other value of each option that lists its values, and the other order of image tensors."""
+    def single_changes(self, first: Variant) -> Iterator[tuple[str, str]]:
+        """Yield each other value of each option that lists its values, and the other order of images in memory.
+
+        Only convolutions care for that order.
+        """
         inspection = self.session.inspection
         now = dict(inspection.options)
         for name, values in inspection.choices:
-            if name not in without:
+            if name not in self.varied:
                 yield from ((name, value) for value in values if value != now[name])
-        yield CHANNELS_LAST, str(not self.session.job.channels_last)
+        if any(storage.operation == "convolution" for storage in first.report.precisions[0].trace.storages):
+            yield CHANNELS_LAST, str(not self.session.job.channels_last)
 
 
-def _with_what_if(result: PlanResult, planner: _Planner, without: Collection[str]) -> PlanResult:
+def _with_what_if(result: PlanResult, planner: _Planner) -> PlanResult:
     """Return the result with each change that makes a difference; the others are named."""
     first = result.variants[0]
     changed, changes_nothing, not_planned = [], [], []
-    for change in planner.single_changes(without):
+    for change in planner.single_changes(first):
         try:
             variant = planner.variant((*first.changes, change))
-        except BadInput as error:
+        except AmpTrackError as error:
             not_planned.append((Variant.name_of([change]), str(error)))
             continue
-        if variant.takes_what(first):
+        if variant.costs_the_same_as(first):
             changes_nothing.append(Variant.name_of([change]))
         else:
             changed.append(variant)
@@ -165,22 +196,22 @@ def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanRes
     tracker = tracking.Tracker(session.tracking_uri)
     title = f"{session.inspection.workload_name} plan"
     with tracker.run(title, tags={"amp_track.kind": "plan"}, run_id=tracking.run_id_of_environment()) as run:
-        tracking.describe_plan(run, session.job, session.inspection, _settings(request, planner.task))
+        tracking.describe_plan(run, session.job, session.inspection, _settings(request, result, planner.task))
         keep.keep_plan(result, run)
     return dataclasses.replace(result, run_id=run.run_id)
 
 
-def _settings(request: Request, task: PlanTask) -> dict[str, str]:
-    """Return what was planned, as params: those of a job that a plan has, and what it was planned for."""
-    job = request.job
+def _settings(request: Request, result: PlanResult, task: PlanTask) -> dict[str, str]:
+    """Return what was planned, as params: the first variant's settings, and what it was planned for."""
+    job, first = request.job, result.variants[0]
     return {
         "batch_size": str(task.batch_size),
-        "options": ",".join(f"{name}={value}" for name, value in job.options) or "None",
+        "options": ",".join(f"{name}={value}" for name, value in (*job.options, *first.changes)) or "None",
         "accumulate": str(job.accumulate),
         "clip_norm": str(job.clip_norm),
         "channels_last": str(job.channels_last),
         "precision": ",".join(task.precisions),
         "capacity": ",".join(target.name for target in task.targets) or "None",
         "effective_batch_size": str(task.effective_batch_size),
-        "over": " ".join(f"{name}={','.join(values)}" for name, values in request.plan_options.over) or "None",
+        "over": " ".join(f"{name}={','.join(texts)}" for name, texts in _values(request).items()) or "None",
     }

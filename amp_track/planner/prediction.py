@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from amp_track.planner import bisection
 from amp_track.planner.replay import TraceFamily, fits, predict_peak
-from amp_track.records.plan import PeakMemory, PlannedEdge
+from amp_track.records.plan import PeakMemory, PlannedEdge, Way
+from amp_track.records.steps import micro_batch
 from amp_track.records.trace import StepTrace
 
 _TRACED = 4, 8
@@ -23,9 +24,9 @@ class Prediction:
     def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
         self._trace_at = trace_at
 
-    def peak(self, batch_size: int, *, capacity_bytes: int | None = None) -> PeakMemory:
-        """Return the peak of that batch size on a device of that capacity, which it fits; None for any."""
-        return predict_peak(self._trace_at(batch_size), capacity_bytes=capacity_bytes)
+    def peak(self, batch_size: int) -> PeakMemory:
+        """Return the peak of that batch size on a device of any capacity."""
+        return predict_peak(self._trace_at(batch_size))
 
     def largest_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedEdge:
         """Return the largest batch that fits, which one more sample does not.
@@ -67,6 +68,20 @@ class Prediction:
             peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
             at_one_bytes=None if floor else self.peak(1).reserved_bytes,
         )
+
+    def way_to(self, effective_batch_size: int, largest_batch: int, capacity_bytes: int) -> Way | None:
+        """Return the largest batch that divides the effective one and fits, with its peak; None if there is none.
+
+        A batch below the largest one may need more segments than that, and not fit.
+        """
+        while largest_batch and (found := micro_batch(effective_batch_size, largest_batch)) is not None:
+            size, accumulate = found
+            trace = self._trace_at(size)
+            if fits(trace.events, trace.sizes, capacity_bytes):
+                peak = predict_peak(trace, capacity_bytes=capacity_bytes)
+                return Way(micro_batch=size, accumulate=accumulate, peak=peak)
+            largest_batch = size - 1
+        return None
 
 
 def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:

@@ -53,17 +53,17 @@ class TraceFamily:
         return dataclasses.replace(self.first, batch_size=batch_size, storages=tuple(storages))
 
 
-def with_workspaces(trace: StepTrace, size_bytes: int, *, loans: bool = False) -> StepTrace:
+def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = False) -> StepTrace:
     """Return the trace on a device whose libraries take that much for each of their workspaces.
 
     Args:
         trace: the step's trace.
         size_bytes: the size of each workspace that is kept.
-        loans: whether convolutions take what Winograd's engine needs, and not nothing.
+        convolutions: whether convolutions take what Winograd's engine needs, and not nothing.
     """
-    known = {Category.WORKSPACES: size_bytes} | ({} if loans else {Category.LOANS: 0})
+    known = {Category.WORKSPACES: size_bytes} | ({} if convolutions else {Category.CONVOLUTIONS: 0})
     storages = (
-        dataclasses.replace(storage, size_bytes=known.get(storage.category, storage.size_bytes))
+        dataclasses.replace(storage, size_bytes=known[storage.category]) if storage.category in known else storage
         for storage in trace.storages
     )
     return dataclasses.replace(trace, storages=tuple(storages))
@@ -116,37 +116,34 @@ def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
     return most
 
 
-def replay_of(trace: StepTrace) -> Iterator[tuple[int, Block | None, CachingAllocator]]:
-    """Yield each event, the block that it allocates or has freed, and the allocator, of any capacity, after it.
+def replay_of(
+    events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator
+) -> Iterator[tuple[int, Block | None]]:
+    """Make an allocator follow a trace's events, and yield each one with the block that it allocates or has freed.
 
     A storage of no size has no block.
+
+    Raises:
+        SimulatedOutOfMemory: it does not fit.
     """
-    allocator = CachingAllocator()
-    sizes = trace.sizes
     blocks: dict[int, Block] = {}
-    for index in trace.events:
+    for index in events:
         block = None
         if index < 0:
             if (block := blocks.pop(~index, None)) is not None:
                 allocator.free(block)
         elif sizes[index]:
             block = blocks[index] = allocator.allocate(sizes[index])
-        yield index, block, allocator
+        yield index, block
 
 
 def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
     """Return the allocator after all events, and the index of the event after which the most was allocated."""
     allocator = CachingAllocator(capacity_bytes)
-    blocks: dict[int, Block] = {}
     peak_event = most = 0
-    for event, index in enumerate(events):
-        if index < 0:
-            if (block := blocks.pop(~index, None)) is not None:
-                allocator.free(block)
-        elif sizes[index]:
-            blocks[index] = allocator.allocate(sizes[index])
-            if allocator.allocated_bytes > most:
-                most, peak_event = allocator.allocated_bytes, event
+    for event, _ in enumerate(replay_of(events, sizes, allocator)):
+        if allocator.allocated_bytes > most:
+            most, peak_event = allocator.allocated_bytes, event
     return allocator, peak_event
 
 

@@ -24,7 +24,7 @@ def snapshot(trace: StepTrace) -> bytes:
     living: dict[int, tuple[Block, Storage]] = {}
     known_segments: dict[int, int] = {}
     allocator = CachingAllocator()
-    for index, block, allocator in replay_of(trace):
+    for index, block in replay_of(trace.events, trace.sizes, allocator):
         if index < 0:
             freed = living.pop(~index, None)
             if freed is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from amp_track.planner.allocator import CachingAllocator
 from amp_track.planner.replay import replay_of
 from amp_track.records.trace import Category, StepTrace
 
@@ -34,7 +35,8 @@ def timeline(trace: StepTrace) -> Timeline:
     start = phases[0].first_event
     alive: Counter[Category] = Counter()
     rows: list[tuple[Counter[Category], int, int]] = []
-    for position, (index, _, allocator) in enumerate(replay_of(trace)):
+    allocator = CachingAllocator()
+    for position, (index, _) in enumerate(replay_of(trace.events, trace.sizes, allocator)):
         storage = trace.storages[index if index >= 0 else ~index]
         alive[storage.category] += storage.size_bytes if index >= 0 else -storage.size_bytes
         if position >= start:

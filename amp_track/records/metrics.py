@@ -6,6 +6,7 @@ processes of a job. Metrics by step or epoch, which events stream while a job ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -114,6 +115,11 @@ ZERO_FRACTION = "amp/zero_fraction"
 def quality_metric(quality_name: str) -> str:
     """Return the name of the metric that the workload's quality is logged under."""
     return f"eval/{quality_name}"
+
+
+def planned_metric(precision: str, name: str) -> str:
+    """Return the name of a plan's metric, `plan/amp/reserved_mib`, without signs that MLflow refuses."""
+    return re.sub(r"[^\w\-. :/]", "", f"plan/{precision}/{name}")
 
 
 def streamed_metrics(quality_name: str) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ class PrecisionPlan:
     batch_size: int
     """The batch size that `peak` is predicted for."""
     peak: PeakMemory
-    peak_with_loans: PeakMemory
+    peak_with_workspaces: PeakMemory
     """The same where every convolution of 3 × 3 takes what cuDNN's Winograd engine needs."""
     trace: StepTrace = field(repr=False)
     """The steps that `peak` is of."""
@@ -113,9 +113,9 @@ class PrecisionPlan:
     """By target, in the order asked for, without those that cannot train at this precision."""
 
     @property
-    def flops_per_sample(self) -> float:
+    def flops_per_sample(self) -> float | None:
         """Floating-point operations of a training step for each sample: matrix products, convolutions, attention."""
-        return self.trace.flops / self.trace.samples
+        return self.trace.flops / self.trace.samples if self.trace.flops is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)

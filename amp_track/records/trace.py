@@ -22,7 +22,7 @@ class Category(StrEnum):
     """Everything else that lives within a step."""
     WORKSPACES = "workspaces"
     """What libraries take for themselves at their first call and keep."""
-    LOANS = "cuDNN's Winograd engine"
+    CONVOLUTIONS = "workspaces of convolutions"
     """What a convolution may take for the time of its call."""
 
 
@@ -64,15 +64,16 @@ class StepTrace:
     values_read: tuple[str, ...] = ()
     """Layers that asked for the value of a tensor in the forward pass, which was taken to be 1."""
     samples: int = 0
-    """Those of all batches that the traced steps accumulate."""
-    flops: int = 0
-    """Floating-point operations of the traced steps in matrix products, convolutions and attention."""
+    """Those of all batches of a step."""
+    flops: int | None = None
+    """Floating-point operations of a step in matrix products, convolutions and attention; None where some are unknown,
+    such as those of a recurrent layer."""
     half_flops: int = 0
     """Those among them whose operands have 16 bits, which tensor cores compute several times as fast."""
 
     @property
     def half_fraction(self) -> float:
-        """The part of the floating-point operations that is computed in 16 bits."""
+        """The part of the floating-point operations that is computed in 16 bits; 0 where there are none."""
         return self.half_flops / self.flops if self.flops else 0.0
 
     @property

@@ -44,9 +44,8 @@ def draw(result: PlanResult, file: Path) -> None:
     panels[0].set_ylim(0, 1.12 * most / unit[0])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False)
-    figure.suptitle(
-        f"{result.report.workload}, batch {plans[0].batch_size:,}: predicted memory over one step", fontsize="medium"
-    )
+    of_what = f"{result.report.workload}, {result.variants[0].name}, batch {plans[0].batch_size:,}"
+    figure.suptitle(f"{of_what}: predicted memory over one step", fontsize="medium")
     figure.supxlabel("births and deaths of tensors, in order", fontsize="small")
     figure.savefig(file, dpi=110)
 

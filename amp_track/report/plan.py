@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amp_track.records.metrics import planned_metric
 from amp_track.records.plan import Holding, PeakMemory, PlannedEdge, PlanTarget, PrecisionPlan
 from amp_track.records.values import format_bytes
 from amp_track.report.table import Column, Row, Table
@@ -10,7 +11,8 @@ from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (
     "predicted, not measured: the caching allocator is simulated, and the step runs on tensors without values",
-    "not in it: what torch.compile fuses, and what other programs take",
+    "not in it: workspaces of cuDNN (none to some hundred MiB, where convolutions are large), what torch.compile "
+    "fuses, and what other programs take",
 )
 _RANGE = " to "
 _SAME = 1.01
@@ -20,9 +22,8 @@ _SAME = 1.01
 def plan_tables(result: PlanResult) -> list[Table]:
     """Return edges, ways to the effective batch, variants, memory by what it is for, and the largest storages."""
     edges = [_edges(result)] if result.targets else []
-    ways = [_ways(result)] if result.targets and result.effective_batch_size is not None else []
     variants = [_variants(result)] if len(result.variants) > 1 else []
-    return [*edges, *ways, *variants, _categories(result), _largest(result)]
+    return [*edges, *_ways(result), *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -30,8 +31,8 @@ def plan_notes(result: PlanResult) -> list[str]:
     notes = list(NOT_MODELLED)
     if any(_RANGE in cell for section in _categories(result).sections for row in section for cell in row):
         notes.append(
-            "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3, which it may take; "
-            "largest batches are without it, because PyTorch takes another engine where there is no room for it"
+            "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3; other engines may take "
+            "more. Largest batches are without: where there is no room PyTorch takes an engine that needs less"
         )
     if not all(target.is_card for target in result.targets):
         notes.append("a size given by --capacity is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
@@ -44,14 +45,18 @@ def plan_notes(result: PlanResult) -> list[str]:
         )
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.values_read):
         notes.append(f"{', '.join(layers)}: a number is read off a tensor; it was taken to be 1")
-    if result.effective_batch_size is not None or len(result.variants) > 1:
+    if result.effective_batch_size is not None:
+        notes.append("largest batches are those of a step that accumulates: it holds gradients as the next batch runs")
+        if not _ways(result):
+            notes.append(f"nothing holds a batch that divides {result.effective_batch_size:,}")
+    if _ways(result) or len(result.variants) > 1:
         notes.append(
             "work: floating-point operations of a sample in matrix products, convolutions and attention, over those of "
             f"{result.report.precisions[0].precision}, {result.variants[0].name}; tensor cores compute those in 16 "
             "bits several times as fast"
         )
     if result.changes_nothing:
-        notes.append(f"no difference to memory or work: {', '.join(result.changes_nothing)}")
+        notes.append(f"no difference to predicted memory or work: {', '.join(result.changes_nothing)}")
     notes += [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
     return notes
 
@@ -60,10 +65,10 @@ def metrics(result: PlanResult) -> dict[str, float]:
     """Return what a tracked plan logs: the peaks, and the largest batch on each target, of the first variant."""
     numbers: dict[str, float] = {}
     for plan in result.report.precisions:
-        numbers[f"plan/{plan.precision}/allocated_mib"] = plan.peak.allocated_bytes / 2**20
-        numbers[f"plan/{plan.precision}/reserved_mib"] = plan.peak.reserved_bytes / 2**20
+        numbers[planned_metric(plan.precision, "allocated_mib")] = plan.peak.allocated_bytes / 2**20
+        numbers[planned_metric(plan.precision, "reserved_mib")] = plan.peak.reserved_bytes / 2**20
         for edge in plan.edges:
-            numbers[f"plan/{plan.precision}/largest_batch/{edge.target}"] = edge.largest_batch
+            numbers[planned_metric(plan.precision, f"largest_batch/{edge.target}")] = edge.largest_batch
     return numbers
 
 
@@ -118,7 +123,8 @@ def _peak_cells(peak: PeakMemory) -> Row:
     return format_bytes(peak.reserved_bytes), format_bytes(peak.allocated_bytes)
 
 
-def _ways(result: PlanResult) -> Table:
+def _ways(result: PlanResult) -> list[Table]:
+    """Return the table of ways to the effective batch; none if nothing was asked for, or nothing fits."""
     columns = (
         Column("on", key=True, spans=True),
         *_with(result),
@@ -137,11 +143,8 @@ def _ways(result: PlanResult) -> Table:
             rows.append((first, *_named(result, found.variant), found.plan.precision, *cells))
         if rows:
             sections.append(tuple(rows))
-    return Table(
-        title=f"ways to {result.effective_batch_size:,} samples in each optimizer step, the cheapest first",
-        columns=columns,
-        sections=tuple(sections),
-    )
+    title = f"ways to {result.effective_batch_size or 0:,} samples in each optimizer step, the least work first"
+    return [Table(title=title, columns=columns, sections=tuple(sections))] if sections else []
 
 
 _WORK = (Column("work", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
@@ -184,9 +187,9 @@ def _categories(result: PlanResult) -> Table:
     totals = [
         (
             "allocated at the peak",
-            *(_range(plan.peak.allocated_bytes, plan.peak_with_loans.allocated_bytes) for plan in plans),
+            *(_range(plan.peak.allocated_bytes, plan.peak_with_workspaces.allocated_bytes) for plan in plans),
         ),
-        ("reserved", *(_range(plan.peak.reserved_bytes, plan.peak_with_loans.reserved_bytes) for plan in plans)),
+        ("reserved", *(_range(plan.peak.reserved_bytes, plan.peak_with_workspaces.reserved_bytes) for plan in plans)),
     ]
     return Table(
         title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",

@@ -31,20 +31,26 @@ class Variant:
     @staticmethod
     def name_of(changes: Iterable[tuple[str, str]]) -> str:
         """Return what a variant with these changes is called."""
-        return ", ".join(f"{name}={value}" for name, value in changes) or "as it is"
+        return ", ".join(_change(name, value) for name, value in changes) or "as it is"
 
-    def takes_what(self, other: Variant) -> bool:
+    def costs_the_same_as(self, other: Variant) -> bool:
         """True if neither memory nor work differ from another variant's, at any precision."""
-        return [_taken(plan) for plan in self.report.precisions] == [_taken(plan) for plan in other.report.precisions]
+        return [_cost(plan) for plan in self.report.precisions] == [_cost(plan) for plan in other.report.precisions]
 
 
-def _taken(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedEdge, ...], float]:
+def _change(name: str, value: str) -> str:
+    if name != CHANNELS_LAST:
+        return f"{name}={value}"
+    return f"with {name}" if value == str(True) else f"without {name}"
+
+
+def _cost(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedEdge, ...], float | None]:
     return plan.peak, plan.edges, plan.flops_per_sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayOf:
-    """A way to the effective batch, and what takes it."""
+class ListedWay:
+    """A way to the effective batch, with the variant and the precision that it belongs to."""
 
     variant: Variant
     plan: PrecisionPlan
@@ -78,35 +84,36 @@ class PlanResult(Shown):
         return found or dict(target.lacks)[precision]
 
     def relative_work(self, plan: PrecisionPlan) -> float | None:
-        """Return a plan's floating-point operations for each sample over those of the first; None if unknown.
+        """Return a plan's floating-point operations for each sample over those of the first; None if unknown."""
+        first = self.report.precisions[0].flops_per_sample
+        return plan.flops_per_sample / first if first and plan.flops_per_sample is not None else None
 
-        What a recurrent layer computes is not counted.
+    def half_work(self, plan: PrecisionPlan) -> float | None:
+        """Return the part of a plan's work that is computed in 16 bits; None if the work is unknown."""
+        return plan.trace.half_fraction if self.relative_work(plan) is not None else None
+
+    def ways(self, target: PlanTarget) -> list[ListedWay]:
+        """Return the ways to the effective batch on a target, the least work first.
+
+        Of equal ones those come first that compute more of it in 16 bits, tf32 before fp32, and then those that
+        accumulate less. Unknown work comes last.
         """
-        first = self.report.precisions[0]
-        if first.trace.recurrent or plan.trace.recurrent or not first.flops_per_sample:
-            return None
-        return plan.flops_per_sample / first.flops_per_sample
 
-    def ways(self, target: PlanTarget) -> list[WayOf]:
-        """Return the ways to the effective batch on a target.
-
-        The least work first; of equal ones those that compute more of it in 16 bits, and then those that accumulate
-        less. What is unknown comes last.
-        """
-
-        def cost(found: WayOf) -> tuple[float, float, int, int]:
+        def cost(found: ListedWay) -> tuple[float, float, bool, int, int]:
             work = self.relative_work(found.plan)
             known = round(work, 3) if work is not None else math.inf
-            return known, -found.plan.trace.half_fraction, found.way.accumulate, found.way.peak.reserved_bytes
+            is_strict = found.plan.precision == "fp32"
+            reserved_bytes = found.way.peak.reserved_bytes
+            return known, -found.plan.trace.half_fraction, is_strict, found.way.accumulate, reserved_bytes
 
         return sorted(self._ways(target), key=cost)
 
-    def _ways(self, target: PlanTarget) -> Iterator[WayOf]:
+    def _ways(self, target: PlanTarget) -> Iterator[ListedWay]:
         for variant in self.variants:
             for plan in variant.report.precisions:
                 edge = self.edge(variant, plan.precision, target)
                 if isinstance(edge, PlannedEdge) and edge.way is not None:
-                    yield WayOf(variant=variant, plan=plan, way=edge.way)
+                    yield ListedWay(variant=variant, plan=plan, way=edge.way)
 
     def without_twins(self) -> list[PrecisionPlan]:
         """Leave out a precision whose peak is that of one before it: tf32 allocates what fp32 does."""
@@ -120,9 +127,8 @@ class PlanResult(Shown):
             "effective_batch_size": self.effective_batch_size,
             "run_id": self.run_id,
             **self._variant_as_json(self.variants[0]),
-            "variants": [
-                {"changes": dict(variant.changes), **self._variant_as_json(variant)} for variant in self.variants[1:]
-            ],
+            "variants": [self._variant_as_json(variant) for variant in self.variants[1:]],
+            "ways": {target.name: [_way_as_json(found) for found in self.ways(target)] for target in self.targets},
             "changes_nothing": list(self.changes_nothing),
             "not_planned": dict(self.not_planned),
         }
@@ -130,6 +136,7 @@ class PlanResult(Shown):
     def _variant_as_json(self, variant: Variant) -> dict[str, Any]:
         plans = variant.report.precisions
         return {
+            "changes": dict(variant.changes),
             "capacities": {
                 target.name: {
                     plan.precision: self._edge_as_json(self.edge(variant, plan.precision, target)) for plan in plans
@@ -140,10 +147,10 @@ class PlanResult(Shown):
                 plan.precision: {
                     "batch_size": plan.batch_size,
                     **plan.peak.as_json(),
-                    "max_allocated_bytes_with_cudnn": plan.peak_with_loans.allocated_bytes,
-                    "max_reserved_bytes_with_cudnn": plan.peak_with_loans.reserved_bytes,
+                    "max_allocated_bytes_with_workspaces": plan.peak_with_workspaces.allocated_bytes,
+                    "max_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
                     "relative_work": self.relative_work(plan),
-                    "half_precision_work": plan.trace.half_fraction,
+                    "half_precision_work": self.half_work(plan),
                     "recurrent": list(plan.trace.recurrent),
                     "values_read": list(plan.trace.values_read),
                 }
@@ -162,5 +169,14 @@ class PlanResult(Shown):
             "one_sample_bytes": edge.at_one_bytes,
             "micro_batch": edge.way.micro_batch if edge.way is not None else None,
             "accumulate": edge.way.accumulate if edge.way is not None else None,
-            "micro_batch_reserved_bytes": edge.way.peak.reserved_bytes if edge.way is not None else None,
         }
+
+
+def _way_as_json(found: ListedWay) -> dict[str, Any]:
+    return {
+        "changes": dict(found.variant.changes),
+        "precision": found.plan.precision,
+        "micro_batch": found.way.micro_batch,
+        "accumulate": found.way.accumulate,
+        "max_reserved_bytes": found.way.peak.reserved_bytes,
+    }

@@ -24,14 +24,10 @@ from amp_track.records.plan import (
     Forecast,
     Forecasts,
     ForecastTask,
-    PlannedEdge,
     PlanReport,
-    PlanTarget,
     PlanTask,
     PrecisionPlan,
-    Way,
 )
-from amp_track.records.steps import micro_batch
 from amp_track.sandbox import job_process
 from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, users_traceback
@@ -130,25 +126,19 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
         on_target = prediction(target.blas_workspace_bytes)
         edge = on_target.largest_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
         if task.effective_batch_size is not None:
-            edge = dataclasses.replace(edge, way=_way(on_target, edge, target, task.effective_batch_size))
+            way = on_target.way_to(task.effective_batch_size, edge.largest_batch, target.capacity_bytes)
+            edge = dataclasses.replace(edge, way=way)
         edges.append(edge)
     traced = trace_at(task.batch_size)
+    trace = with_workspaces(traced, task.blas_workspace_bytes)
     return PrecisionPlan(
         precision=precision,
         batch_size=task.batch_size,
-        peak=prediction(task.blas_workspace_bytes).peak(task.batch_size),
-        peak_with_loans=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, loans=True)),
-        trace=with_workspaces(traced, task.blas_workspace_bytes),
+        peak=predict_peak(trace),
+        peak_with_workspaces=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, convolutions=True)),
+        trace=trace,
         edges=tuple(edges),
     )
-
-
-def _way(prediction: Prediction, edge: PlannedEdge, target: PlanTarget, effective_batch_size: int) -> Way | None:
-    found = micro_batch(effective_batch_size, edge.largest_batch) if edge.largest_batch else None
-    if found is None:
-        return None
-    peak = prediction.peak(found[0], capacity_bytes=target.capacity_bytes)
-    return Way(micro_batch=found[0], accumulate=found[1], peak=peak)
 
 
 def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
@@ -197,11 +187,12 @@ def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
     if any(text in _summary(error) for text in _NEEDS_VALUES):
         return BadInput(
             f"{where}: got {_summary(error)} on tensors without values, expected a training step whose shapes do not "
-            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() of weights while the "
-            "model is built); use torch.where or a sum, and Python's numbers, or measure with amp-track fit"
+            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
+            "built, but of arange and linspace); use torch.where or a sum, and Python's numbers, or measure with "
+            "amp-track fit"
         )
     return BadInput(
-        f"{where}: got {_summary(error)} in a training step on tensors without values, expected it to run; mend it if "
-        "it is wrong with real tensors too, or measure with amp-track fit",
+        f"{where}: got {_summary(error)} in a training step on tensors without values, expected it to run; correct it "
+        "if it is wrong with real tensors too, or measure with amp-track fit",
         detail=users_traceback(error),
     )

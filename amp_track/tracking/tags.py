@@ -39,7 +39,7 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_para
 def describe_plan(run: Run, job: Job, inspection: Inspection, settings: dict[str, str]) -> None:
     """Log what describes the run of a plan, which has neither a device nor data: what was planned, and the versions."""
     run.params({"workload": job.workload, **settings})
-    run.tags({"amp_track.kind": "plan", **_origin_tags(job, inspection)})
+    run.tags(_origin_tags(job, inspection))
 
 
 def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:

@@ -59,7 +59,7 @@ STAGES = (
         2,
         "benchmarks.gpu.planner",
     ),
-    Stage("plan", "how far off are predicted peaks of memory?", 4, "benchmarks.gpu.plan"),
+    Stage("plan", "how far off are predicted peaks of memory?", 8, "benchmarks.gpu.plan"),
     Stage("costs", "what loading, tracking, a trial and a fresh process cost", 3, "benchmarks.gpu.costs"),
 )
 NAMES = tuple(stage.name for stage in STAGES)

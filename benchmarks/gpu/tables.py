@@ -208,7 +208,8 @@ def _plan(rows: Rows) -> str:
     errors = {
         name: [abs(found) for values in measured if (found := error(values, name)) is not None] for name in _PREDICTED
     }
-    for what, of in (("median, without sign", statistics.median), ("worst, without sign", max)):
+    count = f"of {len(measured)} of {len(plan.cases(tiny=False))}, without sign"
+    for what, of in ((f"median {count}", statistics.median), (f"worst {count}", max)):
         lines.append([what, *(f"{of(found):.1%}" if found else NOT_MEASURED for found in errors.values())])
     return table(["three steps", "allocated", "reserved", "reserved, with cuDNN's Winograd engine"], lines)
 
@@ -216,7 +217,7 @@ def _plan(rows: Rows) -> str:
 _PREDICTED = {
     "predicted_allocated_bytes": "max_allocated_bytes",
     "predicted_reserved_bytes": "max_memory_bytes",
-    "predicted_reserved_bytes_with_cudnn": "max_memory_bytes",
+    "predicted_reserved_bytes_with_workspaces": "max_memory_bytes",
 }
 """What is predicted, and what it is compared with."""
 

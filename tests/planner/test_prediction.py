@@ -118,3 +118,18 @@ def test_workspaces_have_the_size_of_the_device() -> None:
     )
     sizes = [dict(predict_peak(with_workspaces(trace, size)).by_category)[Category.WORKSPACES] for size in (MIB, 9)]
     assert sizes == [MIB, 9]
+
+
+def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
+    """Here 163 fit and 156 do not: the smaller one leaves its segments in worse pieces."""
+    per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
+    capacity_bytes = 291 * MIB
+    prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], []))
+    largest = prediction.largest_batch(capacity_bytes, most=MOST).largest_batch
+    assert (largest, fits(156, [size * 156 for size in per_sample], capacity_bytes)) == (163, False)
+    way = prediction.way_to(312, largest, capacity_bytes)
+    assert way is not None
+    assert (way.micro_batch, way.accumulate) == (104, 3)
+    assert way.peak.reserved_bytes <= capacity_bytes
+    assert prediction.way_to(7, 6, 0) is None
+    assert prediction.way_to(7, 0, capacity_bytes) is None

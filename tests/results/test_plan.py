@@ -22,7 +22,9 @@ def planned(
     edge = PlannedEdge(
         target="6GiB", largest_batch=way[0] if way else 0, bound="memory", peak=peak, at_one_bytes=None, way=found
     )
-    return PrecisionPlan(precision=precision, batch_size=8, peak=peak, peak_with_loans=peak, trace=trace, edges=(edge,))
+    return PrecisionPlan(
+        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=peak, trace=trace, edges=(edge,)
+    )
 
 
 def result_of(*variants: tuple[str, list[PrecisionPlan]]) -> PlanResult:
@@ -53,11 +55,18 @@ def test_the_least_work_is_the_cheapest_then_16_bits_then_few_batches() -> None:
 
 def test_work_is_unknown_where_a_recurrent_layer_is_not_counted() -> None:
     plan = planned("fp32", flops=900)
-    recurrent = dataclasses.replace(plan, trace=dataclasses.replace(plan.trace, recurrent=("lstm",)))
+    recurrent = dataclasses.replace(plan, trace=dataclasses.replace(plan.trace, flops=None))
     result = result_of(("all", [plan]), ("head", [recurrent]))
     assert result.relative_work(plan) == 1
-    assert result.relative_work(recurrent) is None
+    assert (result.relative_work(recurrent), result.half_work(recurrent)) == (None, None)
     assert [found.variant.name for found in result.ways(TARGET)] == ["finetune=all", "finetune=head"]
+
+
+def test_tf32_comes_before_fp32() -> None:
+    result = result_of(
+        ("all", [planned("fp32", flops=9), planned("tf32", flops=9), planned("amp", flops=9, half_flops=8)])
+    )
+    assert [found.plan.precision for found in result.ways(TARGET)] == ["amp", "tf32", "fp32"]
 
 
 def test_a_change_is_without_effect_if_neither_memory_nor_work_differ() -> None:
@@ -65,5 +74,5 @@ def test_a_change_is_without_effect_if_neither_memory_nor_work_differ() -> None:
         Variant(changes=(), report=PlanReport(workload="any", precisions=(plan,)))
         for plan in (planned("fp32", flops=9), planned("fp32", flops=9), planned("fp32", flops=8))
     )
-    assert same.takes_what(first)
-    assert not less.takes_what(first)
+    assert same.costs_the_same_as(first)
+    assert not less.costs_the_same_as(first)

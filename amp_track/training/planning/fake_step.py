@@ -19,7 +19,7 @@ from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
 from amp_track.training.layers import LayerWatch
-from amp_track.training.planning import cuda_kernels, cudnn, internals
+from amp_track.training.planning import cuda_kernels, internals
 from amp_track.training.planning.tracker import StorageTracker
 from amp_track.workload import Workload
 
@@ -55,21 +55,22 @@ class FakeStep:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)
             layers.outside_of_layers(LOSS)
-            tracker = StorageTracker(_DEVICE.type, layers.layer, cudnn.workspace_bytes if self._as_cuda else None)
+            tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda)
             _add_model(model, tracker)
             with self._kernels(precision), tracker, layers.watching():
                 self._train(model, precision, tracker, batch_size, steps)
+            recurrent = tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase))
             return StepTrace(
                 precision=precision_name,
                 batch_size=batch_size,
                 storages=tuple(tracker.storages),
                 events=_with_deaths_in_order(tracker.events),
                 phases=tuple(tracker.phases),
-                recurrent=tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)),
+                recurrent=recurrent,
                 values_read=tuple(tracker.values_read),
-                samples=batch_size * self._job.accumulate * steps,
-                flops=tracker.flops.total(),
-                half_flops=sum(count for dtype, count in tracker.flops.items() if dtype.itemsize == 2),
+                samples=batch_size * self._job.accumulate,
+                flops=None if recurrent or tracker.flops is None else tracker.flops // steps,
+                half_flops=tracker.half_flops // steps,
             )
 
     def _optimizers(self) -> contextlib.AbstractContextManager[None]:

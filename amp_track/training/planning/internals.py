@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -38,7 +38,7 @@ try:
     from torch.library import Library
     from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
     from torch.utils._pytree import tree_leaves
-    from torch.utils.flop_counter import flop_registry
+    from torch.utils.flop_counter import conv_flop_count, flop_registry
 
     _foreach_devices = torch_optimizer._get_foreach_kernels_supported_devices  # type: ignore[attr-defined]
     _foreach_types = torch_optimizer._foreach_supported_types
@@ -102,10 +102,10 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives values to small tensors that are made of nothing but numbers, such as `torch.linspace(0, 0.1, 12)`.
+    """Gives values to what `torch.arange` and `torch.linspace` make of numbers, and to what is made of that, if small.
 
-    Models are built with them: `nn.init.trunc_normal_` reads its bounds off tensors, and rates that grow from layer to
-    layer are read off a `linspace`. Relies on `_disable_current_modes`, which leaves fake tensors for an operation.
+    Models are built with it: rates that grow from layer to layer are read off a `linspace`. Relies on
+    `_disable_current_modes`, which leaves fake tensors for an operation.
     """
 
     def __torch_dispatch__(
@@ -213,13 +213,18 @@ def is_number_of(operation: OpOverload) -> bool:
     return operation is aten._local_scalar_dense.default
 
 
-def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+def registered_flops(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention, and 0 for any other.
 
     Relies on `flop_registry`, the formulas of `torch.utils.flop_counter.FlopCounterMode`.
     """
     formula = flop_registry.get(operation.overloadpacket)
     return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+
+
+def convolution_flops(input: Sequence[int], weight: Sequence[int], output: Sequence[int], *, transposed: bool) -> int:
+    """Return the floating-point operations of a convolution of these shapes. Relies on `conv_flop_count`."""
+    return int(conv_flop_count(list(input), list(weight), list(output), transposed=transposed))
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,10 @@ import torch
 from torch import Tensor
 
 from amp_track.records.trace import Category, Phase, Storage
+from amp_track.training.planning import cudnn, work
 from amp_track.training.planning.internals import (
     OpOverload,
     TorchDispatchMode,
-    flops_of,
     is_number_of,
     storage_key,
     tree_leaves,
@@ -42,26 +41,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
-        workspace_bytes: returns what an operation with its arguments may take for itself.
+        as_cuda: whether to record what operations compute and what convolutions may take on CUDA, too.
     """
 
-    def __init__(
-        self,
-        device_type: str,
-        layer: Callable[[], str],
-        workspace_bytes: Callable[[OpOverload, tuple[Any, ...]], int] | None = None,
-    ) -> None:
+    def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self.phases: list[Phase] = []
         self.values_read: dict[str, None] = {}
         """Layers whose forward pass asked for a number, in their order."""
-        self.flops: Counter[torch.dtype] = Counter()
-        """Floating-point operations by the dtype that they compute in."""
+        self.flops: int | None = 0
+        """Floating-point operations; None once there was one that is unknown."""
+        self.half_flops = 0
+        """Those among them in 16 bits."""
         self._device_type = device_type
         self._layer = layer
-        self._workspace_bytes = workspace_bytes
+        self._as_cuda = as_cuda
         self._living: dict[int, _Living] = {}
         """By the address of the storage's C++ object."""
 
@@ -73,15 +69,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.values_read[self._layer()] = None
             return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
         result = func(*args, **(kwargs or {}))
-        if flops := flops_of(func, args, kwargs or {}, result):
-            self.flops[args[0].dtype] += flops
+        if self._as_cuda:
+            self._count(func, args, kwargs or {}, result)
         if not func.is_view:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._note(leaf, func, args)
-            if self._workspace_bytes and (size_bytes := self._workspace_bytes(func, args)):
-                loan = Storage(size_bytes=size_bytes, category=Category.LOANS, layer=self._layer(), operation="cuDNN")
-                self.events.append(~self._born(loan))
+            if self._as_cuda:
+                self._lend(cudnn.workspace_bytes(func, args))
         return result
 
     def begin(self, phase: str, step: int) -> None:
@@ -107,6 +102,24 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for living in self._living.values():
             if self.storages[living.index].category is Category.TEMPORARIES:
                 self._assign(living.index, category)
+
+    def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Add what an operation computes."""
+        flops = work.flops_of(operation, args, kwargs, result)
+        if flops is None or self.flops is None:
+            self.flops = None
+        elif flops:
+            self.flops += flops
+            first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self.half_flops += flops if first.dtype.itemsize == 2 else 0
+
+    def _lend(self, size_bytes: int) -> None:
+        """Record what the operation that has just run may have taken for itself."""
+        if size_bytes:
+            storage = Storage(
+                size_bytes=size_bytes, category=Category.CONVOLUTIONS, layer=self._layer(), operation="cuDNN"
+            )
+            self.events.append(~self._born(storage))
 
     def _assign(self, index: int, category: Category) -> None:
         self.storages[index] = dataclasses.replace(self.storages[index], category=category)

@@ -83,7 +83,7 @@ ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
             {
                 "predicted_allocated_bytes": 99,
                 "predicted_reserved_bytes": 115,
-                "predicted_reserved_bytes_with_cudnn": 130,
+                "predicted_reserved_bytes_with_workspaces": 130,
             }
             | outcome(max_allocated_bytes=100, max_memory_bytes=125),
             "| -1.0% | -8.0% | +4.0% |",
@@ -93,10 +93,10 @@ ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
             {
                 "predicted_allocated_bytes": 97,
                 "predicted_reserved_bytes": 125,
-                "predicted_reserved_bytes_with_cudnn": 125,
+                "predicted_reserved_bytes_with_workspaces": 125,
             }
             | outcome(max_allocated_bytes=100, max_memory_bytes=125),
-            "| median, without sign | 2.0% | 4.0% | 2.0% |",
+            "| median of 2 of 384, without sign | 2.0% | 4.0% | 2.0% |",
         ),
     ],
     "costs": [(costs.loading_key(4), {"images_per_second": 1500.0}, "| loading alone, 4 workers | 1,500 images/s |")],

@@ -282,15 +282,6 @@ def test_the_lists_are_those_of_torch(macro: str, listed: list[str]) -> None:
     assert set(listed) - in_header <= {"rms_norm"}  # 2.11 has none
 
 
-@pytest.mark.parametrize(("precision", "half"), [("fp32", 0.0), ("amp", 1.0), ("bf16", 1.0)])
-def test_work_is_that_of_the_products(precision: str, half: float) -> None:
-    """Each of three layers multiplies once forward and twice backward; the first one's input needs no gradient."""
-    trace = fake_step(job(accumulate=2), Wide(width=64, depth=3)).trace(precision, 16)
-    assert trace.samples == 32
-    assert trace.flops == 32 * (3 * 3 - 1) * 2 * 64 * 64
-    assert trace.half_fraction == half
-
-
 class Rates(nn.Module):
     """Layers whose dropout grows from none, as many vision transformers have it."""
 

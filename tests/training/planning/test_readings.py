@@ -47,11 +47,11 @@ class Net(Workload):
         return torch.optim.SGD(parameters, lr)
 
 
-def predicted(name: str, *, loans: bool = False) -> tuple[float, float]:
+def predicted(name: str, *, convolutions: bool = False) -> tuple[float, float]:
     """Return what is allocated and reserved at the peak, in MiB."""
     workload = Net(name)
     step = FakeStep(Job(learning_rate=0.01, batch_size=128), workload, workload.example(2), as_cuda=True)
-    trace = with_workspaces(step.trace("fp32", 128).with_next_step(), CUBLAS_BYTES, loans=loans)
+    trace = with_workspaces(step.trace("fp32", 128).with_next_step(), CUBLAS_BYTES, convolutions=convolutions)
     peak = predict_peak(trace)
     return peak.allocated_bytes / MIB, peak.reserved_bytes / MIB
 
@@ -79,9 +79,11 @@ def test_nets_are_predicted(name: str, measured: float, within: float) -> None:
 def test_a_net_of_large_convolutions_takes_workspaces() -> None:
     """What cuDNN took is not known; with what Winograd's engine needs the prediction is a third as far off."""
     measured = 17231.9 - 537.1 + 512.4
-    least, most = (predicted("vgg16_bn", loans=loans)[0] - 2 * CUBLAS_BYTES / MIB for loans in (False, True))
-    assert least == pytest.approx(0.964 * measured, rel=0.002)
-    assert most == pytest.approx(0.987 * measured, rel=0.002)
+    least, most = (
+        predicted("vgg16_bn", convolutions=convolutions)[0] - 2 * CUBLAS_BYTES / MIB for convolutions in (False, True)
+    )
+    assert 0.96 * measured < least < most
+    assert most == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.slow

@@ -1,0 +1,123 @@
+"""The tables, notes and picture of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from planner.traces import MIB, step_of
+
+from amp_track.planner.replay import predict_peak
+from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.report import memory_picture
+from amp_track.report.plan import metrics, plan_notes, plan_tables
+from amp_track.report.table import Table
+from amp_track.results.plan import PlanResult, Variant
+
+CARD = PlanTarget(
+    name="A card", capacity_bytes=2**30, blas_workspace_bytes=0, is_card=True, lacks=(("bf16", "too old"),)
+)
+
+
+def planned(precision: str, *, largest_batch: int = 640, workspace_mib: int = 0) -> PrecisionPlan:
+    trace = dataclasses.replace(step_of(8, [20 * MIB]).with_next_step(), samples=8, flops=100, half_flops=90)
+    peak = predict_peak(trace)
+    more = dataclasses.replace(peak, reserved_bytes=peak.reserved_bytes + workspace_mib * MIB)
+    edge = PlannedEdge(
+        target=CARD.name,
+        largest_batch=largest_batch,
+        bound="memory",
+        peak=peak if largest_batch else None,
+        at_one_bytes=None if largest_batch else 2**31,
+        way=Way(micro_batch=512, accumulate=2, peak=peak) if largest_batch else None,
+    )
+    edges = () if precision in dict(CARD.lacks) else (edge,)
+    return PrecisionPlan(
+        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace, edges=edges
+    )
+
+
+def result_of(*plans: PrecisionPlan, variants: int = 1, effective_batch_size: int | None = None) -> PlanResult:
+    report = PlanReport(workload="any.py", precisions=plans)
+    changes = [() if index == 0 else (("depth", str(index)),) for index in range(variants)]
+    return PlanResult(
+        variants=tuple(Variant(changes=change, report=report) for change in changes),
+        targets=(CARD,),
+        effective_batch_size=effective_batch_size,
+    )
+
+
+def named(result: PlanResult, title: str) -> Table | None:
+    return next((table for table in plan_tables(result) if table.title.startswith(title)), None)
+
+
+def test_a_precision_that_a_card_lacks_says_why() -> None:
+    edges = named(result_of(planned("fp32"), planned("bf16")), "any.py")
+    assert edges is not None
+    assert [row[1:] for row in edges.sections[0]] == [
+        ("fp32", "640", "40 MiB", "28 MiB", "memory"),
+        ("bf16", "–", "–", "–", "too old"),
+    ]
+
+
+def test_variants_are_named_and_without_any_there_is_no_column_for_them() -> None:
+    one, two = (named(result_of(planned("fp32"), variants=count), "any.py") for count in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert [column.heading for column in one.columns][:2] == ["on", "precision"]
+    assert [row[1] for row in two.sections[0]] == ["as it is", "depth=1"]
+    assert named(result_of(planned("fp32")), "predicted peak at") is None
+    assert named(result_of(planned("fp32"), variants=2), "predicted peak at batch 8") is not None
+
+
+def test_ways_say_batch_and_work() -> None:
+    result = result_of(planned("fp32"), effective_batch_size=1024)
+    ways = named(result, "ways to 1,024 samples")
+    assert ways is not None
+    assert ways.sections[0][0] == ("A card\n(1 GiB)", "fp32", "512 × 2", "40 MiB", "1.00 ×", "90%")
+    assert any(note.startswith("work: ") for note in plan_notes(result))
+
+
+def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
+    result = result_of(planned("fp32", largest_batch=0), effective_batch_size=1024)
+    assert named(result, "ways") is None
+    edges = named(result, "any.py")
+    assert edges is not None
+    assert edges.sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
+    notes = plan_notes(result)
+    assert "nothing holds a batch that divides 1,024" in notes
+    assert not any(note.startswith("work: ") for note in notes)
+
+
+def test_workspaces_make_a_range_where_they_show() -> None:
+    for workspace_mib, shown in ((0, "40 MiB"), (100, "40 MiB to 140 MiB")):
+        result = result_of(planned("fp32", workspace_mib=workspace_mib))
+        memory = named(result, "predicted memory at batch 8")
+        assert memory is not None
+        assert memory.sections[-1][-1] == ("reserved", shown)
+        assert any("Winograd" in note for note in plan_notes(result)) is (workspace_mib > 0)
+
+
+def test_metrics_are_named_by_precision_and_target() -> None:
+    assert metrics(result_of(planned("fp32"))) == {
+        "plan/fp32/allocated_mib": 28,
+        "plan/fp32/reserved_mib": 40,
+        "plan/fp32/largest_batch/A card": 640,
+    }
+
+
+def test_the_picture_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs))
+    )
+    memory_picture.draw(result_of(planned("fp32"), planned("amp"), variants=2), tmp_path / memory_picture.FILE)
+    (figure,) = drawn
+    assert len(figure.axes) == 1, "amp allocates what fp32 does"
+    assert figure.get_suptitle() == "any.py, as it is, batch 8: predicted memory over one step"
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"parameters", "optimizer state", "activations", "reserved", "most allocated"} <= set(legend)
+    assert {text.get_text().strip() for text in figure.axes[0].texts} == {"forward", "backward"}
