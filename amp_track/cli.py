@@ -178,7 +178,9 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 
 def main() -> NoReturn:
     """Run the console script, and end with the exit codes that `amp_track.records.errors` lists."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` sets
+            signal.signal(number, _interrupt)
     logging.getLogger("amp_track").handlers = [_Lines()]
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
@@ -217,7 +219,7 @@ def _usage_message(error: Exception) -> str:
 
 
 def _interrupt(signal_number: int, frame: object) -> NoReturn:
-    """Make SIGTERM end runs as Ctrl-C does; the default would leave them RUNNING for ever."""
+    """Make SIGTERM and a closed terminal end runs as Ctrl-C does; the default would leave them RUNNING for ever."""
     raise KeyboardInterrupt
 
 

@@ -7,7 +7,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import os
+import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -142,6 +144,25 @@ def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field
     if not dataclasses.is_dataclass(workload_class):
         return {}
     return {item.name: item for item in dataclasses.fields(workload_class) if item.init and item.name not in _OWN_FLAGS}
+
+
+def check_fields(reference: str, workload: Workload) -> None:
+    """Raise BadInput if a workload's own batch size, epochs, learning rate or quality is none."""
+    for name, least in (("batch_size", 1), ("epochs", 1), ("loader_workers", 0)):
+        value = getattr(workload, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadInput(
+                f"{reference}: got {name} {value!r}, expected a whole number of {least} or more; correct the workload"
+            )
+    rate = workload.learning_rate
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate > 0):
+        raise BadInput(f"{reference}: got learning_rate {rate!r}, expected a number above 0; correct the workload")
+    quality = workload.quality.name
+    if not re.fullmatch(r"[\w. :/-]+", quality, re.ASCII):
+        raise BadInput(
+            f"{reference}: got quality {quality!r}, expected a name of letters, digits, spaces and _ - . : /, which is "
+            "what MLflow takes; correct the workload"
+        )
 
 
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:

@@ -118,7 +118,8 @@ def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.
 @pytest.fixture
 def amp_track(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
     """`amp_track("train", …)` runs the command in this process: as a user meets it, without seconds of imports."""
-    before, handlers = signal.getsignal(signal.SIGTERM), list(logging.getLogger("amp_track").handlers)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = list(logging.getLogger("amp_track").handlers)
     # A command lowers its process's priority for good; this one has more tests to run.
     monkeypatch.setattr(children, "_TRACKING_NICENESS", -20)
 
@@ -130,5 +131,6 @@ def amp_track(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return Done(ended.value.code or 0, *capfd.readouterr())  # type: ignore[arg-type]
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     logging.getLogger("amp_track").handlers = handlers

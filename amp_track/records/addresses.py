@@ -44,6 +44,12 @@ def sqlite_file(url: str) -> Path | None:
     return Path(name) if name else None
 
 
+def in_memory(url: str) -> bool:
+    """True for an SQLite address without a file, whose database ends with the process. Raises ValueError as above."""
+    file = sqlite_file(url)
+    return file.name == ":memory:" if file is not None else url.startswith("sqlite")
+
+
 def new_file(url: str) -> Path | None:
     """Return the SQLite file of an address that is yet to be made, None if there is nothing to make."""
     file = sqlite_file(url)

@@ -82,8 +82,8 @@ class Job:
         affects=Affects.TRAINING,
     )
     seed: int = setting(
-        0, "Seed of initial weights and of the order of samples.", values.natural_number,
-        expected="a whole number of 0 or more", metavar="N",
+        0, "Seed of initial weights and of the order of samples.", values.seed,
+        expected="a whole number from 0 to 2147483647", metavar="N",
         affects=Affects.TRAINING,
     )  # fmt: skip
     device: str = setting(
@@ -171,8 +171,8 @@ class Job:
     timeout_seconds: float | None = setting(
         None,
         "Give up on a job after this long.",
-        values.positive_number,
-        expected="a number of seconds above 0",
+        values.seconds,
+        expected="a number of seconds above 0, of a century at most",
         flag="timeout",
         metavar="SECONDS",
         shown_default="no limit",

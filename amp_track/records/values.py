@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
+_CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
@@ -35,10 +36,26 @@ def precisions(text: str) -> tuple[str, ...]:
 
 
 def natural_number(text: str) -> int:
-    """Parse a whole number of 0 or more."""
-    if not re.fullmatch(r"\d+", text.strip()):
+    """Parse a whole number of 0 or more, of 63 bits as torch and the stores have them."""
+    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) >= 2**63:
         raise ValueError(text)
     return int(text)
+
+
+def seed(text: str) -> int:
+    """Parse a seed, of 32 bits as NumPy takes them, so that more seeds can be counted from it."""
+    number = natural_number(text)
+    if number >= 2**31:
+        raise ValueError(text)
+    return number
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds: of at most a century, which the clocks of every platform can count."""
+    number = positive_number(text)
+    if number > _CENTURY_SECONDS:
+        raise ValueError(text)
+    return number
 
 
 def confirm_steps(text: str) -> int | Literal["epoch"]:

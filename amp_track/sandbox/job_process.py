@@ -29,7 +29,15 @@ from amp_track.training.devices import failures, opening
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.trainer import Trainer
-from amp_track.workload import Workload, load_workload, option_choices, option_values, source_digest, users_traceback
+from amp_track.workload import (
+    Workload,
+    check_fields,
+    load_workload,
+    option_choices,
+    option_values,
+    source_digest,
+    users_traceback,
+)
 
 
 def run(
@@ -127,6 +135,7 @@ def _inspection(job: Job) -> Inspection:
     opening.check_processes(device, job.processes)
     opening.check_budget(device, job.memory_budget_bytes, job.processes)
     workload = workload_of(job)
+    check_fields(job.workload, workload)
     workload.check()
     training_samples = evaluation_samples = 0
     dataset_digest = "synthetic"

@@ -23,7 +23,8 @@ from amp_track.records.errors import INTERRUPTED_EXIT_CODE
 
 _AT_ONCE = 3
 """The number of the signal that stops at once."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+"""SIGHUP comes when the terminal is closed. A handler that ignores it, as `nohup` sets, stays."""
 _SHOW_CURSOR = b"\x1b[?25h"
 """What a terminal needs whose cursor a progress bar has hidden."""
 

@@ -26,6 +26,17 @@ ARGUMENTS = [
     (["train", DIGITS, "--storage", "foo://me:hunter2@host/x"], "--storage: got foo://me:***@host/x"),
     (["train", DIGITS, "--tracking-uri", "sqlite:////no/folder/x.db"], "expected a file in a folder that exists"),
     (["train", DIGITS, "--epochs", "2", "--steps", "9"], "--epochs: got 2 together with --steps 9"),
+    (["train", DIGITS, "--tracking-uri", "sqlite://"], "--tracking-uri: got sqlite://, a database that ends with the"),
+    (
+        ["fit", DIGITS, "--storage", "sqlite:///:memory:"],
+        "--storage: got sqlite:///:memory:, a database that ends with",
+    ),
+    (["fit", DIGITS, "--storage", "sqlite:////dev/null"], "expected a file, this is a pipe or a device"),
+    (["fit", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "expected a file that can be opened"),
+    (["fit", DIGITS, "--storage", "sqlite:///a\0b"], "expected a file that can be opened"),
+    (["train", DIGITS, "--timeout", "1e300"], "--timeout: got '1e300', expected a number of seconds above 0, of a"),
+    (["train", DIGITS, "--seed", "9" * 23], "expected a whole number from 0 to 2147483647"),
+    (["train", DIGITS, "--batch-size", "9" * 23], "expected a whole number of 1 or more, or auto"),
     (["train", DIGITS, "--colour", "red"], "No such option: --colour"),
     (["train", DIGITS, "--epochs"], "requires an argument"),
     (["train", DIGITS, "--diagnose", "0"], "--diagnose: got '0', expected a whole number of 1 or more"),
@@ -108,6 +119,35 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
     assert message in line
     assert "hunter2" not in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("batch_size: int = 0", "got batch_size 0, expected a whole number of 1 or more"),
+        ('batch_size: int = "many"', "got batch_size 'many', expected a whole number of 1 or more"),
+        ("epochs: int = 0", "got epochs 0, expected a whole number of 1 or more"),
+        ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
+        ('quality = Quality("accuracy (%)")', "got quality 'accuracy (%)', expected a name of letters, digits"),
+    ],
+)
+def test_a_workloads_own_fields_are_checked(
+    field: str, message: str, amp_track: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("workload") / "own.py"
+    file.write_text(f"import dataclasses\nfrom amp_track import Quality, Workload\n\n\n{_OWN.format(field=field)}")
+    is_bad_input(amp_track("train", str(file)), message, tmp_path)
+
+
+_OWN = """@dataclasses.dataclass(frozen=True)
+class Own(Workload):
+    {field}
+
+    def model(self):
+        raise AssertionError("it is not asked")
+
+    train_data = eval_data = model
+"""
 
 
 def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Command, tmp_path: Path) -> None:

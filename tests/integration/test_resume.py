@@ -93,7 +93,7 @@ def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]
     assert set(statuses) == {"FINISHED", "KILLED"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
     process = stop_after("stopped/fit", 1, ending)
     assert process.returncode == 130

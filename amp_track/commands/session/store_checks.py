@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from amp_track.records.addresses import identity, masked, sqlite_file
+from amp_track.records.addresses import identity, in_memory, masked, sqlite_file
 from amp_track.records.errors import BadInput
 
 
@@ -32,8 +32,21 @@ def check(flag: str, url: str) -> None:
         file = sqlite_file(url)
     except ValueError:
         raise BadInput(f"{flag}: got {masked(url)!r}, {expected}") from None
+    if in_memory(url):
+        raise BadInput(
+            f"{flag}: got {url}, a database that ends with the command, expected one that stays; name a file, such as "
+            "sqlite:///results.db"
+        )
     if file is not None:
-        _check_sqlite(flag, url, file)
+        try:
+            _check_sqlite(flag, url, file)
+        except BadInput:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long or with a zero byte
+            reason = getattr(error, "strerror", None) or str(error)
+            raise BadInput(
+                f"{flag}: got {url!r}, expected a file that can be opened; name another ({reason})"
+            ) from None
         return
     from sqlalchemy import create_engine
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
@@ -63,8 +76,15 @@ def _check_sqlite(flag: str, url: str, file: Path) -> None:
         )
     if file.is_dir():
         raise BadInput(f"{flag}: got {url}, expected a file, this is a folder; name a file in it")
-    if file.exists() and file.stat().st_size and not file.read_bytes()[:16].startswith(b"SQLite format 3"):
+    if file.exists() and not file.is_file():
+        raise BadInput(f"{flag}: got {url}, expected a file, this is a pipe or a device; name a file")
+    if file.exists() and file.stat().st_size and not _starts_with(file, b"SQLite format 3"):
         raise BadInput(f"{flag}: got {url}, expected an SQLite database, this file is another kind; name another file")
+
+
+def _starts_with(file: Path, text: bytes) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(text)) == text
 
 
 def _check_server(flag: str, url: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.training.amp.precision import Precision
-from amp_track.training.amp.tensors import batch_length, move, sum_dtype
+from amp_track.training.amp.tensors import batch_length, move, sum_dtype, sum_of_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class EvalStep:
             loss = self._loss(output, target)
         count = batch_length(input)
         self._sums[0].add_(loss, alpha=count)
-        self._sums[1].add_(self._score(output, target).sum())
+        self._sums[1].add_(sum_of_scores(self._score(output, target), count))
         self._samples += count
 
     def read(self) -> EvalTotals:

@@ -25,7 +25,7 @@ from amp_track.training.amp.momentum import keep_momentum_written
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
-from amp_track.training.amp.tensors import batch_length, move, sum_dtype
+from amp_track.training.amp.tensors import batch_length, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024
 """How many batches' losses the buffer on the device holds. When it is full, they are fetched even if nobody reads."""
@@ -208,7 +208,7 @@ class TrainStep:
             loss = self._loss(output, target)
         if self._score is not None:
             with torch.no_grad():
-                self._score_of_step.add_(self._score(output, target).sum())
+                self._score_of_step.add_(sum_of_scores(self._score(output, target), batch_length(input)))
         self.phase = "backward"
         self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batch_length(input) if share else 0

@@ -47,6 +47,16 @@ def tensors(batch: Any) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
+def sum_of_scores(scores: Tensor, samples: int) -> Tensor:
+    """Return the sum of one score for each sample. Raises ValueError if there are more or fewer, such as their mean."""
+    if scores.numel() != samples:
+        raise ValueError(
+            f"score: got a tensor of shape {tuple(scores.shape)}, expected one number for each of the {samples} "
+            f"samples, shape ({samples},); return them without taking their mean"
+        )
+    return scores.sum()
+
+
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for sums over an epoch: float64, which keeps a long epoch's last digits, but MPS lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -1,3 +1,4 @@
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,24 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("shopping list")
     with pytest.raises(BadInput, match="expected an SQLite database"):
         store_checks.check("--storage", f"sqlite:///{tmp_path}/notes.db")
+
+
+def test_of_a_large_file_only_the_beginning_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "large.db").open("wb") as file:
+        file.write(b"SQLite format 3\0")
+        file.truncate(2**30)
+    tracemalloc.start()
+    store_checks.check("--storage", f"sqlite:///{tmp_path}/large.db")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
+def test_links_in_a_loop_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.db").symlink_to("two.db")
+    (tmp_path / "two.db").symlink_to("one.db")
+    with pytest.raises(BadInput, match="expected a file that can be "):
+        store_checks.check("--storage", f"sqlite:///{tmp_path}/one.db")
 
 
 def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,23 @@ def test_means_are_over_samples_and_begin_anew() -> None:
     assert math.isnan(step.read().loss)
 
 
+def test_a_mean_is_no_score() -> None:
+    """Added up over batches, means make a quality that is wrong without a word."""
+
+    def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output.argmax(1) == target).float().mean()
+
+    net = nn.Linear(6, 3)
+    batch = torch.randn(11, 6), torch.arange(11) % 3
+    evaluate = EvalStep(net, functional.cross_entropy, mean, Precision.named("fp32"), torch.device("cpu"))
+    train = TrainStep(net, torch.optim.SGD(net.parameters()), functional.cross_entropy, "fp32", score=mean)
+    for step in (evaluate, train):
+        with pytest.raises(
+            ValueError, match=r"got a tensor of shape \(\), expected one number for each of the 11 samp"
+        ):
+            step(*batch)
+
+
 def test_it_sees_the_weights_as_they_are_now() -> None:
     """Autocast caches weights: those of a step before must not be used."""
     torch.manual_seed(0)
