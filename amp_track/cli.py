@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -231,9 +232,13 @@ def _exit(exit_code: int, message: str, detail: str = "") -> NoReturn:
 
 
 def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
-    """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too."""
+    """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
+
+    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
+    """
     try:
-        result = command(request)
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            result = command(request)
     except NothingFits as error:
         if as_json and error.result is not None:
             print(json.dumps(_finite(error.result), allow_nan=False))
