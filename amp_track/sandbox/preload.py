@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import sys
 import traceback
 
 from amp_track.sandbox import sandbox
@@ -35,10 +36,20 @@ def _is_installed(name: str) -> bool:
     return spec is not None and "site-packages" in (spec.origin or "")
 
 
+def _look_here_last() -> None:
+    """Let no file of the working folder, such as `torch.py`, be imported in place of an installed package.
+
+    The server is started with `python -c`, which looks there first.
+    """
+    here = ("", os.getcwd())
+    sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
+
+
 def _preload() -> str:
     """Import the modules, and return the traceback of a required one that fails."""
     # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _look_here_last()
     gc.disable()  # a quarter of the time of these imports: they leave hardly any garbage, and it is collected below
     try:
         from amp_track.training.devices import heap

@@ -66,7 +66,15 @@ class Tracker:
             return experiment_id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         experiment = self._client.get_experiment_by_name(name)
-        return experiment.experiment_id if experiment is not None else str(self._client.create_experiment(name))
+        if experiment is None:
+            return str(self._client.create_experiment(name))
+        if experiment.lifecycle_stage != "active":
+            raise BadInput(
+                f"--tracking-uri: got {addresses.masked(self.uri)}, whose experiment {name} has been deleted, expected "
+                "one that is there; restore it (mlflow experiments restore --experiment-id "
+                f"{experiment.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
+            )
+        return str(experiment.experiment_id)
 
     @contextmanager
     def run(

@@ -54,6 +54,17 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("name", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
+def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
+    """Python looks there first. A `torch.py` once made budgets wrong by what the real one takes."""
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    script = _INSPECT.format(preload=[sandbox._PRELOAD_MODULE])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+
+
 _TOUCHES_CUDA = """
 import torch
 torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked from one that has initialized CUDA

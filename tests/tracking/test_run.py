@@ -1,8 +1,10 @@
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import mlflow
 import pytest
-from support import DIGITS, request, stores
+from support import DIGITS, Done, request, stores
 
 from amp_track.commands.train import train
 from amp_track.records.events import StepsRecorded
@@ -52,6 +54,19 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
     assert client.get_run(run.run_id).data.params == {
         "batch_size": "auto", "batch_size.resolved": "525", "precision": "bf16", "seed": "0",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["train"], ["fit", "--precision", "fp32"]], ids=" ".join)
+def test_a_deleted_experiment_is_told_in_one_line(
+    command: list[str], amp_track: Callable[..., Done], tmp_path: Path
+) -> None:
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client.delete_experiment(client.create_experiment("amp_track"))
+    done = amp_track(*command, DIGITS, "--memory-budget", "64MiB")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "whose experiment amp_track has been deleted, expected one that is there; restore it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not client.search_runs(["1"])
 
 
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
