@@ -10,16 +10,16 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
 
-test: $(VENV)/installed-dev  ## the quick tests, of every module: two minutes on two cores
+test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: eight minutes on two cores
+test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: twelve minutes on two cores
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or property"
 
 test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch that is supported, whose private interfaces differ; two minutes
 	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
 
-test-all: test test-slow  ## all tests: ten minutes
+test-all: test test-slow  ## all tests: a quarter of an hour
 
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py
