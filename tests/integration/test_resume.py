@@ -38,10 +38,18 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
         storage.engine.dispose()
 
 
+def _hear_the_terminal() -> None:
+    """Have a closed terminal end the process, though these tests may run under `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.Popen[bytes]:
     """Start the search and end it while the trial after `finished` others is running."""
     command = [sys.executable, "-m", "amp_track", *SEARCH]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=_hear_the_terminal,
+    )  # fmt: skip
     try:
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
