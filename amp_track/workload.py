@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import math
 import os
-import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -24,6 +23,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
 from amp_track.records.errors import BadInput, BadOption
+from amp_track.records.metrics import is_metric_name
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def check_fields(reference: str, workload: Workload) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate > 0):
         raise BadInput(f"{reference}: got learning_rate {rate!r}, expected a number above 0; correct the workload")
     quality = workload.quality.name
-    if not re.fullmatch(r"[\w. :/-]+", quality, re.ASCII):
+    if not is_metric_name(quality):
         raise BadInput(
             f"{reference}: got quality {quality!r}, expected a name of letters, digits, spaces and _ - . : /, which is "
             "what MLflow takes; correct the workload"

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from amp_track import Workload
 from benchmarks import models
 
-OWN: dict[str, models._Classifier | models.UNet] = {
+OWN: dict[str, Workload] = {
     "lstm": models.Lstm(),
     "transformer": models.Transformer(),
     "unet": models.UNet(),
     "mlp": models.Mlp(),
 }
-TORCHVISION = ("resnet18", "resnet50", "vit_b_16", "convnext_tiny", "swin_t")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def _check(request: Request) -> None:
             f"--tracking-uri: got {addresses.masked(request.stores.tracking_uri)}, expected it together with --track: "
             "a plan writes nothing unless it is told to; add that, or leave it out"
         )
-    effective = request.fit_options.effective_batch_size
-    if effective is not None and not planned_targets(request):
+    effective, options = request.fit_options.effective_batch_size, request.plan_options
+    if effective is not None and not (options.capacities or options.device_names):
         raise BadInput(
             f"--effective-batch-size: got {effective}, expected it together with --capacity or --device-name, which "
             "say what has to hold it; add one of them, or leave it out"
@@ -196,14 +196,14 @@ def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanRes
     tracker = tracking.Tracker(session.tracking_uri)
     title = f"{session.inspection.workload_name} plan"
     with tracker.run(title, tags={"amp_track.kind": "plan"}, run_id=tracking.run_id_of_environment()) as run:
-        tracking.describe_plan(run, session.job, session.inspection, _settings(request, result, planner.task))
+        tracking.describe_plan(run, session.job, session.inspection, _settings(request, result, planner))
         keep.keep_plan(result, run)
     return dataclasses.replace(result, run_id=run.run_id)
 
 
-def _settings(request: Request, result: PlanResult, task: PlanTask) -> dict[str, str]:
+def _settings(request: Request, result: PlanResult, planner: _Planner) -> dict[str, str]:
     """Return what was planned, as params: the first variant's settings, and what it was planned for."""
-    job, first = request.job, result.variants[0]
+    job, task, first = request.job, planner.task, result.variants[0]
     return {
         "batch_size": str(task.batch_size),
         "options": ",".join(f"{name}={value}" for name, value in (*job.options, *first.changes)) or "None",
@@ -213,5 +213,5 @@ def _settings(request: Request, result: PlanResult, task: PlanTask) -> dict[str,
         "precision": ",".join(task.precisions),
         "capacity": ",".join(target.name for target in task.targets) or "None",
         "effective_batch_size": str(task.effective_batch_size),
-        "over": " ".join(f"{name}={','.join(texts)}" for name, texts in _values(request).items()) or "None",
+        "over": " ".join(f"{name}={','.join(texts)}" for name, texts in planner.varied.items()) or "None",
     }

@@ -22,7 +22,7 @@ def snapshot(trace: StepTrace) -> bytes:
     """Return the pickle for https://docs.pytorch.org/memory_viz: all that a trace allocates, on a card of any size."""
     events: list[dict[str, Any]] = []
     living: dict[int, tuple[Block, Storage]] = {}
-    known_segments: dict[int, int] = {}
+    known_segments: set[int] = set()
     allocator = CachingAllocator()
     for index, block in replay_of(trace.events, trace.sizes, allocator):
         if index < 0:
@@ -30,9 +30,9 @@ def snapshot(trace: StepTrace) -> bytes:
             if freed is not None:
                 events += [_event(action, *freed) for action in ("free_requested", "free_completed")]
         elif block is not None:
-            for address in allocator.segments.keys() - known_segments.keys():
-                size_bytes = known_segments[address] = allocator.segments[address]
-                events.append(_entry("segment_alloc", address, size_bytes, trace.storages[index]))
+            for address in allocator.segments.keys() - known_segments:
+                known_segments.add(address)
+                events.append(_entry("segment_alloc", address, allocator.segments[address], trace.storages[index]))
             living[index] = block, trace.storages[index]
             events.append(_event("alloc", *living[index]))
     return pickle.dumps({"segments": _segments(allocator, living), "device_traces": [events]})
@@ -59,34 +59,27 @@ def _frames(storage: Storage) -> list[dict[str, Any]]:
 
 
 def _segments(allocator: CachingAllocator, living: dict[int, tuple[Block, Storage]]) -> list[dict[str, Any]]:
-    """Return the segments as they are at the end, with their blocks in the order of their addresses."""
+    """Return the segments as they are at the end, in the order of their addresses."""
     storages = {block.address: storage for block, storage in living.values()}
     blocks = [*(block for block, _ in living.values()), *allocator.free_blocks()]
     blocks.sort(key=lambda block: block.address)
-    within = [
-        (
-            address,
-            size_bytes,
-            [
-                _block(block, storages.get(block.address))
-                for block in blocks
-                if address <= block.address < address + size_bytes
-            ],
-        )
-        for address, size_bytes in sorted(allocator.segments.items())
-    ]
-    return [
-        {
-            "device": 0,
-            "address": _BASE_ADDRESS + address,
-            "total_size": size_bytes,
-            "stream": 0,
-            "allocated_size": sum(block["size"] for block in blocks if block["state"] == _ACTIVE),
-            "active_size": sum(block["requested_size"] for block in blocks),
-            "blocks": blocks,
-        }
-        for address, size_bytes, blocks in within
-    ]
+    segments = []
+    for address, size_bytes in sorted(allocator.segments.items()):
+        within = [block for block in blocks if address <= block.address < address + size_bytes]
+        segments.append(_segment(address, size_bytes, [_block(block, storages.get(block.address)) for block in within]))
+    return segments
+
+
+def _segment(address: int, size_bytes: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "device": 0,
+        "address": _BASE_ADDRESS + address,
+        "total_size": size_bytes,
+        "stream": 0,
+        "allocated_size": sum(block["size"] for block in blocks if block["state"] == _ACTIVE),
+        "active_size": sum(block["requested_size"] for block in blocks),
+        "blocks": blocks,
+    }
 
 
 def _block(block: Block, storage: Storage | None) -> dict[str, Any]:

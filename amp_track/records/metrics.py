@@ -106,6 +106,9 @@ METRICS = (
 PREDICTED_MEMORY = "memory/predicted_mib"
 """The peak that the memory model predicts, known before the job runs."""
 
+_REFUSED = re.compile(r"[^\w. :/-]", re.ASCII)
+"""A sign that MLflow takes in no name of a metric."""
+
 STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
 TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
 NON_FINITE_FRACTION, UNDERFLOW_FRACTION = "amp/non_finite_fraction", "amp/underflow_fraction"
@@ -117,9 +120,14 @@ def quality_metric(quality_name: str) -> str:
     return f"eval/{quality_name}"
 
 
+def is_metric_name(name: str) -> bool:
+    """True for a name that MLflow takes: letters, digits, spaces and _ - . : /"""
+    return bool(name) and not _REFUSED.search(name)
+
+
 def planned_metric(precision: str, name: str) -> str:
     """Return the name of a plan's metric, `plan/amp/reserved_mib`, without signs that MLflow refuses."""
-    return re.sub(r"[^\w\-. :/]", "", f"plan/{precision}/{name}")
+    return _REFUSED.sub("", f"plan/{precision}/{name}")
 
 
 def streamed_metrics(quality_name: str) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ NOT_MODELLED = (
     "not in it: workspaces of cuDNN (none to some hundred MiB, where convolutions are large), what torch.compile "
     "fuses, and what other programs take",
 )
-_RANGE = " to "
 _SAME = 1.01
 """What differs by less is the same: the allocator's segments alone make more of a difference."""
 
@@ -29,7 +28,7 @@ def plan_tables(result: PlanResult) -> list[Table]:
 def plan_notes(result: PlanResult) -> list[str]:
     """Return what a reader has to know about these numbers."""
     notes = list(NOT_MODELLED)
-    if any(_RANGE in cell for section in _categories(result).sections for row in section for cell in row):
+    if any(_is_range(*sizes) for plan in result.report.precisions for sizes in _least_and_most(plan)):
         notes.append(
             "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3; other engines may take "
             "more. Largest batches are without: where there is no room PyTorch takes an engine that needs less"
@@ -45,11 +44,12 @@ def plan_notes(result: PlanResult) -> list[str]:
         )
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.values_read):
         notes.append(f"{', '.join(layers)}: a number is read off a tensor; it was taken to be 1")
+    has_ways = any(result.ways(target) for target in result.targets)
     if result.effective_batch_size is not None:
         notes.append("largest batches are those of a step that accumulates: it holds gradients as the next batch runs")
-        if not _ways(result):
+        if not has_ways:
             notes.append(f"nothing holds a batch that divides {result.effective_batch_size:,}")
-    if _ways(result) or len(result.variants) > 1:
+    if has_ways or len(result.variants) > 1:
         notes.append(
             "work: floating-point operations of a sample in matrix products, convolutions and attention, over those of "
             f"{result.report.precisions[0].precision}, {result.variants[0].name}; tensor cores compute those in 16 "
@@ -184,12 +184,10 @@ def _categories(result: PlanResult) -> Table:
         (str(category), *(format_bytes(dict(plan.peak.by_category).get(category, 0)) for plan in plans))
         for category in names
     ]
+    allocated, reserved = zip(*map(_least_and_most, plans), strict=True)
     totals = [
-        (
-            "allocated at the peak",
-            *(_range(plan.peak.allocated_bytes, plan.peak_with_workspaces.allocated_bytes) for plan in plans),
-        ),
-        ("reserved", *(_range(plan.peak.reserved_bytes, plan.peak_with_workspaces.reserved_bytes) for plan in plans)),
+        ("allocated at the peak", *(_range(*sizes) for sizes in allocated)),
+        ("reserved", *(_range(*sizes) for sizes in reserved)),
     ]
     return Table(
         title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",
@@ -201,9 +199,19 @@ def _categories(result: PlanResult) -> Table:
     )
 
 
+def _least_and_most(plan: PrecisionPlan) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return what is allocated and what is reserved, each without and with the workspaces of convolutions."""
+    least, most = plan.peak, plan.peak_with_workspaces
+    return (least.allocated_bytes, most.allocated_bytes), (least.reserved_bytes, most.reserved_bytes)
+
+
+def _is_range(least: int, most: int) -> bool:
+    return most > _SAME * least
+
+
 def _range(least: int, most: int) -> str:
     """Return a size, or a range where workspaces of cuDNN make a difference that shows."""
-    return format_bytes(least) if most <= _SAME * least else f"{format_bytes(least)}{_RANGE}{format_bytes(most)}"
+    return f"{format_bytes(least)} to {format_bytes(most)}" if _is_range(least, most) else format_bytes(least)
 
 
 def _of_first(result: PlanResult) -> str:

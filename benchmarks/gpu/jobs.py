@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from amp_track.planner import cards
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.plan import PlanTask, PrecisionPlan
 from amp_track.sandbox.sandbox import Sandbox
 from benchmarks.gpu.parts import PRECISIONS, Machine, Planned, Reporter, Request
 
@@ -48,15 +50,32 @@ class Jobs:
 
     def run(self, workload: str, **settings: Any) -> Outcome:
         """Return a job's outcome. Raises RuntimeError unless it ran to its end or out of what the device has."""
+        sandbox, job, _ = self._prepared(workload, settings)
+        outcome = sandbox.run(job)
+        if outcome.verdict not in (Verdict.FITS, Verdict.OOM, Verdict.KERNEL_LIMIT):
+            raise RuntimeError(f"{outcome.verdict}: {outcome.message}")
+        return outcome
+
+    def plan(self, workload: str, **settings: Any) -> PrecisionPlan:
+        """Return what is predicted for a job's own precision and batch on this device."""
+        sandbox, job, inspection = self._prepared(workload, settings)
+        assert job.batch_size is not None
+        task = PlanTask(
+            precisions=(job.precision,),
+            batch_size=job.batch_size,
+            targets=(),
+            max_batch_size=job.batch_size,
+            blas_workspace_bytes=cards.blas_workspace_of(inspection.hardware),
+        )
+        return sandbox.plan(job, task).precisions[0]
+
+    def _prepared(self, workload: str, settings: Mapping[str, Any]) -> tuple[Sandbox, Job, Inspection]:
         sandbox = self._sandboxes.setdefault(workload, Sandbox(workload))
         asked = Job(workload=workload, device=self._device, **settings)
         same = (workload, asked.options, asked.synthetic, asked.memory_budget_bytes)
         if same not in self._inspections:
             self._inspections[same] = sandbox.inspect(asked)
-        outcome = sandbox.run(resolve(asked, self._inspections[same]))
-        if outcome.verdict not in (Verdict.FITS, Verdict.OOM, Verdict.KERNEL_LIMIT):
-            raise RuntimeError(f"{outcome.verdict}: {outcome.message}")
-        return outcome
+        return sandbox, resolve(asked, self._inspections[same]), self._inspections[same]
 
 
 def values_of(outcome: Outcome) -> dict[str, Any]:

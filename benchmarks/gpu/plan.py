@@ -8,11 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.planner import cards
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.plan import PlanTask
-from amp_track.sandbox.sandbox import Sandbox
 from benchmarks.gpu import jobs
 from benchmarks.gpu.parts import Machine, Part, Planned, Reporter, Request
 from benchmarks.gpu.rows import Row
@@ -59,33 +54,25 @@ def parts(machine: Machine, kept: Mapping[str, Row]) -> list[Part]:
 
 
 def measure(request: Request, report: Reporter) -> None:
-    runner, sandbox = jobs.Jobs(request.device), Sandbox(_WORKLOAD)
+    runner = jobs.Jobs(request.device)
     for case in cases(tiny=request.tiny):
         if case.key in request.keys:
-            report.row(case.key, lambda one=case: _beside(runner, sandbox, request.device, one))
+            report.row(case.key, lambda one=case: _beside(runner, one))
 
 
-def _beside(runner: jobs.Jobs, sandbox: Sandbox, device: str, case: Case) -> dict[str, Any]:
+def _beside(runner: jobs.Jobs, case: Case) -> dict[str, Any]:
     """Return what is predicted and what is measured of the same steps."""
     settings: dict[str, Any] = {
         "precision": case.precision,
         "batch_size": case.batch_size,
         "options": case.options,
         "synthetic": True,
+        "steps": _STEPS,
     }
-    job = Job(workload=_WORKLOAD, device=device, steps=_STEPS, **settings)
-    inspection = sandbox.inspect(job)
-    task = PlanTask(
-        precisions=(case.precision,),
-        batch_size=case.batch_size,
-        targets=(),
-        max_batch_size=case.batch_size,
-        blas_workspace_bytes=cards.blas_workspace_of(inspection.hardware),
-    )
-    plan = sandbox.plan(resolve(job, inspection), task).precisions[0]
+    plan = runner.plan(_WORKLOAD, **settings)
     return {
         "predicted_allocated_bytes": plan.peak.allocated_bytes,
         "predicted_reserved_bytes": plan.peak.reserved_bytes,
         "predicted_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
-        **jobs.values_of(runner.run(_WORKLOAD, steps=_STEPS, **settings)),
+        **jobs.values_of(runner.run(_WORKLOAD, **settings)),
     }

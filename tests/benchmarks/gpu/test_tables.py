@@ -24,6 +24,14 @@ def outcome(**values: Any) -> dict[str, Any]:
     return {"verdict": "fits", "message": "", **dict.fromkeys(names), **values}
 
 
+def planned(allocated: int, reserved: int, with_workspaces: int) -> dict[str, Any]:
+    return {
+        "predicted_allocated_bytes": allocated,
+        "predicted_reserved_bytes": reserved,
+        "predicted_reserved_bytes_with_workspaces": with_workspaces,
+    }
+
+
 EDGE = {"largest_batch": 1234, "bound": "memory", "probes": 5, "probe_seconds": 6.25}
 ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "tests": [("tests/test_x.py::test_it", {"outcome": "passed"}, "| 1 | 1 | 0 | 0 |")],
@@ -80,22 +88,12 @@ ROWS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "plan": [
         (
             plan.cases(tiny=False)[0].key,
-            {
-                "predicted_allocated_bytes": 99,
-                "predicted_reserved_bytes": 115,
-                "predicted_reserved_bytes_with_workspaces": 130,
-            }
-            | outcome(max_allocated_bytes=100, max_memory_bytes=125),
+            planned(99, 115, 130) | outcome(max_allocated_bytes=100, max_memory_bytes=125),
             "| -1.0% | -8.0% | +4.0% |",
         ),
         (
             plan.cases(tiny=False)[1].key,
-            {
-                "predicted_allocated_bytes": 97,
-                "predicted_reserved_bytes": 125,
-                "predicted_reserved_bytes_with_workspaces": 125,
-            }
-            | outcome(max_allocated_bytes=100, max_memory_bytes=125),
+            planned(97, 125, 125) | outcome(max_allocated_bytes=100, max_memory_bytes=125),
             "| median of 2 of 384, without sign | 2.0% | 4.0% | 2.0% |",
         ),
     ],
