@@ -53,7 +53,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     studies.check("compare")
     from amp_track import tracking
 
-    tracker = tracking.Tracker(base.tracking_uri)
+    tracker = base.open_tracker()
     study = studies.open("compare", ["maximize"])
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         cells = _train(tracked_study, sessions)
@@ -124,6 +124,8 @@ def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Ce
         value=lambda outcome: outcome.samples_per_second or 0.0,
         is_known=lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds),
     )
+    id_of = tracked_study.tracker.id_of
+    trained = [dataclasses.replace(training, run_id=id_of(training.run_id)) for training in trained]
     return [
         Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
         for value in sessions

@@ -40,7 +40,7 @@ def fit(request: Request, *, sandbox: JobRunner | None = None) -> FitResult:
     studies.check("fit")
     from amp_track import tracking
 
-    return fit_in(studies, tracking.Tracker(session.tracking_uri), given_run_id=tracking.run_id_of_environment())
+    return fit_in(studies, session.open_tracker(), given_run_id=tracking.run_id_of_environment())
 
 
 def fit_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> FitResult:
@@ -90,6 +90,7 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     fits = {name: _with_steps_of_an_epoch(session, fitted) for name, fitted in fits.items()}
+    fits = {name: _with_run_id(tracked_study, fitted) for name, fitted in fits.items()}
     options = session.request.fit_options
     result = FitResult(
         study=tracked_study.name,
@@ -107,6 +108,13 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(sampler.goal.budget_bytes, fits), result.as_json())
     return result
+
+
+def _with_run_id(tracked_study: TrackedStudy, fitted: PrecisionFit) -> PrecisionFit:
+    """Name the run at the edge by its id, which a server that was down may have given it since."""
+    if fitted.run_id is None:
+        return fitted
+    return dataclasses.replace(fitted, run_id=tracked_study.tracker.id_of(fitted.run_id))
 
 
 def _with_steps_of_an_epoch(session: Session, fitted: PrecisionFit) -> PrecisionFit:

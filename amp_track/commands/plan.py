@@ -193,7 +193,7 @@ def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanRes
     from amp_track import tracking
 
     session = planner.session
-    tracker = tracking.Tracker(session.tracking_uri)
+    tracker = session.open_tracker()
     title = f"{session.inspection.workload_name} plan"
     with tracker.run(title, tags={"amp_track.kind": "plan"}, run_id=tracking.run_id_of_environment()) as run:
         tracking.describe_plan(run, session.job, session.inspection, _settings(request, result, planner))

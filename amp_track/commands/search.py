@@ -50,12 +50,13 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     studies.check("fit", "train", "seeds")
     from amp_track import tracking
 
-    tracker = tracking.Tracker(session.tracking_uri)
+    tracker = session.open_tracker()
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         fitted = fit.find_edges(tracked_study, sampler)
         trials, pareto = _train_inside(tracked_study, studies, fitted, is_time_up)
         seeds = _train_seeds(tracked_study, studies, fitted, is_time_up) if compares_seeds else None
+        trials = [dataclasses.replace(trial, run_id=tracker.id_of(trial.run_id)) for trial in trials]
         result = SearchResult(
             fit=fitted,
             seeds=seeds,
@@ -151,5 +152,8 @@ def _train_seeds(
     if len(whole) < _FEWEST_SEEDS:
         return None
     trained = [training for training in trained if training.point["seed"] in whole]
-    trainings = [SeedResult(**training.point, outcome=training.outcome, run_id=training.run_id) for training in trained]
+    trainings = [
+        SeedResult(**training.point, outcome=training.outcome, run_id=fit_study.tracker.id_of(training.run_id))
+        for training in trained
+    ]
     return SeedsResult(job=job, seeds=len(whole), margin=options.margin, trainings=tuple(trainings))

@@ -49,7 +49,7 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
         checks.data_has_a_batch(job, session.inspection)
     from amp_track import tracking
 
-    tracker = tracking.Tracker(session.tracking_uri)
+    tracker = session.open_tracker()
     if request.find_batch_size:
         job = _at_the_edge(job, fit.fit_in(studies, tracker, given_run_id=None))
     title = f"{session.inspection.workload_name} {job.precision}"
@@ -71,7 +71,7 @@ def _resume(request: Request, run_id: str, *, sandbox: JobRunner | None) -> Trai
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
         with tracker.run(title, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
-            run.resume(session.inspection.quality_name)
+            run.resume(tracker.on_record(run_id, session.inspection.quality_name))
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
+SPOOL = "amp_track-spool"
+"""The folder, beside the study, where records wait for a tracking server that does not answer."""
 _SQLITE = "sqlite:///"
 
 
@@ -64,3 +66,9 @@ def exists(url: str) -> bool:
 def identity(url: str) -> str | Path:
     """Return what is the same for two addresses of one SQLite file, however each is written."""
     return Path(url.removeprefix(_SQLITE)).resolve() if url.startswith(_SQLITE) else url
+
+
+def spool_folder(storage: str) -> Path:
+    """Return where records wait for a tracking server: beside the file of the study's database, else in this folder."""
+    file = sqlite_file(storage)
+    return file.parent / SPOOL if file is not None else Path(SPOOL)

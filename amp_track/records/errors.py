@@ -3,6 +3,7 @@
     AmpTrackError            exit code 1
     ├── BadInput             2   what was given cannot be run; nothing was written
     │   └── BadOption        2   … because of an option of the workload
+    ├── StoreFailed          1   a store or the disk it is on has failed; what was written before is kept
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
     └── NothingFits          3   out of memory
 
@@ -55,6 +56,12 @@ class BadOption(BadInput):
         self.args = (option, problem, flag)  # so that it survives pickling between processes
         self.option = option
         self.problem = problem
+
+
+class StoreFailed(AmpTrackError):
+    """A store cannot be read or written any more. What was written before is kept."""
+
+    exit_code = 1
 
 
 class WorkloadFailed(AmpTrackError):

@@ -34,13 +34,12 @@ class _Stored:
 
 
 def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
-    """Store a checkpoint and remove those that it replaces. Its local file is removed too."""
+    """Store a checkpoint and remove those that it replaces. Its local file stays."""
     file = Path(written.file)
     stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
     client.log_artifact(run_id, str(file), _FOLDER)
     names = [name for name, applies in ((_LAST, written.is_last), (_BEST, written.is_best)) if applies]
     client.log_batch(run_id, tags=[RunTag(name, json.dumps(asdict(stored))) for name in names])
-    file.unlink()
     _remove_others(client, run_id)
 
 

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mlflow
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
-from mlflow.entities import Metric as LoggedMetric
+from mlflow.entities import Run as StoredRun
 
 from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
@@ -19,12 +17,24 @@ from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileW
 from amp_track.records.inspection import Inspection
 from amp_track.records.metrics import METRICS
 from amp_track.records.outcome import Outcome
-from amp_track.tracking import checkpoints
+from amp_track.tracking.sinks import Sink
+from amp_track.tracking.writes import (
+    METRICS_PER_BATCH,
+    PARAMS_PER_BATCH,
+    DatasetRow,
+    EndRun,
+    LogBatch,
+    LogCheckpoint,
+    LogDatasets,
+    LogFile,
+    LogText,
+    MetricRow,
+    Write,
+    now_ms,
+)  # fmt: skip
 
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
-_METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100
-"""MLflow takes no more in one log_batch."""
 _TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow's UI knows which files to show as tables; without it they show as JSON."""
 _MOST_ROWS = 100_000
@@ -35,27 +45,40 @@ class Run:
     """One MLflow run while it is written.
 
     Metrics are buffered and sent every two seconds: one commit of SQLite takes as long as a thousand metrics.
+
+    Args:
+        sink: where what is written goes.
+        key: by which the sink knows the run.
+        experiment_id: of the run.
+        existing: the run as the store has it, unless it is yet to be made; its params cannot be changed.
     """
 
-    def __init__(self, client: mlflow.MlflowClient, run_id: str, experiment_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, sink: Sink, key: str, experiment_id: str, *, existing: StoredRun | None = None) -> None:
         self.experiment_id = experiment_id
-        self._client = client
-        self._metrics: list[LoggedMetric] = []
+        self._sink = sink
+        self._key = key
+        self._metrics: list[MetricRow] = []
         self._params: dict[str, str] = {}
         self._tags: dict[str, str] = {}
         self._flushed = time.monotonic()
-        self._known_params: dict[str, str] | None = None
+        self._known_params = dict(existing.data.params) if existing is not None else {}
+        self._tables: list[dict[str, str]] = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing else []
+        self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
 
         self.has_checkpoint = False
         """Whether a checkpoint has been stored, so that this training can be resumed."""
 
+    @property
+    def run_id(self) -> str:
+        """The run's id; what stands for it where a server that is down has not made the run yet."""
+        return self._sink.id_of(self._key)
+
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
         """Buffer a metric. None is left out, and so is a value that a resumed run has on record already."""
         if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
-            self._metrics.append(LoggedMetric(name, float(value), int(time.time() * 1000), step))
+            self._metrics.append((name, float(value), now_ms(), step))
 
     def params(self, params: dict[str, str]) -> None:
         """Buffer params, cut to the length that MLflow takes."""
@@ -87,13 +110,15 @@ class Run:
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
                 self.flush()  # a resumed training does not compute again what precedes the checkpoint
-                checkpoints.keep(self._client, self.run_id, event)
+                checkpoint = LogCheckpoint(
+                    file=event.file, step=event.step, is_last=event.is_last, is_best=event.is_best
+                )
+                self._write(checkpoint, takes=True)
                 self.has_checkpoint = True
             case Noted(text=text):
                 self.tags({"amp_track.note": text})
             case FileWritten(file=file, folder=folder):
-                self._client.log_artifact(self.run_id, file, folder or None)
-                Path(file).unlink()
+                self._write(LogFile(file=file, folder=folder), takes=True)
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
@@ -125,43 +150,43 @@ class Run:
 
     def dataset(self, inspection: Inspection) -> None:
         """Log the data sets that the run is trained and evaluated on."""
-        inputs = []
-        for context, samples in (("train", inspection.training_samples), ("eval", inspection.evaluation_samples)):
-            dataset = Dataset(
-                name=f"{inspection.workload_name}-{context}",
-                digest=inspection.dataset_digest,
-                source_type="code",
-                source=json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest}),
-                profile=json.dumps({"num_rows": samples}),
+        source = json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest})
+        self._write(
+            LogDatasets(
+                datasets={
+                    context: DatasetRow(
+                        name=f"{inspection.workload_name}-{context}",
+                        digest=inspection.dataset_digest,
+                        source=source,
+                        profile=json.dumps({"num_rows": samples}),
+                    )
+                    for context, samples in (
+                        ("train", inspection.training_samples),
+                        ("eval", inspection.evaluation_samples),
+                    )
+                }
             )
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-        try:
-            self._client.log_inputs(self.run_id, datasets=inputs)
-        except mlflow.exceptions.MlflowException:
-            # Where two search workers are the first to log a data set at the same moment, one fails, because the row is
-            # there already; the second time it finds the row.
-            self._client.log_inputs(self.run_id, datasets=inputs)
+        )
 
     def text(self, file: str, text: str) -> None:
         """Store a text as an artifact."""
-        self._client.log_text(self.run_id, text, file)
+        self._write(LogText(path=file, text=text))
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
         """Store a table as MLflow's log_table does, but replace an earlier one, to which log_table would append."""
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        self._client.log_dict(self.run_id, {"columns": list(columns), "data": rows}, file)
-        known = json.loads(self._client.get_run(self.run_id).data.tags.get(_TABLES, "[]"))
-        if (entry := {"path": file, "type": "table"}) not in known:
-            self._client.set_tag(self.run_id, _TABLES, json.dumps([*known, entry]))
+        self.text(file, json.dumps({"columns": list(columns), "data": rows}))
+        if (entry := {"path": file, "type": "table"}) not in self._tables:
+            self._tables.append(entry)
+            self.tags({_TABLES: json.dumps(self._tables)})
 
     def artifact(self, file: Path) -> None:
         """Store a file as an artifact."""
-        self._client.log_artifact(self.run_id, str(file))
+        self._write(LogFile(file=str(file)))
 
     def artifact_path(self, file: str) -> str:
-        """Return where an artifact is: its path where the store keeps files on this machine, else its address."""
-        uri = f"{self._client.get_run(self.run_id).info.artifact_uri}/{file}"
-        return uri.removeprefix("file://")
+        """Return where an artifact of a top-level run is: a path on this machine, or an address in a server's store."""
+        return f"{self._artifact_uri}/{file}".removeprefix("file://")
 
     def flush(self) -> None:
         """Send everything that is buffered."""
@@ -169,14 +194,18 @@ class Run:
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}
         while metrics or params or tags:
-            self._client.log_batch(
-                self.run_id,
-                metrics=metrics[:_METRICS_PER_BATCH],
-                params=[Param(name, value) for name, value in params[:_PARAMS_PER_BATCH]],
-                tags=[RunTag(name, value) for name, value in tags.items()],
+            self._write(
+                LogBatch(metrics=metrics[:METRICS_PER_BATCH], params=dict(params[:PARAMS_PER_BATCH]), tags=tags)
             )
-            metrics, params, tags = metrics[_METRICS_PER_BATCH:], params[_PARAMS_PER_BATCH:], {}
+            metrics, params, tags = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:], {}
         self._flushed = time.monotonic()
+
+    def end(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+        self._write(EndRun(status=status, end_time_ms=now_ms()))
+
+    def _write(self, write: Write, *, takes: bool = False) -> None:
+        self._sink.write(self._key, write, takes=takes)
 
     def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
         """Return the params that can be logged, under a name of their own where the run has another value.
@@ -184,8 +213,6 @@ class Run:
         `mlflow run` has already logged what was given with -P, as it was typed, and a param's value cannot be changed:
         where ours says more ("auto" became 525), it is kept beside it.
         """
-        if not params or self._known_params is None:
-            return params
         known = self._known_params
         return {
             name if name not in known else f"{name}.resolved": value
@@ -193,21 +220,15 @@ class Run:
             if known.get(name) != value
         }
 
-    def adopt(self) -> None:
-        """Respect the params of a run that `mlflow run` or an earlier command has made."""
-        self._known_params = dict(self._client.get_run(self.run_id).data.params)
-
     @property
     def on_record(self) -> Mapping[str, Mapping[int, float]]:
         """What a resumed run had logged before: by metric, its values by step or epoch. Empty for a new run."""
         return self._on_record
 
-    def resume(self, quality_name: str) -> None:
-        """Read what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
+    def resume(self, on_record: dict[str, dict[int, float]]) -> None:
+        """Take what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
         self.has_checkpoint = True
-        for name in names.streamed_metrics(quality_name):
-            history = self._client.get_metric_history(self.run_id, name)
-            self._on_record[name] = {metric.step: metric.value for metric in history}
+        self._on_record = on_record
 
 
 def _is_same(known: float | None, value: float) -> bool:

@@ -5,26 +5,38 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import mlflow
-from mlflow.entities import RunStatus
 
 from amp_track.records import addresses
-from amp_track.records.errors import BadInput
+from amp_track.records import metrics as names
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.tracking import checkpoints, private
 from amp_track.tracking.run import Run
-from amp_track.workers import processes
+from amp_track.tracking.sender import Sender, find_by_key, is_key, reason_of
+from amp_track.tracking.sinks import sink_for
+from amp_track.tracking.writes import CreateRun, EndRun, LogBatch, ResumeRun, now_ms
+from amp_track.workers import interrupts, processes
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
+_SECONDS_AFTER_AN_INTERRUPT = 1.0
+"""How long a command that was interrupted goes on delivering to a server; the next one delivers the rest."""
+_SECONDS_TO_DELIVER_WHAT_IS_LEFT = 30.0
+"""How long a command waits for the delivery of what earlier ones have left, before it reads from the server."""
+
+_log = logging.getLogger("amp_track.tracking")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,10 @@ class Tracker:
 
     Args:
         uri: the store's address, which the command has checked.
+        spool_folder: where records wait for a server that does not answer; a database file needs none.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL)) -> None:
         _hush()
         self.uri = uri
         file = addresses.new_file(uri)
@@ -54,6 +67,11 @@ class Tracker:
             if file is not None:
                 private.make_store(file)
             self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables that a fresh store lacks
+        self._sink = sink_for(uri, self._client, spool_folder)
+        self._open_runs = 0
+        if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
+            _log.warning("delivering %d records that an earlier command has left in %s", left, spool_folder)
+            self._sink.drain(seconds=_SECONDS_TO_DELIVER_WHAT_IS_LEFT)
 
     @functools.cached_property
     def _experiment_id(self) -> str:
@@ -65,7 +83,7 @@ class Tracker:
         if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return experiment_id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        experiment = self._client.get_experiment_by_name(name)
+        experiment = self._ask(lambda: self._client.get_experiment_by_name(name))
         if experiment is None:
             return str(self._client.create_experiment(name))
         if experiment.lifecycle_stage != "active":
@@ -89,6 +107,7 @@ class Tracker:
             parent: the run under which the UI shows this one.
         """
         run = self._open(name, tags, run_id, parent)
+        self._open_runs += 1
         status = "FAILED"
         try:
             yield run
@@ -98,30 +117,64 @@ class Tracker:
             run.tags({"amp_track.verdict": str(Verdict.INTERRUPTED)})
             raise
         finally:
+            self._open_runs -= 1
             try:
                 run.flush()
             finally:
-                self._client.set_terminated(run.run_id, status)
+                run.end(status)
+            if not self._open_runs:
+                self._sink.finish(seconds=_SECONDS_AFTER_AN_INTERRUPT if status == "KILLED" else math.inf)
 
     def _open(self, name: str, tags: dict[str, str], run_id: str | None, parent: Run | None) -> Run:
         if run_id is not None:
-            if not self.exists(run_id):
-                raise BadInput(
-                    f"MLFLOW_RUN_ID: got {run_id}, expected a run in {addresses.masked(self.uri)}; unset it, or name "
-                    "the store it is in"
-                )
-            self._client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
-            existing = self._client.get_run(run_id)
-            run = Run(self._client, run_id, existing.info.experiment_id)
-            run.adopt()
-            run.tags(tags)
-            run.flush()
-            return run
+            return self._opened_again(run_id, tags)
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
-        made = self._client.create_run(experiment_id, tags=private.context_tags() | tags, run_name=name)
-        return Run(self._client, made.info.run_id, experiment_id)
+        tags = private.context_tags() | tags
+        key = self._sink.create(CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms()))
+        if parent is not None:
+            return Run(self._sink, key, experiment_id)
+        run_id = self._sink.id_of(key)
+        if is_key(run_id):
+            raise self._failed("it has not made a run")
+        return Run(self._sink, key, experiment_id, existing=self._ask(lambda: self._client.get_run(run_id)))
+
+    def _opened_again(self, run_id: str, tags: dict[str, str]) -> Run:
+        if not self.exists(run_id):
+            raise BadInput(
+                f"MLFLOW_RUN_ID: got {run_id}, expected a run in {addresses.masked(self.uri)}; unset it, or name "
+                "the store it is in"
+            )
+        self._sink.write(run_id, ResumeRun())
+        existing = self._ask(lambda: self._client.get_run(run_id))
+        run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
+        run.tags(tags)
+        run.flush()
+        return run
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """Return what the store answers.
+
+        Raises:
+            StoreFailed: it is a server, which does not answer.
+            mlflow.exceptions.MlflowException: there is no such thing, or a database file cannot be read.
+        """
+        if not isinstance(self._sink, Sender):
+            return question()
+        try:
+            with interrupts.waiting():
+                return question()
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                raise
+            raise self._failed(reason_of(error)) from error
+
+    def _failed(self, reason: str) -> StoreFailed:
+        return StoreFailed(
+            f"{addresses.masked(self.uri)} does not answer ({reason}); nothing is lost: give the same command again "
+            "when it does"
+        )
 
     def resumable(self, run_id: str) -> Resumable:
         """Return what it takes to resume a run.
@@ -134,7 +187,7 @@ class Tracker:
                 f"--resume: got {run_id}, expected a run in {addresses.masked(self.uri)}; name its store with "
                 "--tracking-uri"
             )
-        run = self._client.get_run(run_id)
+        run = self._ask(lambda: self._client.get_run(run_id))
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: got run {run_id}, expected one that amp-track train has made")
@@ -153,19 +206,37 @@ class Tracker:
 
     def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
         """Download the newest checkpoint of a run into `folder`. Raise BadInput if there is none."""
-        return checkpoints.fetch(self._client, run_id, folder)
+        return self._ask(lambda: checkpoints.fetch(self._client, run_id, folder))
+
+    def on_record(self, run_id: str, quality_name: str) -> dict[str, dict[int, float]]:
+        """Return what a run has logged of its training: by metric, its values by step or epoch."""
+        return {
+            name: {
+                metric.step: metric.value
+                for metric in self._ask(lambda name=name: self._client.get_metric_history(run_id, name))  # type: ignore[misc]
+            }
+            for name in names.streamed_metrics(quality_name)
+        }
 
     def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
         """Download the pictures that the workload drew into `folder` and return them by name; empty without any."""
+        self._sink.drain()
         if not self.exists(run_id):
             return {}
         files = [item.path for item in self._client.list_artifacts(run_id, PICTURES)]
         return {Path(file).stem: Path(self._client.download_artifacts(run_id, file, str(folder))) for file in files}
 
+    def id_of(self, run_id: str) -> str:
+        """Return the id of a run that was made when a server was down, if it has made it since."""
+        known = self._sink.id_of(run_id)
+        if not is_key(known) or not self._sink.drain():
+            return known
+        return self._ask(lambda: find_by_key(self._client, self._experiment_id, known)) or known
+
     def exists(self, run_id: str) -> bool:
         """Return whether the store has this run, not deleted. An error of the store itself is raised."""
         try:
-            return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
+            return bool(self._ask(lambda: self._client.get_run(run_id)).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -181,16 +252,18 @@ class Tracker:
         Returns:
             How many runs there were.
         """
-        experiment_id = self._client.get_run(parent_run_id).info.experiment_id
-        running = self._client.search_runs(
-            [experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and attributes.status = 'RUNNING'"
+        experiment_id = self._ask(lambda: self._client.get_run(parent_run_id)).info.experiment_id
+        running = self._ask(
+            lambda: self._client.search_runs(
+                [experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and attributes.status = 'RUNNING'"
+            )
         )
         killed = 0
         for run in running:
             number = int(run.data.tags.get("optuna.trial", "-1"))
             if number in finished_trials.get(run.data.tags.get("optuna.study", ""), set()):
-                self._client.set_tag(run.info.run_id, "amp_track.verdict", str(Verdict.INTERRUPTED))
-                self._client.set_terminated(run.info.run_id, "KILLED")
+                self._sink.write(run.info.run_id, LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}))
+                self._sink.write(run.info.run_id, EndRun(status="KILLED", end_time_ms=now_ms()))
                 killed += 1
         return killed
 
@@ -204,8 +277,9 @@ def warm_up(uri: str) -> None:
 
 
 def _hush() -> None:
-    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+    for noisy in ("alembic", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
 
 
 def run_id_of_environment() -> str | None:

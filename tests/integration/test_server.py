@@ -1,64 +1,185 @@
-"""Tracking on a real MLflow server."""
+"""Tracking on a real MLflow server that dies, comes back, is slow, or answers with errors."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import requests
-from support import DIGITS
+from support import DIGITS, WORKLOADS
+
+from benchmarks.servers import Server, relay, running_server
 
 pytestmark = pytest.mark.slow
 
+FIT = ["fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "on-a-server"]
+TRAIN = ["train", str(WORKLOADS / "small_mlp.py"), "--precision", "fp32", "--steps", "400", "--checkpoint-every", "50"]
+SPOOL = Path("amp_track-spool")
+
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The address of a server of its own, which ends with the test."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{tmp_path}/server.db",
-        "--artifacts-destination", str(tmp_path / "artifacts"),
-    ]  # fmt: skip
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        address = f"http://127.0.0.1:{port}"
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running_server(tmp_path) as running:
+        yield running
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "amp_track", *arguments]
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command whose output, stderr included, is read from its stdout; kill it if it outlives the block."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    with process.stdout:
         try:
-            _wait_for(address, process)
-            yield address
+            yield process
         finally:
-            process.terminate()
-            process.wait(timeout=60)
+            process.kill()
+            process.wait()
 
 
-def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server has ended"
-        try:
-            requests.get(f"{address}/health", timeout=5).raise_for_status()
-        except requests.RequestException:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError("the server does not answer")
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Read what a command says up to the line that has this text."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"it ended without {text!r}:\n{said}")
 
 
-def test_with_json_nothing_but_the_object_is_on_stdout(server: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "amp_track", "train", DIGITS, "--steps", "3", "--precision", "fp32", "--json",
-        "--tracking-uri", server,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verdict"] == "fits"
-    assert done.stdout.count("\n") == 1
-    assert "View run" in done.stderr
+def done(*arguments: str) -> str:
+    """Run a command to its end, which is a good one, and return what it says."""
+    ended = subprocess.run(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert "Traceback" not in ended.stdout
+    return ended.stdout
+
+
+def summary(server: Server) -> tuple[Counter[str], Counter[str]]:
+    """Return how many runs there are by name, and by status."""
+    runs = server.runs()
+    return Counter(run.info.run_name for run in runs), Counter(run.info.status for run in runs)
+
+
+def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
+    train = command("train", DIGITS, "--steps", "3", "--precision", "fp32", "--json", "--tracking-uri", server.address)
+    ended = subprocess.run(
+        train, capture_output=True, text=True, timeout=240,
+        env=os.environ | {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "false"},  # then MLflow prints to stdout
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["verdict"] == "fits"
+    assert ended.stdout.count("\n") == 1
+    assert "View run" in ended.stderr
+
+
+def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Server) -> None:
+    """Killed as the first probe begins; back while the search goes on, or as it ends."""
+    with started(*FIT, "--tracking-uri", server.address) as fit:
+        read_until(fit, "finding the largest batch")
+        server.kill()
+        said = read_until(fit, "takes no records now")
+        server.start()
+        assert fit.stdout is not None
+        said += fit.stdout.read()
+        assert fit.wait() == 0, said
+    assert said.count("takes no records now") == 1, "it is told once"
+    assert "Traceback" not in said
+    if "records wait in" in said:  # the search was over before the server was back
+        done(*FIT, "--tracking-uri", server.address)
+    names, statuses = summary(server)
+    assert set(statuses) == {"FINISHED"}
+    assert (names["fp32 batch 523 confirm"], names["fp32 batch 524 probe"], names["on-a-server"]) == (1, 1, 1)
+    metrics = next(run for run in server.runs() if run.info.run_name == "fp32 batch 523 confirm").data.metrics
+    assert metrics["throughput/samples_per_s"] > 0
+    assert not SPOOL.exists(), "nothing is left to deliver"
+
+
+def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> None:
+    """The checkpoints of a training too: it is resumed from the last one."""
+    with started(*TRAIN, "--tracking-uri", server.address) as train:
+        read_until(train, "epoch 1")
+        server.kill()
+        assert train.stdout is not None
+        said = train.stdout.read()
+        assert train.wait() == 0, said
+    assert "records wait in" in said
+    assert "the next command that uses" in said
+    server.start()
+    (run,) = server.runs()
+    assert run.info.status == "RUNNING"
+    said = done("train", "--resume", run.info.run_id, "--steps", "420", "--tracking-uri", server.address)
+    assert "delivering" in said
+    (run,) = server.runs()
+    assert (run.info.status, run.data.metrics["train/steps"]) == ("FINISHED", 420)
+    assert not SPOOL.exists()
+
+
+def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server: Server) -> None:
+    with started(*FIT, "--tracking-uri", server.address) as fit:
+        read_until(fit, "finding the largest batch")
+        server.kill()
+        read_until(fit, "fits")
+        fit.send_signal(signal.SIGKILL)
+        fit.wait()
+    server.start()
+    done(*FIT, "--tracking-uri", server.address)
+    names, statuses = summary(server)
+    assert set(statuses) <= {"FINISHED", "KILLED"}
+    assert (names["fp32 batch 523 confirm"], names["fp32 batch 524 probe"], names["on-a-server"]) == (1, 1, 1)
+    assert not SPOOL.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, number: signal.Signals) -> None:
+    with started(*TRAIN, "--steps", "100000", "--tracking-uri", server.address) as train:
+        read_until(train, "epoch 1")
+        server.kill()
+        read_until(train, "takes no records now")
+        begun = time.monotonic()
+        train.send_signal(number)
+        assert train.stdout is not None
+        said = train.stdout.read()
+        assert train.wait() == 130, said
+        assert time.monotonic() - begun < 30, "MLflow's own attempts take minutes"
+    assert "records wait in" in said
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [{"delay_seconds": 0.5}, {"loses_answers": 6}, {"answers_500": True}],
+    ids=lambda trouble: next(iter(trouble)),
+)
+def test_every_record_arrives_once_through_a_bad_connection(server: Server, trouble: dict[str, Any]) -> None:
+    """Answers that are late, errors for a while, and requests whose answer is lost after the server did them."""
+    with relay(server.port) as between, started(*FIT, "--tracking-uri", between.address) as fit:
+        read_until(fit, "finding the largest batch")
+        for name, value in trouble.items():
+            setattr(between, name, value)
+        said = read_until(fit, "batch 524")
+        between.answers_500 = False
+        assert fit.stdout is not None
+        said += fit.stdout.read()
+        assert fit.wait() == 0, said
+        assert "Traceback" not in said
+        if "records wait in" in said:
+            done(*FIT, "--tracking-uri", between.address)
+    names, statuses = summary(server)
+    assert set(statuses) == {"FINISHED"}
+    assert (names["fp32 batch 523 confirm"], names["fp32 batch 524 probe"], names["on-a-server"]) == (1, 1, 1)
+    assert not SPOOL.exists()

@@ -196,7 +196,7 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
         for event in halves[0]:
             first.event(event, "accuracy")
     with tracker.run("resumed", tags={}, run_id=first.run_id) as resumed:
-        resumed.resume("accuracy")
+        resumed.resume(tracker.on_record(first.run_id, "accuracy"))
         with kept_curves(resumed, "fp32", "accuracy", steps_per_epoch=5) as curves:
             for event in halves[1]:
                 curves.add(event)

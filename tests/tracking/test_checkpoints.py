@@ -38,7 +38,7 @@ def test_the_last_and_the_best_are_kept_and_no_other(client: mlflow.MlflowClient
         for event in (
             write(10), write(20), write(20, is_last=False, is_best=True, name="step-20-best.pt"), write(30), write(40),
         ):  # fmt: skip
-            checkpoints.keep(client, run.run_id, event)
+            run.event(event, "accuracy")
             assert not Path(event.file).exists(), "it has been moved"
         assert stored(client, run) == ["step-20-best.pt", "step-40.pt"]
         assert fetched(client, run) == "state of step 40"

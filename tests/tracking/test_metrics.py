@@ -86,7 +86,7 @@ def test_the_events_become_exactly_these_metrics_and_a_resumed_run_has_them_on_r
     assert metrics == {name: values[max(values)] for name, values in by_step.items()} | {"memory/predicted_mib": 7.0}
     with tracker.run("run", tags={}, run_id=run.run_id) as resumed:
         assert resumed.on_record == {}
-        resumed.resume("accuracy")
+        resumed.resume(tracker.on_record(run.run_id, "accuracy"))
         assert resumed.on_record == by_step
         resumed.event(EpochEnded(epoch=1, step=2, train_loss=1.5, eval_loss=math.nan, quality=0.75), "accuracy")
     assert len(client.get_metric_history(run.run_id, "train/loss")) == 1, "it was on record"

@@ -7,7 +7,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.commands.request import Request
 from amp_track.commands.session import checks, store_checks
@@ -23,6 +23,9 @@ from amp_track.records.values import PRECISIONS
 from amp_track.report import curves, progress
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workers import interrupts
+
+if TYPE_CHECKING:  # imported late: mlflow takes a second
+    from amp_track.tracking import Tracker
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -164,6 +167,12 @@ class Session:
     def tracking_uri(self) -> str:
         """The address of MLflow's store."""
         return addresses.tracking_uri(self.request.stores.tracking_uri)
+
+    def open_tracker(self) -> Tracker:
+        """Open MLflow's store."""
+        from amp_track import tracking
+
+        return tracking.Tracker(self.tracking_uri, spool_folder=addresses.spool_folder(self.request.stores.storage))
 
     def training_samples(self, job: Job) -> int:
         """Return the samples of one epoch of a job."""

@@ -1,0 +1,186 @@
+"""What is written to a run of MLflow, as plain data: it can wait on disk, and be sent twice with the effect of once.
+
+MLflow keeps one row for a metric that is logged twice with the same time, step and value, and tags, params, artifacts
+and the end of a run replace what they repeat. A run that is made twice would be two: see `sender.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import mlflow
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from amp_track.records.events import CheckpointWritten
+from amp_track.tracking import checkpoints
+
+METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
+"""MLflow takes 100 params, 100 tags and 1,000 entries in all in one log_batch."""
+
+MetricRow = tuple[str, float, int, int]
+"""The name, the value, the time in milliseconds since 1970, and the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateRun:
+    """Make a run under another one."""
+
+    kind: Literal["create"] = "create"
+    experiment_id: str
+    name: str
+    tags: dict[str, str]
+    start_time_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRun:
+    """Set an existing run to RUNNING."""
+
+    kind: Literal["resume"] = "resume"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogBatch:
+    """Log metrics, params and tags."""
+
+    kind: Literal["batch"] = "batch"
+    metrics: list[MetricRow] = Field(default_factory=list)
+    params: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogDatasets:
+    """Log the data sets of a run: by context, what MLflow shows of one."""
+
+    kind: Literal["datasets"] = "datasets"
+    datasets: dict[str, DatasetRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRow:
+    """One data set as MLflow describes it; `source` and `profile` are JSON."""
+
+    name: str
+    digest: str
+    source: str
+    profile: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogText:
+    """Store a text as an artifact."""
+
+    kind: Literal["text"] = "text"
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFile:
+    """Store a file as an artifact in `folder`; the empty one is the top."""
+
+    kind: Literal["file"] = "file"
+    file: str
+    folder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogCheckpoint:
+    """Store a checkpoint, and remove those that it replaces."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    file: str
+    step: int
+    is_last: bool
+    is_best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRun:
+    """End a run as FINISHED, FAILED or KILLED."""
+
+    kind: Literal["end"] = "end"
+    status: str
+    end_time_ms: int
+
+
+Write = CreateRun | ResumeRun | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | EndRun
+WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
+"""Reads a write from plain data, as `dataclasses.asdict` made it."""
+
+
+def now_ms() -> int:
+    """Return the time as MLflow counts it: milliseconds since 1970."""
+    return int(time.time() * 1000)
+
+
+def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:
+    """Make a run and return it."""
+    return client.create_run(write.experiment_id, start_time=write.start_time_ms, tags=write.tags, run_name=write.name)
+
+
+def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
+    """Do a write to a run that exists. A file that it names stays where it is."""
+    match write:
+        case CreateRun():
+            raise AssertionError("a run that exists is not made")
+        case ResumeRun():
+            client.update_run(run_id, status="RUNNING")
+        case LogBatch():
+            client.log_batch(
+                run_id,
+                metrics=[Metric(*row) for row in write.metrics],
+                params=[Param(name, value) for name, value in write.params.items()],
+                tags=[RunTag(name, value) for name, value in write.tags.items()],
+            )
+        case LogDatasets():
+            _log_datasets(client, run_id, write)
+        case LogText():
+            client.log_text(run_id, write.text, write.path)
+        case LogFile():
+            client.log_artifact(run_id, write.file, write.folder or None)
+        case LogCheckpoint():
+            checkpoints.keep(
+                client,
+                run_id,
+                CheckpointWritten(file=write.file, step=write.step, is_last=write.is_last, is_best=write.is_best),
+            )
+        case EndRun():
+            client.set_terminated(run_id, write.status, write.end_time_ms)
+
+
+def file_of(write: Write) -> Path | None:
+    """Return the file that a write stores; None for the others."""
+    return Path(write.file) if isinstance(write, LogFile | LogCheckpoint) else None
+
+
+def merged(first: Write, second: Write) -> LogBatch | None:
+    """Return one batch in place of two writes to a run; None where they are others, or more than MLflow takes."""
+    if not isinstance(first, LogBatch) or not isinstance(second, LogBatch):
+        return None
+    params, tags = first.params | second.params, first.tags | second.tags
+    metrics = [*first.metrics, *second.metrics]
+    if len(metrics) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
+        return None
+    return LogBatch(metrics=metrics, params=params, tags=tags)
+
+
+def _log_datasets(client: mlflow.MlflowClient, run_id: str, write: LogDatasets) -> None:
+    inputs = [
+        DatasetInput(
+            Dataset(name=row.name, digest=row.digest, source_type="code", source=row.source, profile=row.profile),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for context, row in write.datasets.items()
+    ]
+    try:
+        client.log_inputs(run_id, datasets=inputs)
+    except mlflow.exceptions.MlflowException:
+        # Where two search workers are the first to log a data set at the same moment, one fails, because the row is
+        # there already; the second time it finds the row.
+        client.log_inputs(run_id, datasets=inputs)

@@ -1,0 +1,95 @@
+"""What it costs to track on an MLflow server instead of in a database file.
+
+    python -m benchmarks.server [--repeats 7] [--steps 4000]
+
+A training of an MLP whose steps take a millisecond, so that its records are many for its time: as a command of its own
+in an empty folder, on a fresh SQLite file and on a server of this machine, in turns, from the start of Python to its
+end, when every record has been delivered.
+
+Writes benchmarks/results/server-cpu.json and prints the same as a table. Medians; the ratio is what to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import processes, provenance
+from benchmarks.servers import running_server
+
+WORKLOAD = str(processes.ROOT / "experiments" / "mlp.py")
+RESULTS = Path(__file__).parent / "results"
+AIM = 1.1
+WAYS = ("SQLite file", "server")
+
+
+def timed(command: list[str]) -> float:
+    """Return the seconds of a command in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, env=os.environ | processes.ENVIRONMENT
+        )
+        seconds = time.perf_counter() - started
+        left = [path.name for path in Path(folder).iterdir() if "spool" in path.name]
+    if done.returncode != 0 or left:
+        raise RuntimeError(f"{command} ended with code {done.returncode}, left {left}: {done.stderr[-2000:]}")
+    return seconds
+
+
+def measure(repeats: int, steps: int) -> dict[str, Any]:
+    """Return the seconds of each way, and the ratio of each pair."""
+    from amp_track.records.job import Job
+    from amp_track.sandbox.sandbox import Sandbox
+
+    result = provenance.provenance(Sandbox(WORKLOAD).inspect(Job(workload=WORKLOAD))) | {"n": repeats, "steps": steps}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    train = [sys.executable, "-m", "amp_track", "train", WORKLOAD, "--precision", "fp32", "--steps", str(steps)]
+    with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:
+        stores = {WAYS[0]: "sqlite:///mlflow.db", WAYS[1]: server.address}
+        for repeat in range(repeats):
+            for way in WAYS if repeat % 2 == 0 else reversed(WAYS):
+                seconds[way].append(timed([*train, "--tracking-uri", stores[way]]))
+                print(f"{way}: {seconds[way][-1]:.2f} s", file=sys.stderr)
+    ratios = [on_server / in_file for in_file, on_server in zip(*seconds.values(), strict=True)]
+    medians = {way: statistics.median(of_way) for way, of_way in seconds.items()}
+    return result | {
+        "seconds": seconds, "seconds_median": medians, "ratios": ratios, "ratio_median": statistics.median(ratios)
+    }  # fmt: skip
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the result as a table."""
+    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
+    for heading in ("what", *WAYS, "ratio", "aim"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    seconds = [f"{result['seconds_median'][way]:.1f} s" for way in WAYS]
+    table.add_row(f"{result['steps']:,} steps", *seconds, f"{result['ratio_median']:.2f} ×", f"≤ {AIM} ×")
+    Console(width=100).print(table)
+
+
+def main() -> None:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the training (default 4000)")
+    arguments = parser.parse_args()
+    result = measure(arguments.repeats, arguments.steps)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "server-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Writes wait on disk, are merged, and may be sent twice."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import mlflow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import stores
+
+from amp_track.tracking import writes
+from amp_track.tracking.writes import (
+    WRITES,
+    CreateRun,
+    DatasetRow,
+    EndRun,
+    LogBatch,
+    LogCheckpoint,
+    LogDatasets,
+    LogFile,
+    LogText,
+    ResumeRun,
+    Write,
+)  # fmt: skip
+
+names = st.text("abc/_", min_size=1, max_size=5)
+texts = st.dictionaries(names, st.text(max_size=5), max_size=70)
+rows = st.tuples(names, st.floats(), st.integers(0, 2**53), st.integers(0, 2**31))
+batches = st.builds(LogBatch, metrics=st.lists(rows, max_size=5), params=texts, tags=texts)
+
+
+def read_again(write: Write) -> Write:
+    return WRITES.validate_python(json.loads(json.dumps(dataclasses.asdict(write))))
+
+
+@given(batches)
+def test_a_batch_is_read_as_it_was_written(batch: LogBatch) -> None:
+    assert repr(read_again(batch)) == repr(batch), "by their text, since NaN differs from NaN"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        CreateRun(experiment_id="1", name="a", tags={"b": "c"}, start_time_ms=5),
+        ResumeRun(),
+        LogDatasets(datasets={"train": DatasetRow(name="a", digest="b", source="{}", profile="{}")}),
+        LogText(path="a.txt", text="b\u2603"),
+        LogFile(file="/tmp/a", folder="pictures"),
+        LogCheckpoint(file="/tmp/a", step=3, is_last=True, is_best=False),
+        EndRun(status="KILLED", end_time_ms=7),
+    ],
+    ids=lambda write: write.kind,
+)
+def test_every_other_kind_is_read_as_it_was_written(write: Write) -> None:
+    assert read_again(write) == write
+
+
+@given(batches, batches)
+def test_two_batches_are_one_or_stay_two(first: LogBatch, second: LogBatch) -> None:
+    both = writes.merged(first, second)
+    params, tags = first.params | second.params, first.tags | second.tags
+    assert (both is None) == (len(params) > writes.PARAMS_PER_BATCH or len(tags) > writes.TAGS_PER_BATCH)
+    if both is not None:
+        assert (both.params, both.tags) == (params, tags), "the later value counts"
+        assert repr(both.metrics) == repr(first.metrics + second.metrics)
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_what_is_sent_twice_is_there_once(tmp_path: Path) -> None:
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    run_id = client.create_run("0").info.run_id
+    (file := tmp_path / "a.bin").write_bytes(b"x")
+    sent: list[Write] = [
+        LogBatch(
+            metrics=[("loss", 0.5, 1000, 1), ("loss", math.nan, 1000, 2), ("loss", 0.5, 2000, 1)],
+            params={"seed": "0"}, tags={"a": "b"},
+        ),
+        LogBatch(metrics=[("loss", 0.25, 3000, 3)]),
+        LogDatasets(datasets={"train": DatasetRow(name="a", digest="b", source="{}", profile="{}")}),
+        LogText(path="a.txt", text="b"),
+        LogFile(file=str(file), folder="files"),
+        LogCheckpoint(file=str(file), step=3, is_last=True, is_best=True),
+        EndRun(status="KILLED", end_time_ms=7_000),
+    ]  # fmt: skip
+    for write in sent:
+        writes.apply(client, run_id, write)
+        writes.apply(client, run_id, write)
+    run = client.get_run(run_id)
+    assert [(m.step, m.timestamp) for m in client.get_metric_history(run_id, "loss")] == [
+        (1, 1000), (2, 1000), (1, 2000), (3, 3000),
+    ]  # fmt: skip
+    assert run.data.params == {"seed": "0"}
+    assert (run.info.status, run.info.end_time) == ("KILLED", 7_000)
+    assert len(run.inputs.dataset_inputs) == 1
+    assert [item.path for item in client.list_artifacts(run_id, "checkpoints")] == ["checkpoints/a.bin"]
+    assert [item.path for item in client.list_artifacts(run_id, "files")] == ["files/a.bin"]
