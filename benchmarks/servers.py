@@ -38,7 +38,8 @@ class Server:
             "--backend-store-uri", self.database, "--artifacts-destination", str(self._folder / "artifacts"),
         ]  # fmt: skip
         with (self._folder / "server.log").open("a") as log:
-            environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # four more processes, for others
+            # Without the processes of its jobs, of which these runs have none.
+            environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
