@@ -88,6 +88,24 @@ def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
     assert "View run" in ended.stderr
 
 
+def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address.replace("//", "//me:not-for-all@"))
+    with started(*TRAIN, "--steps", "100000") as train:
+        said = read_until(train, "epoch 1")
+        server.kill()
+        said += read_until(train, "takes no records now")
+        train.kill()
+    assert list(SPOOL.glob("*/*.json")), "something waits"
+    server.start()
+    said += done(*TRAIN)
+    server.kill()
+    assert "me:***@" in said
+    assert "not-for-all" not in said
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(file.name == "server.db" for file in files)
+    assert [file for file in files if b"not-for-all" in file.read_bytes()] == []
+
+
 def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Server) -> None:
     """Killed as the first probe begins; back while the search goes on, or as it ends."""
     with started(*FIT, "--tracking-uri", server.address) as fit:
