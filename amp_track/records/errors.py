@@ -4,6 +4,7 @@
     ├── BadInput             2   what was given cannot be run; nothing was written
     │   └── BadOption        2   … because of an option of the workload
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    ├── StoreLost            1   a database has not answered for minutes
     └── NothingFits          3   out of memory
 
 Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
@@ -69,6 +70,12 @@ class WorkloadFailed(AmpTrackError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class StoreLost(AmpTrackError):
+    """A database that the command was using has not answered for too long. The same command resumes."""
+
+    exit_code = 1
 
 
 class NothingFits(AmpTrackError):

@@ -19,12 +19,13 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import checkpoints, private
+from amp_track.tracking import abandoned, checkpoints, private
 from amp_track.tracking.run import Run
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
+_log = logging.getLogger("amp_track.tracking")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ class Tracker:
             run_id: an existing run to resume.
             parent: the run under which the UI shows this one.
         """
-        run = self._open(name, tags, run_id, parent)
+        # At once, so that a later command can tell whether a run that is still RUNNING has died.
+        run = self._open(name, tags | abandoned.process_tag(), run_id, parent)
+        if parent is None and (killed := abandoned.end_all(self._client, run.experiment_id)):
+            _log.warning("ended %d runs whose process had died", killed)
         status = "FAILED"
         try:
             yield run
@@ -181,18 +185,29 @@ class Tracker:
         Returns:
             How many runs there were.
         """
-        experiment_id = self._client.get_run(parent_run_id).info.experiment_id
-        running = self._client.search_runs(
-            [experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and attributes.status = 'RUNNING'"
-        )
         killed = 0
-        for run in running:
+        for run in self._children(parent_run_id, "attributes.status = 'RUNNING'"):
             number = int(run.data.tags.get("optuna.trial", "-1"))
             if number in finished_trials.get(run.data.tags.get("optuna.study", ""), set()):
-                self._client.set_tag(run.info.run_id, "amp_track.verdict", str(Verdict.INTERRUPTED))
-                self._client.set_terminated(run.info.run_id, "KILLED")
+                abandoned.kill(self._client, run)
                 killed += 1
         return killed
+
+    def kill_run(self, parent_run_id: str, study: str, trial: int) -> None:
+        """End the run of one trial as KILLED, however it ended: its measurement is not in the study.
+
+        A store that cannot be reached now is told when the study is resumed.
+        """
+        try:
+            for run in self._children(parent_run_id, f"tags.`optuna.trial` = '{trial}'"):
+                if run.data.tags.get("optuna.study") == study:
+                    abandoned.kill(self._client, run)
+        except mlflow.exceptions.MlflowException as error:
+            _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, error)
+
+    def _children(self, parent_run_id: str, which: str) -> list[mlflow.entities.Run]:
+        experiment_id = self._client.get_run(parent_run_id).info.experiment_id
+        return self._client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and {which}")
 
 
 def warm_up(uri: str) -> None:
