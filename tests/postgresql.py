@@ -42,13 +42,19 @@ class Server:
         """Stop it: `fast` ends every connection, `immediate` does what a crash does."""
         self._run("pg_ctl", "stop", "--wait", "--silent", f"--mode={mode}")
 
+    @property
+    def is_running(self) -> bool:
+        return (self._data / "postmaster.pid").exists()
+
     def address(self, database: str, port: int | None = None) -> str:
         return f"postgresql+psycopg://tests@127.0.0.1:{port or self.port}/{database}"
 
     def new_database(self, name: str) -> str:
-        """Make a database and return its address."""
+        """Make a database and return its address. A test that failed may have left the server stopped."""
         import psycopg
 
+        if not self.is_running:
+            self.start()
         where = f"host=127.0.0.1 port={self.port} user=tests dbname=postgres"
         with closing(psycopg.connect(where, autocommit=True)) as connection:
             connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
@@ -93,7 +99,8 @@ def server() -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.stop("immediate")
+            if server.is_running:
+                server.stop("immediate")
 
 
 class Line:

@@ -79,6 +79,7 @@ class SharedStorage(RDBStorage):
     def __init__(self, url: str, **arguments: Any) -> None:
         self._lost_since: float | None = None
         self._has_said_so = False
+        self._stale_since: dict[int, float] = {}
         super().__init__(url, **arguments)
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
@@ -92,15 +93,22 @@ class SharedStorage(RDBStorage):
             return True
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        """Return the trials without a heartbeat for the grace period, but for those whose process works here.
+        """Return the trials without a heartbeat for the grace period.
 
-        Clocks may jump: that of the database makes heartbeats look old, or lie in the future. One in the future, or
-        none at all, counts from now.
+        Clocks may jump, and machines sleep: that of the database makes heartbeats look old, or lie in the future. One
+        in the future, or none at all, counts from now. To a process that is seen to work here, its next heartbeats are
+        given the grace period once more, by a clock that does not jump.
         """
+        assert self.grace_period is not None
         for trial_id in self.patiently(private.trials_without_heartbeat, self, study_id):
             self.patiently(self.record_heartbeat, trial_id)
-        stale = self.patiently(super()._get_stale_trial_ids, study_id)
-        return [trial_id for trial_id in stale if not self._is_seen_to_work(trial_id)]
+        stale, now = self.patiently(super()._get_stale_trial_ids, study_id), time.monotonic()
+        self._stale_since = {trial_id: self._stale_since.get(trial_id, now) for trial_id in stale}
+        return [
+            trial_id
+            for trial_id, since in self._stale_since.items()
+            if now - since > self.grace_period or not self._is_seen_to_work(trial_id)
+        ]
 
     def _is_seen_to_work(self, trial_id: int) -> bool:
         worker = self.get_trial_user_attrs(trial_id).get(WORKER)

@@ -52,6 +52,10 @@ class HeldWorker:
         wait_for(lambda: file.exists() or self.process.poll() is not None)
         assert file.exists(), self.stderr
 
+    def wait_until_it_says(self, text: str) -> None:
+        wait_for(lambda: text in self.stderr or self.process.poll() is not None)
+        assert text in self.stderr
+
     def let_go(self, number: int) -> None:
         Path(f"{self.name}.goes.{number}").touch()
 

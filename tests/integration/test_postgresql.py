@@ -44,7 +44,7 @@ def test_a_restarted_server_is_waited_for(mode: str, server: Server, url: str) -
         worker.wait_until_it_holds(1)
         server.stop(mode)
         worker.let_go(1)
-        wait_for(lambda: "waiting for the database of --storage" in worker.stderr)
+        worker.wait_until_it_says("waiting for the database of --storage")
         server.start()
         found = edges(worker.result())
     assert found == undisturbed()
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_wait_for_a_server(server: Server, url: str) -> None:  #
         server.stop("fast")
         try:
             worker.let_go(1)
-            wait_for(lambda: "waiting for the database of --storage" in worker.stderr)
+            worker.wait_until_it_says("waiting for the database of --storage")
             worker.process.send_signal(signal.SIGINT)
             assert worker.process.wait(timeout=240) == 130, worker.stderr
         finally:

@@ -52,7 +52,13 @@ def test_who_is_taken_for_dead_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("worker", "heartbeat"), [(None, None), (ELSEWHERE, None), (ELSEWHERE, "1 day")])
+@pytest.mark.parametrize(
+    ("worker", "heartbeat"),
+    [
+        (None, None), (ELSEWHERE, None), (ELSEWHERE, "1 day"),
+        (this_process(), "-1 hour"),  # it lives, and has left the trial: a notebook
+    ],
+)  # fmt: skip
 def test_no_trial_runs_for_ever(worker: dict[str, Any] | None, heartbeat: str | None, study: optuna.Study) -> None:
     """Of a worker that died before its first heartbeat, or whose database's clock was set back since."""
     running_trial(worker, heartbeat)
