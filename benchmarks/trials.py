@@ -107,6 +107,7 @@ class Trials:
     def run(self, parent: Run, pictures: LatePictures, job: Job) -> tuple[Outcome, float]:
         """The outcome of one trial, and the seconds of the whole trial."""
         from amp_track.study import storage
+        from amp_track.study.trials import run_one
 
         tracked_study = TrackedStudy(self.session, self.studies.name, self.study, self.tracker, parent, pictures)
         outcomes = []
@@ -120,7 +121,7 @@ class Trials:
             return outcome.samples_per_second or 0.0
 
         started = time.perf_counter()
-        self.study.optimize(objective, n_trials=1)
+        run_one(self.study, objective)
         return outcomes[0], time.perf_counter() - started
 
 

@@ -26,8 +26,12 @@ class Stores:
         shown_default="from workload, device and budget",
     )
     storage: str = setting(
-        DEFAULT_STORAGE, "Optuna's database.", str, expected="a database address", metavar="URL"
-    )  # fmt: skip
+        DEFAULT_STORAGE,
+        "Optuna's database; for workers on several machines postgresql+psycopg://user:password@host/name.",
+        str,
+        expected="a database address",
+        metavar="URL",
+    )
     tracking_uri: str | None = setting(
         None,
         "MLflow's database or server.",

@@ -19,6 +19,7 @@ from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import Forecast
 from amp_track.records.values import PRECISIONS
 from amp_track.study import private, storage
+from amp_track.study.database import WORKER
 from amp_track.workers import interrupts, processes
 
 _CLAIM = "amp_track:claim"
@@ -245,7 +246,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        private.set_user_attr(study, trial, storage.WORKER, processes.this_process())
+        private.set_user_attr(study, trial, WORKER, processes.this_process())
         task = self._wait_for_turn(study, trial.number)
         if task is None:
             return {}

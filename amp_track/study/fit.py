@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from amp_track.planner.frontier import Edge
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import PrecisionFit
-from amp_track.study import storage
+from amp_track.study import storage, trials
 from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 from amp_track.workers import interrupts
 
@@ -41,9 +41,8 @@ def find_edges(
         storage.constrain(trial, "memory", memory_violation(outcome, sampler.goal.budget_bytes))
         return float(task.batch_size if outcome.fits else 0)
 
-    # One trial at a time, so that none is made once the last edge is proven; `optimize` keeps the heartbeat.
     while _is_anything_left(study, sampler):
-        study.optimize(objective, n_trials=1)
+        trials.run_one(study, objective)
     done = done_tasks(study.get_trials(deepcopy=False))
     return {precision: _fit_of(done, precision, sampler) for precision in sampler.goal.precisions}
 

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.outcome import Outcome
 from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
+from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
 Point = dict[str, Any]
@@ -77,7 +78,7 @@ def train_grid(
             study.enqueue_trial(point)
         waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         if any(_point_of(trial) in missing for trial in waiting):
-            study.optimize(objective, n_trials=1)
+            run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
     finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]

@@ -5,10 +5,22 @@ Optuna gives a sampler, and a process that looks at another one's trials, no pub
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
+import sqlalchemy
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.orm import Session
+
+CALLED_BY_CACHE = frozenset({"_create_new_trial", "_set_trial_param", "_get_trials", "_get_best_trial_id"})
+"""The private methods of a storage that Optuna's cache of it calls, beside the public ones.
+
+Should it call others, those do not wait for a database that is restarted, and `tests/integration/test_postgresql.py`
+fails.
+"""
 
 
 def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
@@ -58,3 +70,33 @@ def set_dashboard_constraint(trial: optuna.Trial, violation: float) -> None:
     Should `_trial_id` or the name of the list change, the dashboard shows an out-of-memory trial as feasible.
     """
     trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [violation])
+
+
+def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:
+    """Return what takes the heartbeats of a study's trials; None where its storage takes none.
+
+    Should `BaseHeartbeat` move, the import of this module fails.
+    """
+    storage = storage_of(study)
+    return storage if isinstance(storage, BaseHeartbeat) and storage.get_heartbeat_interval() is not None else None
+
+
+def id_of(trial: optuna.Trial) -> int:
+    """Return the number under which a storage knows a trial.
+
+    Should `_trial_id` change, trials have no heartbeats, and no search worker can run one.
+    """
+    return trial._trial_id
+
+
+def trials_without_heartbeat(storage: optuna.storages.RDBStorage, study_id: int) -> list[int]:
+    """Return the ids of the RUNNING trials that have no heartbeat, or one that is in the future.
+
+    Optuna waits for ever for such a trial. Should its tables change, this raises, and no study can be opened.
+    """
+    assert storage.grace_period is not None
+    with Session(storage.engine) as session:
+        now = session.execute(sqlalchemy.func.now()).scalar_one().replace(tzinfo=None)
+        running = session.query(models.TrialModel).filter_by(study_id=study_id, state=TrialState.RUNNING)
+        soon = now + timedelta(seconds=storage.grace_period)
+        return [int(trial.trial_id) for trial in running if all(beat.heartbeat > soon for beat in trial.heartbeats)]

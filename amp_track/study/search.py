@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 from optuna.distributions import CategoricalDistribution
@@ -15,6 +15,7 @@ from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
 from amp_track.study import private, storage
 from amp_track.study.fit import memory_violation
+from amp_track.study.trials import run_one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Space:
         queued = [
             private.asked_params(trial) or trial.params
             for trial in study.get_trials(deepcopy=False)
-            if trial.state is not TrialState.FAIL
+            if trial.state not in (TrialState.FAIL, TrialState.PRUNED)
         ]
         for landmark in self.landmarks():
             if landmark not in queued:
@@ -105,6 +106,8 @@ def train_inside(
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
+        if _is_queued_twice(trial.number, study.get_trials(deepcopy=False)):
+            raise optuna.TrialPruned("another search worker has queued it too")
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         known = next((other for other in _finished(study) if other.params == trial.params), None)
@@ -125,9 +128,17 @@ def train_inside(
     # A resumed study needs another seed, or it would draw again what it drew before.
     study.sampler = optuna.samplers.TPESampler(seed=job.seed + 1000 * len(study.get_trials(deepcopy=False)))
     while len(_finished(study)) < trials and not is_time_up():
-        study.optimize(objective, n_trials=1)
+        run_one(study, objective)
+        space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
     results = [_result_of(trial) for trial in _finished(study)]
     return results, sorted(trial.number for trial in study.best_trials)
+
+
+def _is_queued_twice(number: int, trials: Sequence[FrozenTrial]) -> bool:
+    """Return whether a trial from the queue is what an earlier one, from the queue too, has trained or trains."""
+    asked = private.asked_params(trials[number])
+    earlier = [each for each in trials[:number] if each.state in (TrialState.COMPLETE, TrialState.RUNNING)]
+    return bool(asked) and any(private.asked_params(each) == asked for each in earlier)
 
 
 def _finished(study: optuna.Study) -> list[FrozenTrial]:

@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import json
 import logging
-import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import optuna
@@ -23,19 +22,18 @@ from pydantic import TypeAdapter
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
-from amp_track.study import private
+from amp_track.study import database, private
+from amp_track.study.database import WORKER, SharedStorage
 from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
-_SETTINGS, WORKER, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "worker", "outcome", "mlflow_run_id", "learning_rate"
+_SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _OUTCOMES = TypeAdapter(Outcome)
 _OVER_ALL_PRECISIONS = ("fit", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
 """Parsed outcomes are kept in memory up to this number."""
-_SECONDS_TO_NAME_ITSELF = 30
-"""A search worker names itself within milliseconds of making a trial; one that has not done so by then is dead."""
 
 # Constraints and heartbeats are experimental, stable enough, and have no other interface in Optuna 5.
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -43,16 +41,21 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to repor
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def open_storage(url: str) -> optuna.storages.RDBStorage:
+def open_storage(url: str) -> SharedStorage:
     """Return the storage at `url`, which the command has checked, with its tables made."""
-    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    times = database.TIMES
     with store_lock(url):
-        return optuna.storages.RDBStorage(url, engine_kwargs=arguments, heartbeat_interval=10, grace_period=40)
+        return SharedStorage(
+            url,
+            engine_kwargs=database.engine_arguments(url),
+            heartbeat_interval=times.heartbeat,
+            grace_period=times.grace,
+        )
 
 
 def open_study(
     name: str,
-    storage: optuna.storages.RDBStorage,
+    storage: SharedStorage,
     url: str,
     *,
     directions: Sequence[Literal["minimize", "maximize"]],
@@ -77,8 +80,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
     """Let one search worker of this machine at a time take a trial from the queue.
 
     SQLite locks no rows, so two search workers could take the same trial, and the slower one would end with "Cannot
-    tell a COMPLETE trial". This relies on `Study.optimize` calling `ask` of its study; should that change, the race is
-    back.
+    tell a COMPLETE trial".
     """
     ask = study.ask
 
@@ -89,7 +91,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
     study.ask = asked_alone  # type: ignore[method-assign]
 
 
-def check_settings(name: str, storage: optuna.storages.RDBStorage, settings: dict[str, str]) -> None:
+def check_settings(name: str, storage: SharedStorage, settings: dict[str, str]) -> None:
     """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing."""
     try:
         study_id = storage.get_study_id_from_name(name)
@@ -138,23 +140,40 @@ def name_worker(trial: optuna.Trial) -> None:
 
 
 def fail_dead_trials(study: optuna.Study) -> None:
-    """End as FAIL every RUNNING trial whose process is gone.
+    """End as FAIL every RUNNING trial whose process is gone, and the run that stands for it.
 
-    On this host that is known at once; on another, after the grace period of Optuna's heartbeat.
+    On this host that is known at once. On another, and of a process that stands still, it is when the grace period has
+    passed since the last heartbeat.
     """
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if _is_dead(trial):
-            # It may have ended, and its process after it, since the trials were read.
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        worker = trial.user_attrs.get(WORKER)
+        if worker is None or not processes.is_gone(worker):
+            continue
+        # It may have ended, and its process after it, since the trials were read.
+        if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
+            bury(study, trial)
 
 
-def _is_dead(trial: FrozenTrial) -> bool:
-    worker = trial.user_attrs.get(WORKER)
-    if worker is None:
-        assert trial.datetime_start is not None
-        return time.time() - trial.datetime_start.timestamp() > _SECONDS_TO_NAME_ITSELF
-    return processes.is_gone(worker)
+def when_buried(shared: SharedStorage, end_run: Callable[[str, int], None]) -> None:
+    """From here on, call `end_run(name of the study, number)` for each trial whose measurement stays out of its study.
+
+    It is called where this process has found the trial's process dead, or has been taken for dead itself.
+    """
+
+    def callback(study: optuna.Study, trial: FrozenTrial) -> None:
+        if outcome_of(trial) is None:  # else its run had ended before
+            end_run(study.study_name, trial.number)
+
+    shared.heartbeat_stale_trial_callback = callback
+
+
+def bury(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Do for a trial that was failed here what Optuna does for one that had no heartbeat."""
+    heartbeat = private.heartbeat_of(study)
+    callback = heartbeat.get_heartbeat_stale_trial_callback() if heartbeat is not None else None
+    if callback is not None:
+        callback(study, trial)
 
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:

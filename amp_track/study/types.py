@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from optuna import Study, Trial
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import RDBStorage
+
+from amp_track.study.database import SharedStorage
 
 __all__ = [
     "BaseDistribution",
     "CategoricalDistribution",
     "FloatDistribution",
     "IntDistribution",
-    "RDBStorage",
+    "SharedStorage",
     "Study",
     "Trial",
 ]

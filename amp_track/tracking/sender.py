@@ -23,10 +23,9 @@ from pathlib import Path
 import mlflow
 
 from amp_track.records import addresses
-from amp_track.records.outcome import Verdict
 from amp_track.tracking import writes
 from amp_track.tracking.spool import Entry, Spool
-from amp_track.tracking.writes import CreateRun, EndRun, LogBatch, Write
+from amp_track.tracking.writes import CreateRun, Write
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.tracking")
@@ -79,10 +78,8 @@ class Sender:
         """Begin to deliver what dead processes have left, and end their runs as KILLED. Return how many writes wait."""
         left = Spool.left_behind(self._root, self._address)
         for spool in left:
-            for run in spool.open_runs():
-                tags = {"amp_track.verdict": str(Verdict.INTERRUPTED)}
-                spool.append(run, LogBatch(tags=tags))
-                spool.append(run, EndRun(status="KILLED", end_time_ms=writes.now_ms()))
+            for run, write in itertools.product(spool.open_runs(), writes.killed()):
+                spool.append(run, write)
         with self._changed:
             self._spools[:0] = left
             self._wake()

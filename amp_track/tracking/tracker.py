@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import mlflow
+from mlflow.entities import Run as StoredRun
 
 from amp_track.records import addresses
 from amp_track.records import metrics as names
@@ -21,11 +22,11 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import checkpoints, private
+from amp_track.tracking import abandoned, checkpoints, private
 from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key, reason_of
 from amp_track.tracking.sinks import sink_for
-from amp_track.tracking.writes import CreateRun, EndRun, LogBatch, ResumeRun, now_ms
+from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, processes
 from amp_track.workers.locks import store_lock
 
@@ -106,8 +107,11 @@ class Tracker:
             run_id: an existing run to resume.
             parent: the run under which the UI shows this one.
         """
-        run = self._open(name, tags, run_id, parent)
+        # At once, so that a later command can tell whether a run that is still RUNNING has died.
+        run = self._open(name, tags | abandoned.process_tag(), run_id, parent)
         self._open_runs += 1
+        if parent is None and (count := self._end_abandoned(run.experiment_id)):
+            _log.warning("ended %d runs whose process had died", count)
         status = "FAILED"
         try:
             yield run
@@ -252,20 +256,42 @@ class Tracker:
         Returns:
             How many runs there were.
         """
-        experiment_id = self._ask(lambda: self._client.get_run(parent_run_id)).info.experiment_id
-        running = self._ask(
-            lambda: self._client.search_runs(
-                [experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and attributes.status = 'RUNNING'"
-            )
-        )
-        killed = 0
-        for run in running:
+        count = 0
+        for run in self._children(parent_run_id, "attributes.status = 'RUNNING'"):
             number = int(run.data.tags.get("optuna.trial", "-1"))
             if number in finished_trials.get(run.data.tags.get("optuna.study", ""), set()):
-                self._sink.write(run.info.run_id, LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}))
-                self._sink.write(run.info.run_id, EndRun(status="KILLED", end_time_ms=now_ms()))
-                killed += 1
-        return killed
+                self._kill(run)
+                count += 1
+        return count
+
+    def kill_run(self, parent_run_id: str, study: str, trial: int) -> None:
+        """End the run of one trial as KILLED, however it ended: its measurement is not in the study.
+
+        A store that cannot be reached now is told when the study is resumed.
+        """
+        try:
+            for run in self._children(parent_run_id, f"tags.`optuna.trial` = '{trial}'"):
+                if run.data.tags.get("optuna.study") == study:
+                    self._kill(run)
+        except (mlflow.exceptions.MlflowException, StoreFailed) as error:
+            _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, error)
+
+    def _end_abandoned(self, experiment_id: str) -> int:
+        """End as KILLED the runs of an experiment whose process is gone. Return how many there were."""
+        running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
+        gone = abandoned.among(running)
+        for run in gone:
+            self._kill(run)
+        return len(gone)
+
+    def _kill(self, run: StoredRun) -> None:
+        for write in killed():
+            self._sink.write(run.info.run_id, write)
+
+    def _children(self, parent_run_id: str, which: str) -> list[StoredRun]:
+        experiment_id = self._ask(lambda: self._client.get_run(parent_run_id)).info.experiment_id
+        children = f"tags.`mlflow.parentRunId` = '{parent_run_id}' and {which}"
+        return list(self._ask(lambda: self._client.search_runs([experiment_id], children)))
 
 
 def warm_up(uri: str) -> None:

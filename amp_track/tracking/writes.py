@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from amp_track.records.events import CheckpointWritten
+from amp_track.records.outcome import Verdict
 from amp_track.tracking import checkpoints
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
@@ -117,6 +118,11 @@ WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="k
 def now_ms() -> int:
     """Return the time as MLflow counts it: milliseconds since 1970."""
     return int(time.time() * 1000)
+
+
+def killed() -> tuple[Write, ...]:
+    """Return what ends a run now as Ctrl-C does: KILLED, with the verdict that says so."""
+    return LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}), EndRun(status="KILLED", end_time_ms=now_ms())
 
 
 def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:

@@ -54,6 +54,11 @@ class _Deferral:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    @property
+    def has_received(self) -> bool:
+        """Whether a signal has been received."""
+        return self._received > 0
+
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has been received and not been raised yet."""
         if self._received and not self._is_raised:
@@ -141,6 +146,11 @@ def check() -> None:
     """Raise KeyboardInterrupt if Ctrl-C or SIGTERM has come."""
     with waiting():
         pass
+
+
+def have_come() -> bool:
+    """Return whether Ctrl-C or SIGTERM has come within the current `deferred` block, raised already or not."""
+    return _current is not None and _current.has_received
 
 
 def _is_main_thread() -> bool:

@@ -27,7 +27,7 @@ def check_apart(tracking_uri: str, storage: str) -> None:
 
 def check(flag: str, url: str) -> None:
     """Raise BadInput, before anything is written, when the database at `url` cannot be opened."""
-    expected = "expected a database address such as sqlite:///optuna.db or postgresql://user:password@host/name"
+    expected = "expected a database address such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name"
     try:
         file = sqlite_file(url)
     except ValueError:
@@ -57,7 +57,10 @@ def check(flag: str, url: str) -> None:
             pass
         engine.dispose()
     except (NoSuchModuleError, ImportError) as error:
-        raise BadInput(f"{flag}: got {masked(url)}, {expected}; this one needs a driver: {error}") from None
+        raise BadInput(
+            f"{flag}: got {masked(url)}, {expected}; this one needs a driver ({error}): for PostgreSQL, "
+            "pip install 'psycopg[binary]'"
+        ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise BadInput(

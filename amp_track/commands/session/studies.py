@@ -18,7 +18,7 @@ from amp_track.report import progress
 from amp_track.workers.locks import store_lock
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
-    from amp_track.study.types import RDBStorage, Study
+    from amp_track.study.types import SharedStorage, Study
     from amp_track.tracking import Run, Tracker
 
 Direction = Literal["minimize", "maximize"]
@@ -43,7 +43,7 @@ class Studies:
         self.name = session.request.stores.study or fingerprint.default_study_name(session)
 
     @functools.cached_property
-    def _storage(self) -> RDBStorage:
+    def _storage(self) -> SharedStorage:
         from amp_track.study import storage
 
         return storage.open_storage(self._url)
@@ -60,6 +60,12 @@ class Studies:
         if addresses.exists(self._url):
             for part in parts:
                 storage.check_settings(f"{self.name}/{part}", self._storage, _SETTINGS_OF[part](self.session))
+
+    def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
+        """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
+        from amp_track.study import storage
+
+        storage.when_buried(self._storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
 
     def open(self, part: str, directions: Sequence[Direction]) -> Study:
         """Open a part of the study, new or resumed."""
@@ -137,6 +143,7 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
             _begin(studies.session, study, parent)
         else:
             _resume(studies, study, tracker, known)
+        studies.end_runs_of_the_dead(tracker, parent)
         yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
 
 

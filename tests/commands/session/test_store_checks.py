@@ -22,6 +22,10 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
         ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
         ("foo://host/x?user=me&password=hunter2", "got foo://host/x"),
         ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
+        (
+            "postgresql+pg8000://user:hunter2@host/x",
+            r"needs a driver \(.*pg8000.*\): .* pip install 'psycopg\[binary\]'",
+        ),
     ],
 )
 def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:

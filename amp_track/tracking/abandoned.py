@@ -1,0 +1,34 @@
+"""Runs that are RUNNING though their process has ended: killed, or gone with its machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from mlflow.entities import Run
+
+from amp_track.workers import processes
+
+_PROCESS, _PARENT = "amp_track.process", "mlflow.parentRunId"
+
+
+def process_tag() -> dict[str, str]:
+    """Return the tag that says which process writes a run."""
+    return {_PROCESS: json.dumps(processes.this_process())}
+
+
+def among(running: Sequence[Run]) -> list[Run]:
+    """Return those of an experiment's RUNNING runs whose process is known to be gone.
+
+    That cannot be known of a process on another machine or in another container. The run of a study goes on while
+    another of its search workers is at work.
+    """
+    gone = [run for run in running if _is_gone(run)]
+    ids = {run.info.run_id for run in gone}
+    at_work = {run.data.tags.get(_PARENT) for run in running if run.info.run_id not in ids}
+    return [run for run in gone if run.info.run_id not in at_work]
+
+
+def _is_gone(run: Run) -> bool:
+    process = run.data.tags.get(_PROCESS)
+    return process is not None and processes.is_gone(json.loads(process))

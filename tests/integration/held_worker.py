@@ -1,0 +1,57 @@
+"""Run a command of amp-track on a simulated device, and stand still within the jobs that are named until let go.
+
+python tests/integration/held_worker.py NAME HOLDS SECONDS TIMES ARGUMENT…, with the repository and its tests on
+PYTHONPATH. HOLDS are numbers of jobs with commas between; at each the file NAME.holds.NUMBER is made and
+NAME.goes.NUMBER waited for. Every job takes SECONDS. TIMES are fields of `database.Times`: heartbeat=1,grace=3.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simulated import SimulatedSandbox
+from support import write_without_waiting_for_the_disk
+
+from amp_track import cli
+from amp_track.commands.session import session
+from amp_track.records.events import Event
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Outcome
+from amp_track.study import database
+from amp_track.workers import interrupts
+
+
+@dataclass
+class HeldSandbox(SimulatedSandbox):
+    """A simulated device whose jobs take their time."""
+
+    name: str = ""
+    holds: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        number = len(self.jobs)
+        if number in self.holds:
+            Path(f"{self.name}.holds.{number}").touch()
+            while not Path(f"{self.name}.goes.{number}").exists():
+                interrupts.sleep(0.02)
+        interrupts.sleep(self.seconds)
+        return super().run(job, on_event, folder=folder)
+
+
+def main(name: str, holds: str, seconds: str, times: str, *arguments: str) -> None:
+    write_without_waiting_for_the_disk()
+    numbers = tuple(int(number) for number in holds.split(",") if number)
+    device = HeldSandbox(name=name, holds=numbers, seconds=float(seconds))
+    session.Sandbox = lambda *_, **__: device  # type: ignore[misc,assignment]
+    changed = {name: int(value) for name, _, value in (time.partition("=") for time in times.split(",") if time)}
+    database.TIMES = replace(database.TIMES, **changed)
+    sys.argv = ["amp-track", *arguments]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

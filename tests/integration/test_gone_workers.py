@@ -1,0 +1,134 @@
+"""Search workers that stand still or are gone: nothing is lost, counted twice, or left RUNNING."""
+
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from optuna.trial import TrialState
+from simulated import SimulatedSandbox
+from support import DIGITS, request
+
+from amp_track.commands.fit import fit
+from amp_track.records.job import Job
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+TIMES = "heartbeat=2,grace=4"
+COMMANDS = {
+    "fit": ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"],
+    "train": ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "8", "--json"],
+    "compare": ["compare", DIGITS, "--precision", "fp32,bf16", "--over", "width=4,8,16", "--study", "s", "--json"],
+}  # fmt: skip
+"""By the part of the study in which a worker stands still, the command."""
+
+
+def undisturbed(study: str) -> dict[str, int]:
+    """Return the edges that a search worker finds alone."""
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study)
+    return edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+
+
+def the_work_of(part: str, trial: Any) -> Any:
+    """Return what only one trial of a study does."""
+    if part == "fit":
+        kind = trial.user_attrs["kind"]
+        return trial.number if kind == "repeat" else (trial.params["precision"], trial.params["batch_size"], kind)
+    return str(trial.system_attrs["fixed_params"]) if "fixed_params" in trial.system_attrs else trial.number
+
+
+@pytest.mark.parametrize("part", COMMANDS)
+def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: str) -> None:
+    expected = undisturbed("alone")
+    if part == "train":
+        undisturbed("s")
+    with HeldWorker("first", *COMMANDS[part], holds=(0,), times=TIMES) as first:
+        first.wait_until_it_holds(0)
+        first.process.send_signal(signal.SIGSTOP)
+        with HeldWorker("second", *COMMANDS[part], holds=(1, 3), times=TIMES) as second:
+            second.wait_until_it_holds(1)
+            time.sleep(6)  # more than the grace period
+            second.let_go(1)
+            second.wait_until_it_holds(3)
+            first.let_go(0)
+            first.process.send_signal(signal.SIGCONT)
+            wait_for_another_trial_of(first, part)
+            second.let_go(3)
+            results = [worker.result() for worker in (first, second)]
+    (failed,) = in_state(TrialState.FAIL, f"s/{part}")
+    assert failed.user_attrs["worker"]["pid"] == first.process.pid
+    assert first.stderr.count("taken over") == 1
+    assert f"trial {failed.number} of s/{part} was taken over" in first.stderr
+    assert "taken over" not in second.stderr
+    complete = in_state(TrialState.COMPLETE, f"s/{part}")
+    work = [the_work_of(part, trial) for trial in complete]
+    assert len(work) == len(set(work)), "counted twice"
+    assert the_work_of(part, failed) in work or part == "fit", "it was lost"
+    for result in results:
+        if part == "fit":
+            assert edges(result) == expected
+        elif part == "train":
+            assert len(result["trials"]) >= 8
+        else:
+            assert len(complete) == 6
+    statuses = {(run.data.tags.get("optuna.study"), run.data.tags.get("optuna.trial")): run for run in runs()}
+    late = statuses[f"s/{part}", str(failed.number)]
+    assert (late.info.status, late.data.tags["amp_track.verdict"]) == ("KILLED", "interrupted")
+    assert [run.info.status for run in runs()].count("KILLED") == 1
+    assert {run.info.status for run in runs()} == {"KILLED", "FINISHED"}
+
+
+def wait_for_another_trial_of(worker: HeldWorker, part: str) -> None:
+    def has_gone_on() -> bool:
+        done = in_state(TrialState.COMPLETE, f"s/{part}")
+        return any(trial.user_attrs["worker"]["pid"] == worker.process.pid for trial in done)
+
+    wait_for(lambda: has_gone_on() or worker.process.poll() is not None)
+    assert has_gone_on(), worker.stderr
+
+
+ELSEWHERE = (
+    "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+    "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
+)  # fmt: skip
+"""What makes a command believe that it runs on another machine, whose processes nobody sees from here."""
+
+
+@pytest.fixture
+def elsewhere() -> tuple[str, ...]:
+    tried = subprocess.run([*ELSEWHERE, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
+    return ELSEWHERE
+
+
+def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[str, ...]) -> None:
+    expected = undisturbed("alone")
+    command = COMMANDS["fit"]
+    with HeldWorker("near", *command, holds=(0, 1), times=TIMES) as near:
+        near.wait_until_it_holds(0)
+        with HeldWorker("far", *command, holds=(1,), times=TIMES, prefix=elsewhere) as far:
+            far.wait_until_it_holds(1)
+        near.let_go(0)
+        near.wait_until_it_holds(1)
+        (lost,) = [trial for trial in in_state(TrialState.RUNNING, "s/fit") if trial.user_attrs["worker"]["pid"] == 1]
+        near.let_go(1)
+        assert edges(near.result()) == expected
+    assert trials("s/fit")[lost.number].state is TrialState.FAIL
+    assert {trial.state for trial in trials("s/fit")} == {TrialState.COMPLETE, TrialState.FAIL}
+    of_trial = {(run.data.tags.get("optuna.study"), run.data.tags.get("optuna.trial")): run for run in runs()}
+    assert of_trial["s/fit", str(lost.number)].info.status == "KILLED"
+    assert of_trial["s/fit", str(lost.number)].data.tags["amp_track.verdict"] == "interrupted"
+    assert {run.info.status for run in runs()} == {"FINISHED", "KILLED"}
+
+
+def test_a_train_ends_the_run_of_one_that_was_killed() -> None:
+    command = ["train", DIGITS, "--precision", "fp32", "--batch-size", "8", "--json"]
+    with HeldWorker("killed", *command, holds=(0,)) as killed:
+        killed.wait_until_it_holds(0)
+    assert [run.info.status for run in runs()] == ["RUNNING"]
+    with HeldWorker("next", *command) as later:
+        later.result()
+    assert "ended 1 runs whose process had died" in later.stderr
+    assert sorted(run.info.status for run in runs()) == ["FINISHED", "KILLED"]

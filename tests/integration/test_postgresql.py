@@ -1,0 +1,160 @@
+"""Studies in PostgreSQL, which is restarted, goes away, and loses answers."""
+
+import signal
+import warnings
+from collections.abc import Callable
+
+import optuna
+import pytest
+from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from optuna.trial import TrialState
+from postgresql import Server, line_to, server  # noqa: F401  # a fixture
+from simulated import SimulatedSandbox
+from support import DIGITS, request
+
+from amp_track.commands.fit import fit
+from amp_track.records.job import Job
+from amp_track.study.storage import open_storage
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+FIT = ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
+
+
+def undisturbed() -> dict[str, int]:
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
+    return edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+
+
+@pytest.fixture
+def url(server: Server, request: pytest.FixtureRequest) -> str:  # noqa: F811
+    return server.new_database("d" + "".join(letter for letter in request.node.name if letter.isalnum())[-50:].lower())
+
+
+def wait_until_more_are_done(worker: HeldWorker, url: str) -> None:
+    def done() -> int:
+        return len(in_state(TrialState.COMPLETE, "s/fit", url))
+
+    enough = done() + 2
+    wait_for(lambda: worker.process.poll() is not None or done() >= enough)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restarted_server_is_waited_for(mode: str, server: Server, url: str) -> None:  # noqa: F811
+    with HeldWorker("one", *FIT, "--storage", url, holds=(1,), seconds=0.05, times="silence=0") as worker:
+        worker.wait_until_it_holds(1)
+        server.stop(mode)
+        worker.let_go(1)
+        worker.wait_until_it_says("waiting for the database of --storage")
+        server.start()
+        found = edges(worker.result())
+    assert found == undisturbed()
+    assert worker.stderr.count("waiting for the database") == 1
+    assert worker.stderr.count("answers again") == 1
+    assert {trial.state for trial in trials("s/fit", url)} == {TrialState.COMPLETE}
+    assert {run.info.status for run in runs()} == {"FINISHED"}
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_restarts_at_any_moment_cost_nothing(mode: str, server: Server, url: str) -> None:  # noqa: F811
+    with HeldWorker("one", *FIT, "--storage", url, holds=(0,), seconds=0.1, times="heartbeat=1,grace=4") as worker:
+        worker.wait_until_it_holds(0)
+        worker.let_go(0)
+        while worker.process.poll() is None:
+            server.stop(mode)
+            server.start()
+            wait_until_more_are_done(worker, url)
+        found = edges(worker.result())
+    assert found == undisturbed()
+    complete = in_state(TrialState.COMPLETE, "s/fit", url)
+    assert not in_state(TrialState.RUNNING, "s/fit", url)
+    assert {run.info.status for run in runs()} == {"FINISHED"}
+    assert len(runs()) == len(complete) + 1 + len(in_state(TrialState.COMPLETE, "alone/fit")) + 1
+
+
+def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, url: str) -> None:  # noqa: F811
+    times = "silence=0,database=3"
+    with HeldWorker("one", *FIT, "--storage", url, holds=(1,), times=times) as worker:
+        worker.wait_until_it_holds(1)
+        server.stop("immediate")
+        try:
+            worker.let_go(1)
+            assert worker.process.wait(timeout=240) == 1, worker.stderr
+        finally:
+            server.start()
+    assert "Traceback" not in worker.stderr
+    last = worker.stderr.splitlines()[-1]
+    assert last.startswith(f"amp-track: --storage: got {url}, expected a database that answers, and it has not for")
+    assert "RUNNING" not in [run.info.status for run in runs()]
+    with HeldWorker("two", *FIT, "--storage", url) as worker:
+        assert edges(worker.result()) == undisturbed()
+    assert len(in_state(TrialState.FAIL, "s/fit", url)) == 1
+    assert not in_state(TrialState.RUNNING, "s/fit", url)
+
+
+def test_ctrl_c_ends_the_wait_for_a_server(server: Server, url: str) -> None:  # noqa: F811
+    with HeldWorker("one", *FIT, "--storage", url, holds=(1,), times="silence=0,after_interrupt=1") as worker:
+        worker.wait_until_it_holds(1)
+        server.stop("fast")
+        try:
+            worker.let_go(1)
+            worker.wait_until_it_says("waiting for the database of --storage")
+            worker.process.send_signal(signal.SIGINT)
+            assert worker.process.wait(timeout=240) == 130, worker.stderr
+        finally:
+            server.start()
+    assert "Traceback" not in worker.stderr
+    assert {run.info.status for run in runs()} == {"KILLED", "FINISHED"}
+
+
+def ask(study: optuna.Study) -> optuna.Trial:
+    with warnings.catch_warnings():  # of heartbeats, which only `trials.run_one` sends
+        warnings.simplefilter("ignore", UserWarning)
+        return study.ask()
+
+
+def tell(study: optuna.Study, trial: optuna.Trial) -> None:
+    study.tell(trial, 3.0)
+
+
+def set_attribute(study: optuna.Study, trial: optuna.Trial) -> None:
+    trial.set_user_attr("a", 1)
+
+
+def suggest(study: optuna.Study, trial: optuna.Trial) -> None:
+    trial.suggest_int("n", 1, 1)
+
+
+@pytest.mark.parametrize("write", [tell, set_attribute, suggest])
+def test_a_write_whose_answer_is_lost_happens_once(
+    write: Callable[[optuna.Study, optuna.Trial], None],
+    server: Server,  # noqa: F811
+    url: str,
+) -> None:
+    with line_to(server) as line:
+        storage = open_storage(server.address(url.rpartition("/")[2], line.port))
+        study = optuna.create_study(study_name="s", storage=storage, direction="maximize")
+        trial = ask(study)
+        line.lose_answers = 1
+        write(study, trial)
+        assert line.lose_answers == 0
+        storage.engine.dispose()
+    (stored,) = trials("s", url)
+    assert (stored.state is TrialState.COMPLETE) is (write is tell)
+    assert stored.values == ([3.0] if write is tell else None)
+    assert stored.user_attrs == ({"a": 1} if write is set_attribute else {})
+    assert stored.params == ({"n": 1} if write is suggest else {})
+
+
+def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) -> None:  # noqa: F811
+    with line_to(server) as line:
+        through = server.address(url.rpartition("/")[2], line.port)
+        with HeldWorker("one", *FIT, "--storage", through, holds=(0,), times="heartbeat=1,grace=3") as worker:
+            worker.wait_until_it_holds(0)
+            storage = open_storage(through)
+            study = optuna.load_study(study_name="s/fit", storage=storage)
+            line.lose_answers = 1
+            study._storage.create_new_trial(study._study_id)
+            storage.engine.dispose()
+            worker.let_go(0)
+            assert edges(worker.result()) == undisturbed()
+    assert [trial.state for trial in trials("s/fit", url)].count(TrialState.FAIL) == 2
