@@ -4,6 +4,7 @@
     ├── BadInput             2   what was given cannot be run; nothing was written
     │   └── BadOption        2   … because of an option of the workload
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    ├── StoreFailed          1   a database failed, or a disk is full
     └── NothingFits          3   out of memory
 
 Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
@@ -69,6 +70,10 @@ class WorkloadFailed(AmpTrackError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class StoreFailed(AmpTrackError):
+    """A database failed while the command was at work, or a disk is full. What was written before is kept."""
 
 
 class NothingFits(AmpTrackError):

@@ -21,7 +21,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.tracking import checkpoints, private
 from amp_track.tracking.run import Run
-from amp_track.workers import processes
+from amp_track.workers import processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
@@ -44,16 +44,18 @@ class Tracker:
 
     Args:
         uri: the store's address, which the command has checked.
+
+    Raises:
+        BadInput: another version of MLflow has made the store. Nothing is written then.
     """
 
     def __init__(self, uri: str) -> None:
         _hush()
         self.uri = uri
-        file = addresses.new_file(uri)
         with store_lock(uri):
-            if file is not None:
+            if (file := addresses.sqlite_file(uri)) is not None:
                 private.make_store(file)
-            self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables that a fresh store lacks
+            self._client = _client(uri)
 
     @functools.cached_property
     def _experiment_id(self) -> str:
@@ -198,14 +200,32 @@ class Tracker:
 def warm_up(uri: str) -> None:
     """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
     _hush()
-    if addresses.new_file(uri) is not None:
+    if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
         private.empty_store()
     private.context_tags()
 
 
+def _client(uri: str) -> mlflow.MlflowClient:
+    """Return a client, which makes the tables of a server's new database. Raises BadInput for a schema of another."""
+    expected = f"expected a store of MLflow {mlflow.__version__}"
+    if not uri.startswith("http") and (missing := private.missing_tables(uri)):
+        raise BadInput(
+            f"--tracking-uri: got {addresses.masked(uri)}, which lacks {min(missing)}, {expected}; if an older version "
+            f"has made it, take a backup and run `mlflow db upgrade {addresses.masked(uri)}`, else name another"
+        )
+    try:
+        return mlflow.MlflowClient(tracking_uri=uri)
+    except mlflow.exceptions.MlflowException as error:
+        if error.__cause__ is not None:  # of the database itself
+            raise
+        said = str(error).partition("NOTE:")[0].strip()
+        raise BadInput(f"--tracking-uri: got {addresses.masked(uri)}, {expected}; it said: {said}") from None
+
+
 def _hush() -> None:
-    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+    for noisy in ("alembic", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
 
 
 def run_id_of_environment() -> str | None:
