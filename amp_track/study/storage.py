@@ -6,6 +6,7 @@ process that is gone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -45,6 +46,17 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to repor
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
+class _Storage(optuna.storages.RDBStorage):
+    """A storage whose heartbeat goes on after one that could not be written.
+
+    Optuna's thread would end there with a traceback, and other processes would take the trial for dead.
+    """
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        with contextlib.suppress(optuna.exceptions.StorageInternalError):  # what fails for good, the next trial tells
+            super().record_heartbeat(trial_id)
+
+
 def open_storage(url: str) -> optuna.storages.RDBStorage:
     """Return the storage at `url`, which the command has checked, with its tables made: all of them or none.
 
@@ -57,7 +69,7 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
         if file is not None and not sqlite_files.read(file).tables:
             sqlite_files.make_tables(file, _statements())
         try:
-            storage = optuna.storages.RDBStorage(
+            storage = _Storage(
                 url,
                 engine_kwargs=arguments,
                 heartbeat_interval=10,

@@ -2,8 +2,10 @@
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,24 @@ def test_what_holds_no_runs_that_can_be_searched_is_no_tracking_uri(uri: str) ->
     with pytest.raises(BadInput, match=r"such as sqlite:///mlflow\.db, or a server's such as http://127") as raised:
         store_checks.check_tracking("--tracking-uri", uri)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(500, "expected an MLflow server that answers"), (200, "an MLflow server, this is another")],
+)
+def test_another_server_is_no_tracking_server(status: int, expected: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>Welcome</title>")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BadInput, match=expected):
+            store_checks.check_tracking("--tracking-uri", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()

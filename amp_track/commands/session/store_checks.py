@@ -167,5 +167,5 @@ def _check_server(flag: str, url: str) -> None:
             f"{flag}: got {masked(url)}, expected an MLflow server that answers; start it or correct the address "
             f"({type(error).__name__})"
         ) from None
-    if answer.text.strip() != "OK":
+    if answer.text.lstrip().startswith("<"):  # a page; MLflow says OK
         raise BadInput(f"{flag}: got {masked(url)}, expected an MLflow server, this is another; correct the address")

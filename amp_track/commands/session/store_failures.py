@@ -21,6 +21,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", "amp_track.study")
 """Modules that call the databases."""
+_ROOM_BYTES = 2**20
+"""A disk with less room counts as full: what was written of the file may be deleted by now."""
 _THEN = "then run the same command again: what was measured is kept"
 
 
@@ -92,16 +94,21 @@ def _of_sqlite(error: BaseException, url: str) -> str:
 def _of_disk(error: OSError, stores: Stores) -> str:
     name = error.filename2 or error.filename  # of a copy, the second is where it goes
     if error.errno in _FULL:
-        return _is_full(Path(name).resolve().parent if name is not None else _fullest(stores))
+        return _is_full(Path(name).resolve().parent if name is not None else _full_folder(stores))
     return f"{name}: it cannot be written ({error.strerror}); see to its permissions and its disk, {_THEN}"
 
 
-def _is_full(folder: Path) -> str:
-    return f"the disk of {folder} is full; free space on it, {_THEN}"
+def _is_full(folder: Path | None) -> str:
+    whose = f"the disk of {folder}" if folder is not None else "the disk of the artifacts"
+    return f"{whose} is full; free space on it, {_THEN}"
 
 
-def _fullest(stores: Stores) -> Path:
-    """Return the folder with the least space on its disk, of those that a command writes to."""
+def _full_folder(stores: Stores) -> Path | None:
+    """Return the folder whose disk is full, of those on this machine that a command writes to.
+
+    None where that is another: an experiment may keep its artifacts anywhere.
+    """
     files = [addresses.sqlite_file(url) for url in (stores.storage, addresses.tracking_uri(stores.tracking_uri))]
-    folders = [Path.cwd(), Path(tempfile.gettempdir()), *(file.resolve().parent for file in files if file is not None)]
-    return min(folders, key=lambda folder: shutil.disk_usage(folder).free)
+    folders = [Path(tempfile.gettempdir()), Path("mlruns"), *(file.parent for file in files if file is not None)]
+    full = (folder.resolve() for folder in folders if folder.is_dir() and shutil.disk_usage(folder).free < _ROOM_BYTES)
+    return next(full, None)
