@@ -12,6 +12,7 @@ from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.records.job import DEFAULT_WORKLOAD, Job
 from amp_track.report import progress
+from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
@@ -30,8 +31,8 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
     uri = addresses.tracking_uri(request.stores.tracking_uri)
-    store_checks.check_tracking("--tracking-uri", uri)
-    store_checks.check_apart(uri, request.stores.storage)
+    with interrupts.waiting():  # for a server that may not answer
+        store_checks.check_tracking("--tracking-uri", uri)
     if not addresses.exists(uri):
         raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
     from amp_track.tracking import Tracker

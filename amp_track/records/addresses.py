@@ -52,20 +52,16 @@ def in_memory(url: str) -> bool:
     return file.name == ":memory:" if file is not None else url.startswith("sqlite")
 
 
-def new_file(url: str) -> Path | None:
-    """Return the SQLite file of an address that is yet to be made, None if there is nothing to make."""
-    file = sqlite_file(url)
-    return file if file is not None and file.name != ":memory:" and not file.exists() else None
-
-
 def exists(url: str) -> bool:
     """Return False for an SQLite file that is yet to be made."""
-    return new_file(url) is None
+    file = sqlite_file(url)
+    return file is None or file.exists()
 
 
 def identity(url: str) -> str | Path:
-    """Return what is the same for two addresses of one SQLite file, however each is written."""
-    return Path(url.removeprefix(_SQLITE)).resolve() if url.startswith(_SQLITE) else url
+    """Return what is the same for two addresses of one SQLite file, however each is written. Raises ValueError."""
+    file = sqlite_file(url)
+    return file.resolve() if file is not None else url
 
 
 def spool_folder(storage: str) -> Path:

@@ -59,7 +59,7 @@ class BadOption(BadInput):
 
 
 class StoreFailed(AmpTrackError):
-    """A store cannot be read or written any more. What was written before is kept."""
+    """A store cannot be read or written any more, or a disk is full. What was written before is kept."""
 
     exit_code = 1
 

@@ -31,6 +31,16 @@ def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
     return study._storage
 
 
+def tables() -> set[str]:
+    """Return the names of Optuna's tables.
+
+    Should `BaseModel` move, no storage can be opened.
+    """
+    from optuna.storages._rdb import models
+
+    return set(models.BaseModel.metadata.tables)
+
+
 def asked_params(trial: FrozenTrial) -> dict[str, Any]:
     """Return the params that a trial was queued with; empty where it was not queued.
 

@@ -18,13 +18,15 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
+from sqlalchemy.pool import StaticPool
 
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
 from amp_track.study import database, private
 from amp_track.study.database import WORKER, SharedStorage
-from amp_track.workers import processes
+from amp_track.workers import processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
 _SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
@@ -42,15 +44,44 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def open_storage(url: str) -> SharedStorage:
-    """Return the storage at `url`, which the command has checked, with its tables made."""
+    """Return the storage at `url`, which the command has checked, with its tables made: all of them or none.
+
+    Raises:
+        BadInput: another version of Optuna has made the storage. Nothing is written then.
+    """
     times = database.TIMES
+    file = addresses.sqlite_file(url)
     with store_lock(url):
-        return SharedStorage(
-            url,
-            engine_kwargs=database.engine_arguments(url),
-            heartbeat_interval=times.heartbeat,
-            grace_period=times.grace,
+        if file is not None and not sqlite_files.read(file).tables:
+            sqlite_files.make_tables(file, _statements())
+        try:
+            storage = SharedStorage(
+                url,
+                engine_kwargs=database.engine_arguments(url),
+                heartbeat_interval=times.heartbeat,
+                grace_period=times.grace,
+                skip_table_creation=file is not None,  # else it would mend another version's before it complains
+            )
+        except RuntimeError as error:
+            raise BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}") from None
+    if file is not None and (missing := private.tables() - sqlite_files.read(file).tables):
+        storage.engine.dispose()
+        raise BadInput(
+            f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
+            "makes; restore a copy of it, or name another"
         )
+    return storage
+
+
+def _statements() -> tuple[str, ...]:
+    """Return the statements that make Optuna's tables in SQLite, where one is killed between two of its own steps."""
+    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})  # in memory
+    connection = storage.engine.raw_connection()
+    try:
+        return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
+    finally:
+        connection.close()
+        storage.engine.dispose()
 
 
 def open_study(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 
 import mlflow
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from amp_track.workers import sqlite_files
 
 
 @functools.cache
@@ -32,11 +33,12 @@ def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None
 
 
 @functools.cache
-def empty_store() -> bytes:
-    """Return an SQLite file with MLflow's tables and nothing in them; b"" where MLflow cannot make it this way.
+def empty_store() -> tuple[str, ...]:
+    """Return the statements that make MLflow's tables in SQLite; () where MLflow cannot make them in memory.
 
-    MLflow makes them in sixty steps, each of which SQLite writes to the disk: six seconds on a slow one. In memory it
-    is one. Should `_initialize_tables` change, MLflow makes the tables itself, and that is all.
+    MLflow makes them in sixty steps, each of which SQLite writes to the disk: six seconds on a slow one, and a process
+    killed between two of them leaves a store that can never be opened. Should `_initialize_tables` change, MLflow makes
+    the tables itself, and that is all.
     """
     import sqlalchemy
     from mlflow.store.tracking import sqlalchemy_store  # noqa: F401  # needed soon, and takes half a second to import
@@ -49,25 +51,32 @@ def empty_store() -> bytes:
         _initialize_tables(engine)  # type: ignore[no-untyped-call]
         connection = engine.raw_connection()
         try:
-            content: bytes = connection.driver_connection.serialize()  # type: ignore[union-attr]
+            return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
         finally:
             connection.close()
     except (ImportError, AttributeError, TypeError, sqlalchemy.exc.SQLAlchemyError):
-        return b""
+        return ()
     finally:
         engine.dispose()
-    return content
 
 
 def make_store(file: Path) -> None:
-    """Make an SQLite file with MLflow's tables, whole or not at all. A file that is there stays as it is."""
-    if file.exists() or not (content := empty_store()):
-        return
-    new = file.with_name(f"{file.name}.{os.getpid()}.new")
+    """Make MLflow's tables in an SQLite file, all or none. A file that has tables stays as it is."""
+    if not sqlite_files.read(file).tables:
+        sqlite_files.make_tables(file, empty_store())
+
+
+def missing_tables(uri: str) -> set[str]:
+    """Return the tables of the installed MLflow that a database lacks which has some of them.
+
+    MLflow would take it for a new one, and upgrade or mend it without being asked. Should `Base` move, it does so.
+    """
+    import sqlalchemy
+    from mlflow.store.db.base_sql_model import Base
+
+    engine = sqlalchemy.create_engine(uri)
     try:
-        new.write_bytes(content)
-        os.link(new, file)  # unlike a rename, it never replaces what another program has made meanwhile
-    except OSError:  # no such links here, or a file is there now: MLflow makes the tables that are missing
-        return
+        missing = set(Base.metadata.tables) - set(sqlalchemy.inspect(engine).get_table_names())
     finally:
-        new.unlink(missing_ok=True)
+        engine.dispose()
+    return missing if "experiments" not in missing else set()

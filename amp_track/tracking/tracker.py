@@ -27,7 +27,7 @@ from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key, reason_of
 from amp_track.tracking.sinks import sink_for
 from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
-from amp_track.workers import interrupts, processes
+from amp_track.workers import interrupts, processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
@@ -58,16 +58,18 @@ class Tracker:
     Args:
         uri: the store's address, which the command has checked.
         spool_folder: where records wait for a server that does not answer; a database file needs none.
+
+    Raises:
+        BadInput: another version of MLflow has made the store. Nothing is written then.
     """
 
     def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL)) -> None:
         _hush()
         self.uri = uri
-        file = addresses.new_file(uri)
         with store_lock(uri):
-            if file is not None:
+            if (file := addresses.sqlite_file(uri)) is not None:
                 private.make_store(file)
-            self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables that a fresh store lacks
+            self._client = _client(uri)
         self._sink = sink_for(uri, self._client, spool_folder)
         self._open_runs = 0
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
@@ -297,9 +299,26 @@ class Tracker:
 def warm_up(uri: str) -> None:
     """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
     _hush()
-    if addresses.new_file(uri) is not None:
+    if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
         private.empty_store()
     private.context_tags()
+
+
+def _client(uri: str) -> mlflow.MlflowClient:
+    """Return a client, which makes the tables of a server's new database. Raises BadInput for a schema of another."""
+    expected = f"expected a store of MLflow {mlflow.__version__}"
+    if not uri.startswith("http") and (missing := private.missing_tables(uri)):
+        raise BadInput(
+            f"--tracking-uri: got {addresses.masked(uri)}, which lacks {min(missing)}, {expected}; if an older version "
+            f"has made it, take a backup and run `mlflow db upgrade {addresses.masked(uri)}`, else name another"
+        )
+    try:
+        return mlflow.MlflowClient(tracking_uri=uri)
+    except mlflow.exceptions.MlflowException as error:
+        if error.__cause__ is not None:  # of the database itself
+            raise
+        said = str(error).partition("NOTE:")[0].strip()
+        raise BadInput(f"--tracking-uri: got {addresses.masked(uri)}, {expected}; it said: {said}") from None
 
 
 def _hush() -> None:

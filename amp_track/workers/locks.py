@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+import platformdirs
 
 from amp_track.records.addresses import identity
 from amp_track.workers import interrupts
@@ -24,20 +24,41 @@ def store_lock(url: str) -> Iterator[None]:
     The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
     later ones too).
 
+    The lock is a file that is there only while it is held: beside an SQLite database, whose folder has to be writable
+    anyway; for a server, in the user's own cache folder. The package filelock leaves such files for ever.
+
     Args:
         url: the store's address. Different spellings of the same address share one lock.
     """
-    name = hashlib.sha256(str(identity(url)).encode()).hexdigest()[:16]
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    lock = FileLock(Path(tempfile.gettempdir()) / f"amp_track-{user}-{name}.lock")
+    file = _file_of(url)
     interrupts.check()
-    while True:  # by hand: an exception that a signal raises within `acquire` could leave the lock held
-        try:
-            lock.acquire(blocking=False)
-            break
-        except Timeout:
-            interrupts.sleep(_POLL_SECONDS)
+    while (descriptor := _acquired(file)) is None:
+        interrupts.sleep(_POLL_SECONDS)
     try:
         yield
     finally:
-        lock.release()
+        file.unlink(missing_ok=True)  # before it is released: whoever has opened it already finds it gone
+        os.close(descriptor)
+
+
+def _acquired(file: Path) -> int | None:
+    """Return the descriptor of the lock, held until it is closed; None while another process holds it."""
+    # Read-only, so that another user who shares the folder can wait for it; and never through somebody's link.
+    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # else its last holder has deleted it, and the next one makes another
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _file_of(url: str) -> Path:
+    store = identity(url)
+    if isinstance(store, Path):
+        return store.with_name(f"{store.name}.lock")
+    folder = platformdirs.user_cache_path("amp_track") / "locks"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}.lock"

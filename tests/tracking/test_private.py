@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
-import pytest
 
-from amp_track.tracking import Tracker, private, warm_up
+from amp_track.tracking import private, warm_up
 
 
 def tables_of(file: Path) -> dict[str, Any]:
@@ -38,24 +37,14 @@ def test_a_new_store_has_the_tables_that_mlflow_makes(tmp_path: Path) -> None:
     assert stat.S_IMODE(ours.stat().st_mode) == stat.S_IMODE(theirs.stat().st_mode)
 
 
-def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_a_store_and_one_with_tables_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
-    file.write_bytes(b"")
+    file.touch()
     private.make_store(file)
-    assert file.read_bytes() == b""
-    Tracker(f"sqlite:///{file}")
-    assert "runs" in tables_of(file), "MLflow has made them"
-    assert os.listdir(tmp_path) == ["mlflow.db"]
-
-
-def test_where_files_cannot_be_linked_mlflow_makes_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refuse)
-    Tracker(f"sqlite:///{tmp_path}/mlflow.db")
-    assert "runs" in tables_of(tmp_path / "mlflow.db")
-    assert os.listdir(tmp_path) == ["mlflow.db"]
+    made = file.read_bytes()
+    assert "runs" in tables_of(file)
+    private.make_store(file)
+    assert file.read_bytes() == made
 
 
 def test_getting_ready_writes_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks, store_checks
+from amp_track.commands.session import checks, store_checks, store_failures
 from amp_track.records import addresses
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.events import Event
@@ -34,11 +34,14 @@ Result = TypeVar("Result")
 def interrupted_safely(
     command: Callable[Concatenate[Request, Arguments], Result],
 ) -> Callable[Concatenate[Request, Arguments], Result]:
-    """Make a command raise KeyboardInterrupt only where it waits, and so leave no run, trial or table half written."""
+    """Make a command raise KeyboardInterrupt only where it waits, and so leave no run, trial or table half written.
+
+    It raises StoreFailed where a database or a disk fails it.
+    """
 
     @functools.wraps(command)
     def run(request: Request, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        with interrupts.deferred(owns_process=request.owns_process):
+        with interrupts.deferred(owns_process=request.owns_process), store_failures.in_one_line(request.stores):
             return command(request, *arguments, **keywords)
 
     return run
@@ -103,7 +106,7 @@ class Session:
         tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
         with interrupts.waiting():  # for servers that may not answer
             store_checks.check_tracking("--tracking-uri", tracking_uri)
-            store_checks.check("--storage", request.stores.storage)
+            store_checks.check_storage("--storage", request.stores.storage)
             store_checks.check_apart(tracking_uri, request.stores.storage)
         return cls._inspected(request, precisions, sandbox, meanwhile=lambda: _get_ready(request, tracking_uri))
 

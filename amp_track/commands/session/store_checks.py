@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from amp_track.records.addresses import identity, in_memory, masked, sqlite_file
 from amp_track.records.errors import BadInput
+from amp_track.workers import interrupts, sqlite_files
+
+_TABLES = {"MLflow": ("experiments", "runs"), "Optuna": ("studies", "trials")}
+"""By program, two of its tables: that of what is made first, and that of what a user would miss."""
+_SECONDS_LOCKED = 20
+"""How long another process may keep an SQLite file locked."""
+_POLL_SECONDS = 0.05
 
 
 def check_tracking(flag: str, url: str) -> None:
@@ -14,7 +24,12 @@ def check_tracking(flag: str, url: str) -> None:
     if url.startswith(("http://", "https://")):
         _check_server(flag, url)
     else:
-        check(flag, url)
+        _check_database(flag, url, "MLflow", "such as sqlite:///mlflow.db, or a server's such as http://127.0.0.1:5000")
+
+
+def check_storage(flag: str, url: str) -> None:
+    """Raise BadInput when Optuna's storage, a database, cannot be opened."""
+    _check_database(flag, url, "Optuna", "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name")
 
 
 def check_apart(tracking_uri: str, storage: str) -> None:
@@ -25,9 +40,8 @@ def check_apart(tracking_uri: str, storage: str) -> None:
         )
 
 
-def check(flag: str, url: str) -> None:
-    """Raise BadInput, before anything is written, when the database at `url` cannot be opened."""
-    expected = "expected a database address such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name"
+def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
+    expected = f"expected a database address {such_as}"
     try:
         file = sqlite_file(url)
     except ValueError:
@@ -37,24 +51,100 @@ def check(flag: str, url: str) -> None:
             f"{flag}: got {url}, a database that ends with the command, expected one that stays; name a file, such as "
             "sqlite:///results.db"
         )
-    if file is not None:
-        try:
-            _check_sqlite(flag, url, file)
-        except BadInput:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long or with a zero byte
-            reason = getattr(error, "strerror", None) or str(error)
-            raise BadInput(
-                f"{flag}: got {url!r}, expected a file that can be opened; name another ({reason})"
-            ) from None
+    if file is None:
+        _check_database_server(flag, url, owner, expected)
         return
-    from sqlalchemy import create_engine
+    try:
+        _check_file(flag, url, file)
+        _check_owner(f"{flag}: got {url}", file, owner)
+    except sqlite3.DatabaseError as error:
+        raise BadInput(f"{flag}: got {url}, {_why_unreadable(error)}") from None
+    except BadInput:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long or with a zero byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"{flag}: got {url!r}, expected a file that can be opened; name another ({reason})") from None
+
+
+def _check_file(flag: str, url: str, file: Path) -> None:
+    """Check what surrounds an SQLite file, without opening it."""
+    folder = file.resolve().parent
+    if file.name.startswith("file:"):
+        raise BadInput(f"{flag}: got {url}, expected the path of a file, not a URI of SQLite's; write sqlite:///PATH")
+    if not folder.is_dir():
+        raise BadInput(f"{flag}: got {url}, expected a file in a folder that exists; make {folder} or name another")
+    if file.is_dir():
+        raise BadInput(f"{flag}: got {url}, expected a file, this is a folder; name a file in it")
+    if file.exists() and not file.is_file():
+        raise BadInput(f"{flag}: got {url}, expected a file, this is a pipe or a device; name a file")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise BadInput(
+            f"{flag}: got {url}, expected a file that can be written; change its permissions or name another"
+        )
+    if not os.access(folder, os.W_OK):
+        raise BadInput(
+            f"{flag}: got {url}, expected a folder that can be written, for its journal too; change the permissions of "
+            f"{folder} or name another"
+        )
+
+
+def _check_owner(got: str, file: Path, owner: str) -> None:
+    """Check that an SQLite file is new, or the owner's and whole."""
+    content = _content(file)
+    tables = {name for name in content.tables if not name.startswith("sqlite_")}
+    first, rows = _TABLES[owner]
+    _check_not_the_others(got, tables, owner)
+    if not tables:
+        return
+    if first not in tables:
+        names = ", ".join(sorted(tables)[:3])
+        raise BadInput(f"{got}, expected a database of {owner}, this one holds other tables ({names}); name another")
+    if content.version is None or any(name.startswith("_alembic_tmp_") for name in tables):
+        if rows in tables and sqlite_files.holds_rows(file, rows):
+            advice = "restore a copy of it, or name another"
+        else:
+            advice = f"it holds no {rows}: delete it, and run the same command again"
+        raise BadInput(f"{got}, whose tables were not made to the end, expected all of {owner}'s; {advice}")
+
+
+def _check_not_the_others(got: str, tables: Iterable[str], owner: str) -> None:
+    for other, (first, _) in _TABLES.items():
+        if other != owner and first in tables:
+            raise BadInput(f"{got}, which is a database of {other}, expected one of {owner}; name another")
+
+
+def _content(file: Path) -> sqlite_files.Content:
+    """Return what an SQLite file holds, once no other process has locked it. Ctrl-C is heard meanwhile."""
+    until = time.monotonic() + _SECONDS_LOCKED
+    while True:
+        try:
+            return sqlite_files.read(file, seconds=0)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        interrupts.sleep(_POLL_SECONDS)
+
+
+def _why_unreadable(error: sqlite3.DatabaseError) -> str:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT):
+        case sqlite3.SQLITE_BUSY:
+            return (
+                f"expected a database that is free, another process has locked it for {_SECONDS_LOCKED} s; end that "
+                "process, or name another database"
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return "expected an SQLite database, this file is another kind; name another file"
+        case _:
+            return f"expected a database that can be read; restore a copy of it, or name another ({error})"
+
+
+def _check_database_server(flag: str, url: str, owner: str, expected: str) -> None:
+    from sqlalchemy import create_engine, inspect
     from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
     try:
         engine = create_engine(url)
-        with engine.connect():
-            pass
+        tables = inspect(engine).get_table_names()
         engine.dispose()
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
@@ -66,37 +156,19 @@ def check(flag: str, url: str) -> None:
         raise BadInput(
             f"{flag}: got {masked(url)}, expected a database that can be opened; it said: {reason}"
         ) from None
-
-
-def _check_sqlite(flag: str, url: str, file: Path) -> None:
-    """Check an SQLite file without opening it, which would create it."""
-    folder = file.resolve().parent
-    if not folder.is_dir():
-        raise BadInput(f"{flag}: got {url}, expected a file in a folder that exists; make {folder} or name another")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise BadInput(
-            f"{flag}: got {url}, expected a file that can be written; change its permissions or name another"
-        )
-    if file.is_dir():
-        raise BadInput(f"{flag}: got {url}, expected a file, this is a folder; name a file in it")
-    if file.exists() and not file.is_file():
-        raise BadInput(f"{flag}: got {url}, expected a file, this is a pipe or a device; name a file")
-    if file.exists() and file.stat().st_size and not _starts_with(file, b"SQLite format 3"):
-        raise BadInput(f"{flag}: got {url}, expected an SQLite database, this file is another kind; name another file")
-
-
-def _starts_with(file: Path, text: bytes) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(text)) == text
+    _check_not_the_others(f"{flag}: got {masked(url)}", tables, owner)
 
 
 def _check_server(flag: str, url: str) -> None:
     import requests
 
     try:
-        requests.get(f"{url.rstrip('/')}/health", timeout=10).raise_for_status()
+        answer = requests.get(f"{url.rstrip('/')}/health", timeout=10)
+        answer.raise_for_status()
     except requests.RequestException as error:
         raise BadInput(
             f"{flag}: got {masked(url)}, expected an MLflow server that answers; start it or correct the address "
             f"({type(error).__name__})"
         ) from None
+    if answer.text.lstrip().startswith("<"):  # a page; MLflow says OK
+        raise BadInput(f"{flag}: got {masked(url)}, expected an MLflow server, this is another; correct the address")

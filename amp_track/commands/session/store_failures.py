@@ -1,0 +1,114 @@
+"""A store or a disk that fails while a command is at work is told in one line."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sqlite3
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from amp_track.commands.request import Stores
+from amp_track.records import addresses
+from amp_track.records.errors import AmpTrackError, StoreFailed
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", "amp_track.study")
+"""Modules that call the databases."""
+_ROOM_BYTES = 2**20
+"""A disk with less room counts as full: what was written of the file may be deleted by now."""
+_THEN = "then run the same command again: what was measured is kept"
+
+
+@contextmanager
+def in_one_line(stores: Stores) -> Iterator[None]:
+    """Raise StoreFailed where a database or a disk fails within the block. Every other error passes.
+
+    Args:
+        stores: those of the command.
+    """
+    try:
+        yield
+    except AmpTrackError:
+        raise
+    except Exception as error:
+        message = _message(error, stores)
+        if message is None:
+            raise
+        raise StoreFailed(message) from error
+
+
+def _message(error: Exception, stores: Stores) -> str | None:
+    """Return what to say of an error; None if neither a database nor a disk has caused it."""
+    causes = _causes(error)
+    for cause in causes:
+        if type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError):  # the others are wrong use of it
+            return _of_sqlite(cause, _store_of(causes, stores))
+        if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
+            return _of_disk(cause, stores)
+        if type(cause).__module__ == "sqlalchemy.exc" and type(cause).__name__ == "OperationalError":
+            said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
+            return f"{addresses.masked(_store_of(causes, stores))}: the database failed ({said}); see to it, {_THEN}"
+    return None
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return what led to an error, the first cause first and itself last."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    return causes[::-1]
+
+
+def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:
+    """Return the address of the store that failed: that of the innermost module on the error's way that calls one."""
+    for cause in causes:
+        for frame, _ in reversed(list(traceback.walk_tb(cause.__traceback__))):
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith(_HOME_OF_OPTUNA):
+                return stores.storage
+            if module.startswith(_HOME_OF_MLFLOW):
+                return addresses.tracking_uri(stores.tracking_uri)
+    return addresses.tracking_uri(stores.tracking_uri)
+
+
+def _of_sqlite(error: BaseException, url: str) -> str:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without the extension that says where
+    file = addresses.sqlite_file(url)
+    folder = file.resolve().parent if file is not None else Path()
+    if code == sqlite3.SQLITE_FULL:
+        return f"{url}: {_is_full(folder)}"
+    if code in _IN_USE:
+        return f"{url}: another process keeps it locked; end that process, {_THEN}"
+    if code in _DAMAGED:
+        return f"{url}: the database is damaged ({error}); restore a copy of it, or name another"
+    return f"{url}: the database cannot be read or written ({error}); see to {folder} and its disk, {_THEN}"
+
+
+def _of_disk(error: OSError, stores: Stores) -> str:
+    name = error.filename2 or error.filename  # of a copy, the second is where it goes
+    if error.errno in _FULL:
+        return _is_full(Path(name).resolve().parent if name is not None else _full_folder(stores))
+    return f"{name}: it cannot be written ({error.strerror}); see to its permissions and its disk, {_THEN}"
+
+
+def _is_full(folder: Path | None) -> str:
+    whose = f"the disk of {folder}" if folder is not None else "the disk of the artifacts"
+    return f"{whose} is full; free space on it, {_THEN}"
+
+
+def _full_folder(stores: Stores) -> Path | None:
+    """Return the folder whose disk is full, of those on this machine that a command writes to.
+
+    None where that is another: an experiment may keep its artifacts anywhere.
+    """
+    files = [addresses.sqlite_file(url) for url in (stores.storage, addresses.tracking_uri(stores.tracking_uri))]
+    folders = [Path(tempfile.gettempdir()), Path("mlruns"), *(file.parent for file in files if file is not None)]
+    full = (folder.resolve() for folder in folders if folder.is_dir() and shutil.disk_usage(folder).free < _ROOM_BYTES)
+    return next(full, None)

@@ -1,0 +1,175 @@
+"""Stores that cannot be used: one line, exit code 2, and not a byte of them changed."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from support import WORKLOADS, Done
+
+from amp_track.commands.session import store_checks
+from amp_track.records.errors import BadInput
+
+SMALL_MLP = str(WORKLOADS / "small_mlp.py")
+Command = Callable[..., Done]
+
+
+def run_sql(file: str | Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+def overwrite(file: str, position: int, content: bytes) -> None:
+    with open(file, "r+b") as opened:
+        opened.seek(position)
+        opened.write(content)
+
+
+def foreign(file: str) -> None:
+    os.unlink(file)
+    run_sql(file, "CREATE TABLE notes (text)", "INSERT INTO notes VALUES ('milk')")
+
+
+def garbage(file: str) -> None:
+    Path(file).write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 64)
+
+
+def overwritten_page(file: str) -> None:
+    overwrite(file, 10 * 4096, b"\xff" * 4096)
+
+
+def truncated(file: str) -> None:
+    os.truncate(file, os.path.getsize(file) // 2)
+
+
+def text(file: str) -> None:
+    Path(file).write_text("milk\nbread\n" * 100)
+
+
+def other_version(file: str) -> None:
+    run_sql(file, "UPDATE alembic_version SET version_num = 'of next year'")
+
+
+def without_version(file: str) -> None:
+    run_sql(file, "DELETE FROM alembic_version")
+
+
+def half_migrated(file: str) -> None:
+    run_sql(file, "CREATE TABLE _alembic_tmp_tags (key)")
+
+
+def without_a_table(file: str) -> None:
+    table = "trial_heartbeats" if "optuna" in file else "datasets"
+    run_sql(file, f"DROP TABLE {table}")
+
+
+def swapped(file: str) -> None:
+    os.replace("mlflow.db" if "optuna" in file else "optuna.db", file)
+
+
+DAMAGES = {
+    foreign: "this one holds other tables (notes); name another",
+    garbage: "expected an SQLite database, this file is another kind",
+    overwritten_page: "restore a copy of it, or name another (",
+    truncated: "restore a copy of it, or name another (database disk image is malformed)",
+    text: "expected an SQLite database, this file is another kind",
+    other_version: "version",
+    without_version: "not made to the end",
+    half_migrated: "not made to the end",
+    without_a_table: "which lacks",
+    swapped: "name another",
+}
+
+
+@pytest.mark.usefixtures("fresh_stores")
+@pytest.mark.parametrize(("flag", "file"), [("--storage", "optuna.db"), ("--tracking-uri", "mlflow.db")])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_store_that_cannot_be_used_is_told_in_one_line_and_left_alone(
+    damage: Callable[[str], None], flag: str, file: str, amp_track: Command, tmp_path: Path
+) -> None:
+    damage(file)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB")
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (2, 1), done.stderr
+    assert lines[0].startswith(f"amp-track: {flag}: got sqlite:///")
+    assert file in lines[0]
+    assert DAMAGES[damage] in lines[0]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a database that another connection has locked for good."""
+    monkeypatch.setattr(store_checks, "_SECONDS_LOCKED", 0.2)
+    with closing(sqlite3.connect("locked.db")) as connection:
+        connection.execute("CREATE TABLE studies (name)")
+        connection.execute("BEGIN EXCLUSIVE")
+        yield "sqlite:///locked.db"
+
+
+def test_a_store_that_stays_locked_is_refused(locked: str) -> None:
+    with pytest.raises(BadInput, match=r"locked\.db, expected a database that is free, another process has locked it"):
+        store_checks.check_storage("--storage", locked)
+
+
+def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
+    (tmp_path / "new.db").touch()
+    store_checks.check_storage("--storage", "sqlite:///new.db")
+    store_checks.check_tracking("--tracking-uri", "sqlite:///new.db")
+    assert (tmp_path / "new.db").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:///\0", "expected a file that can be opened"),
+        ("sqlite:///" + "x" * 300, "expected a file that can be opened"),
+        ("sqlite:///" + "x/" * 3000 + "x.db", "expected a file"),
+        ("sqlite:///nowhere/x.db", "expected a file in a folder that exists"),
+        ("sqlite:///file:x?mode=ro&uri=true", "expected the path of a file"),
+        ("postgresql+psycopg://u:hunter2@127.0.0.1:9/x", "expected a database that can be opened"),
+    ],
+    ids=["zero byte", "long name", "long path", "no folder", "URI of SQLite", "nobody listens"],
+)
+def test_odd_addresses_are_told_in_one_line(url: str, expected: str, tmp_path: Path) -> None:
+    for check, flag in ((store_checks.check_storage, "--storage"), (store_checks.check_tracking, "--tracking-uri")):
+        with pytest.raises(BadInput, match=expected) as raised:
+            check(flag, url)
+        assert "\n" not in str(raised.value)
+        assert "hunter2" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("uri", ["mlflow-artifacts:/", "file:///tmp/mlruns", "./mlruns", "databricks", "uc://x"])
+def test_what_holds_no_runs_that_can_be_searched_is_no_tracking_uri(uri: str) -> None:
+    with pytest.raises(BadInput, match=r"such as sqlite:///mlflow\.db, or a server's such as http://127") as raised:
+        store_checks.check_tracking("--tracking-uri", uri)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(500, "expected an MLflow server that answers"), (200, "an MLflow server, this is another")],
+)
+def test_another_server_is_no_tracking_server(status: int, expected: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>Welcome</title>")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BadInput, match=expected):
+            store_checks.check_tracking("--tracking-uri", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
