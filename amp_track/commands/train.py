@@ -53,7 +53,10 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
     if request.find_batch_size:
         job = _at_the_edge(job, fit.fit_in(studies, tracker, given_run_id=None))
     title = f"{session.inspection.workload_name} {job.precision}"
-    with tracker.run(title, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
+    if killed := tracker.kill_dead_trainings():
+        progress.say(f"ended {killed} runs whose process had died")
+    tags = {"amp_track.kind": "train", **tracking.process_tags()}
+    with tracker.run(title, tags=tags, run_id=tracking.run_id_of_environment()) as run:
         return _train(session, job, run, title=title)
 
 

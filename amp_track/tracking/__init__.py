@@ -9,7 +9,7 @@ import os
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # before mlflow is imported
 
 from amp_track.tracking.run import Run
-from amp_track.tracking.tags import describe, describe_plan, resumed_tags
+from amp_track.tracking.tags import describe, describe_plan, process_tags, resumed_tags
 from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment, warm_up
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Tracker",
     "describe",
     "describe_plan",
+    "process_tags",
     "resumed_tags",
     "run_id_of_environment",
     "warm_up",

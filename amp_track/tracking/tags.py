@@ -11,6 +11,7 @@ from pathlib import Path
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 from amp_track.tracking.run import Run
+from amp_track.tracking.tracker import PROCESS
 from amp_track.workers import processes
 
 
@@ -56,8 +57,13 @@ def resumed_tags(job: Job) -> dict[str, str]:
     return _resumable_tags(job) | {"amp_track.resumed": f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"}
 
 
+def process_tags() -> dict[str, str]:
+    """Return the tag that says which process writes a run, so that a later one can end it if this one is killed."""
+    return {PROCESS: json.dumps(processes.this_process())}
+
+
 def _resumable_tags(job: Job) -> dict[str, str]:
-    return {"amp_track.process": json.dumps(processes.this_process()), "amp_track.job": job.as_json()}
+    return process_tags() | {"amp_track.job": job.as_json()}
 
 
 @functools.cache

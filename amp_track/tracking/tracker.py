@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
+PROCESS = "amp_track.process"
+"""The tag that says which process writes a run."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Tracker:
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: got run {run_id}, expected one that amp-track train has made")
-        process = json.loads(tags["amp_track.process"])
+        process = json.loads(tags[PROCESS])
         if run.info.status == "RUNNING" and not processes.is_gone(process):
             raise BadInput(
                 f"--resume: got run {run_id}, expected one that has stopped: process {process['pid']} on "
@@ -185,13 +187,33 @@ class Tracker:
         running = self._client.search_runs(
             [experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}' and attributes.status = 'RUNNING'"
         )
+        return self._kill(
+            run
+            for run in running
+            if int(run.data.tags.get("optuna.trial", "-1"))
+            in finished_trials.get(run.data.tags.get("optuna.study", ""), set())
+        )
+
+    def kill_dead_trainings(self) -> int:
+        """End as KILLED the trainings of `train` that a process of this host, now gone, has left; return how many."""
+        running = self._client.search_runs(
+            [self._experiment_id], "tags.`amp_track.kind` = 'train' and attributes.status = 'RUNNING'"
+        )
+        return self._kill(
+            run
+            for run in running
+            if "mlflow.parentRunId" not in run.data.tags  # a trial ends with its study
+            and PROCESS in run.data.tags
+            and processes.is_gone(json.loads(run.data.tags[PROCESS]))
+        )
+
+    def _kill(self, runs: Iterable[mlflow.entities.Run]) -> int:
+        """End runs as KILLED, and return how many there were."""
         killed = 0
-        for run in running:
-            number = int(run.data.tags.get("optuna.trial", "-1"))
-            if number in finished_trials.get(run.data.tags.get("optuna.study", ""), set()):
-                self._client.set_tag(run.info.run_id, "amp_track.verdict", str(Verdict.INTERRUPTED))
-                self._client.set_terminated(run.info.run_id, "KILLED")
-                killed += 1
+        for run in runs:
+            self._client.set_tag(run.info.run_id, "amp_track.verdict", str(Verdict.INTERRUPTED))
+            self._client.set_terminated(run.info.run_id, "KILLED")
+            killed += 1
         return killed
 
 

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from amp_track.commands.train import train
 from amp_track.records.events import StepsRecorded
 from amp_track.records.job import Job
 from amp_track.records.outcome import ScaleReport
-from amp_track.tracking import Run, Tracker
+from amp_track.tracking import Run, Tracker, process_tags
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
@@ -67,6 +69,21 @@ def test_a_deleted_experiment_is_told_in_one_line(
     assert "whose experiment amp_track has been deleted, expected one that is there; restore it" in done.stderr
     assert "Traceback" not in done.stderr
     assert not client.search_runs(["1"])
+
+
+def test_a_training_whose_process_is_gone_is_ended(client: mlflow.MlflowClient) -> None:
+    program = "import json; from amp_track.workers import processes; print(json.dumps(processes.this_process()))"
+    gone = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    tracker = Tracker(stores()["tracking_uri"])
+    with tracker.run("mine", tags={"amp_track.kind": "train", **process_tags()}) as mine:
+        left = client.create_run(
+            mine.experiment_id, tags={"amp_track.kind": "train", "amp_track.process": gone}
+        ).info.run_id  # fmt: skip
+        assert tracker.kill_dead_trainings() == 1
+        assert client.get_run(left).info.status == "KILLED"
+        assert client.get_run(left).data.tags["amp_track.verdict"] == "interrupted"
+        assert status(client, mine) == "RUNNING"
+        assert tracker.kill_dead_trainings() == 0
 
 
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
