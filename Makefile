@@ -5,7 +5,7 @@ OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: search test test-slow test-oldest test-all lint format gpu benchmark finders published docs docs-all mutants clean
+.PHONY: search test test-slow test-oldest test-all lint format gpu benchmark finders published docs docs-all mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
@@ -47,6 +47,9 @@ published: $(VENV)/installed  ## the five published experiments: claimed and mea
 
 finders: $(VENV)/installed-peers  ## finders of the largest batch against each other, into benchmarks/results/
 	$(BIN)/python -m benchmarks.finders
+
+faults: $(VENV)/installed  ## everything goes wrong that can, 20 times in real processes, into benchmarks/results/: nothing is lost; an hour
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 docs: $(VENV)/installed-dev  ## the generated parts of README.md and docs/, from the code and from the records of examples
 	$(BIN)/python docs/generate.py --run none

@@ -9,7 +9,6 @@ import math
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -178,10 +177,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 
 
 def main() -> NoReturn:
-    """Run the console script, and end with the exit codes that `amp_track.records.errors` lists."""
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` sets
-            signal.signal(number, _interrupt)
+    """Run a command, and end with the exit codes that `amp_track.records.errors` lists."""
     logging.getLogger("amp_track").handlers = [_Lines()]
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
@@ -217,11 +213,6 @@ def _usage_message(error: Exception) -> str:
     message = str(getattr(error, "message", error)).strip()
     command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")
     return f"{message.rstrip('.')}; see {command} --help"
-
-
-def _interrupt(signal_number: int, frame: object) -> NoReturn:
-    """Make SIGTERM and a closed terminal end runs as Ctrl-C does; the default would leave them RUNNING for ever."""
-    raise KeyboardInterrupt
 
 
 def _exit(exit_code: int, message: str, detail: str = "") -> NoReturn:

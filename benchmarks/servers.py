@@ -100,6 +100,7 @@ class Between(http.server.ThreadingHTTPServer):
 
 class _Relay(http.server.BaseHTTPRequestHandler):
     server: Between
+
     def _relay(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         time.sleep(self.server.delay_seconds)

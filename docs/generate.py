@@ -30,6 +30,8 @@ from amp_track import cli  # noqa: E402
 from amp_track.commands.arguments import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
 from benchmarks import finders, overhead, trials  # noqa: E402
+from benchmarks.faults import faults  # noqa: E402
+from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -191,6 +193,18 @@ def gpu_stages() -> None:
 def gpu_tables(stage: str) -> None:
     """Print what a stage of that programme has measured, on each machine that has run it."""
     print(tables.of_stage(stage, RESULTS / "gpu"))
+
+
+def faults_table() -> None:
+    """Print what every fault has cost, and how long it took to go on."""
+    result = _result("faults")
+    _print_table(list(fault_results.HEADINGS), fault_results.summary(faults.ALL, result["rows"]))
+    print(f"\n*{_made_on(result, 'torch', 'mlflow', 'optuna')}*")
+
+
+def faults_in_words() -> None:
+    """Print what happens on each fault."""
+    _print_table(["fault", "what happens"], [[fault.name, fault.sentence] for fault in faults.ALL])
 
 
 def input_pipeline_tables(device: str) -> None:

@@ -5,6 +5,7 @@ All of it on stderr, but for a notebook's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -17,7 +18,14 @@ from amp_track.records.outcome import Outcome
 from amp_track.records.values import format_bytes
 from amp_track.report.notebook import CellOutput
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Say nothing any more once nobody reads it: rich would end the program, in the middle of its runs."""
+        self.quiet = True
+
+
+console = _Console(stderr=True, highlight=False, soft_wrap=True)
 _cell_output = CellOutput()
 
 Show = Callable[[Event], None]
@@ -28,7 +36,8 @@ def say(text: str) -> None:
     if console.is_jupyter:
         _cell_output.say(text)
     else:
-        console.print(text, markup=False)
+        with contextlib.suppress(OSError):  # a terminal that is closed
+            console.print(text, markup=False)
 
 
 def working(text: str) -> AbstractContextManager[object]:

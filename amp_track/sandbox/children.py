@@ -6,12 +6,13 @@ import contextlib
 import ctypes
 import math
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
@@ -26,6 +27,8 @@ from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.sandbox import ranks
 from amp_track.workers import interrupts
 
+SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
+"""Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
 """Arguments of personality(2), from Linux's sys/personality.h."""
 _TRACKING_NICENESS = 10
@@ -84,8 +87,14 @@ def start_fork_server(environment: Mapping[str, str]) -> None:
     Args:
         environment: variables that it has besides this process's own.
     """
+    environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
     with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # which unblocks signals
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def stop_fork_server() -> None:

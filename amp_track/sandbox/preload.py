@@ -11,17 +11,21 @@ import gc
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import sys
+import time
 import traceback
 
-from amp_track.sandbox import sandbox
+from amp_track.sandbox import children, sandbox
 
 failure = ""
 """The traceback of the required module that could not be imported.
 
 It is kept and not raised because the fork server ignores an ImportError: each job's process looks it up and reports it.
 """
+
+_SECONDS_TO_DIE = 0.5
 
 
 def _is_installed(name: str) -> bool:
@@ -45,10 +49,25 @@ def _look_here_last() -> None:
     sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
 
 
+def _leave() -> None:
+    """Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
+
+    A command that was killed has left the folder of this server's socket behind.
+    """
+    starter, _, sockets = os.environ[children.SOCKETS_VARIABLE].partition(" ")
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    while os.getppid() == int(starter) and time.monotonic() < deadline:  # its files close a moment before it is gone
+        time.sleep(0.01)
+    if os.getppid() != int(starter):
+        shutil.rmtree(sockets, ignore_errors=True)
+    os._exit(0)
+
+
 def _preload() -> str:
     """Import the modules, and return the traceback of a required one that fails."""
     # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
     _look_here_last()
     gc.disable()  # a quarter of the time of these imports: they leave hardly any garbage, and it is collected below
     try:
@@ -65,8 +84,7 @@ def _preload() -> str:
                 importlib.import_module(name)
             except Exception:  # the job that needs it meets the same error, and reports it
                 continue
-    # Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
-    atexit.register(os._exit, 0)
+    atexit.register(_leave)
     gc.collect()
     gc.enable()
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it

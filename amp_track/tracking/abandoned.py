@@ -9,12 +9,14 @@ from mlflow.entities import Run
 
 from amp_track.workers import processes
 
-_PROCESS, _PARENT = "amp_track.process", "mlflow.parentRunId"
+PROCESS = "amp_track.process"
+"""The tag that says which process writes a run."""
+_PARENT = "mlflow.parentRunId"
 
 
 def process_tag() -> dict[str, str]:
     """Return the tag that says which process writes a run."""
-    return {_PROCESS: json.dumps(processes.this_process())}
+    return {PROCESS: json.dumps(processes.this_process())}
 
 
 def among(running: Sequence[Run]) -> list[Run]:
@@ -30,5 +32,5 @@ def among(running: Sequence[Run]) -> list[Run]:
 
 
 def _is_gone(run: Run) -> bool:
-    process = run.data.tags.get(_PROCESS)
+    process = run.data.tags.get(PROCESS)
     return process is not None and processes.is_gone(json.loads(process))

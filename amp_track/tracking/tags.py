@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import subprocess
 from pathlib import Path
 
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
+from amp_track.tracking import abandoned
 from amp_track.tracking.run import Run
-from amp_track.workers import processes
 
 
 def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_params: bool = True) -> None:
@@ -57,7 +56,7 @@ def resumed_tags(job: Job) -> dict[str, str]:
 
 
 def _resumable_tags(job: Job) -> dict[str, str]:
-    return {"amp_track.process": json.dumps(processes.this_process()), "amp_track.job": job.as_json()}
+    return abandoned.process_tag() | {"amp_track.job": job.as_json()}
 
 
 @functools.cache

@@ -197,7 +197,7 @@ class Tracker:
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: got run {run_id}, expected one that amp-track train has made")
-        process = json.loads(tags["amp_track.process"])
+        process = json.loads(tags[abandoned.PROCESS])
         if run.info.status == "RUNNING" and not processes.is_gone(process):
             raise BadInput(
                 f"--resume: got run {run_id}, expected one that has stopped: process {process['pid']} on "

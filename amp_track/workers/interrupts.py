@@ -10,6 +10,7 @@ at a time on two cores). tests/integration/test_interrupts.py repeats ten of the
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -20,11 +21,13 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from amp_track.records.errors import INTERRUPTED_EXIT_CODE
+from amp_track.records.signals import INTERRUPTS
 
 _AT_ONCE = 3
 """The number of the signal that stops at once."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-"""SIGHUP comes when the terminal is closed. A handler that ignores it, as `nohup` sets, stays."""
+_APART_SECONDS = 1.0
+"""Signals that come sooner after one that counts are the same one: a hand that hammers on Ctrl-C, or a launcher that
+passes on what the terminal has sent to all."""
 _SHOW_CURSOR = b"\x1b[?25h"
 """What a terminal needs whose cursor a progress bar has hidden."""
 
@@ -36,16 +39,19 @@ class _Deferral:
         self._owns_process = owns_process
         self._handlers: dict[signal.Signals, Any] = {}
         self._received = 0
+        self._counted_at = -math.inf
+        self._has_nothing_to_end = False
         self._is_raised = False
         self._is_waiting = False
         self._is_swallowed = False
         """Whether a wait that has been interrupted went on."""
 
     def install(self) -> None:
-        """Replace the handlers that raise KeyboardInterrupt; one that ignores, kills or is a user's own stays."""
-        for number in _SIGNALS:
+        """Replace the handlers: in a process of one's own all that do not ignore, as under `nohup`, else Ctrl-C's."""
+        for number in INTERRUPTS:
             handler = signal.getsignal(number)
-            if handler is signal.default_int_handler or (self._owns_process and callable(handler)):
+            owned = self._owns_process and handler not in (signal.SIG_IGN, None)
+            if owned or handler is signal.default_int_handler:
                 self._handlers[number] = handler
                 signal.signal(number, self._receive)
 
@@ -80,15 +86,34 @@ class _Deferral:
         if error_type is None:
             self.check()
 
+    @contextmanager
+    def nothing_to_end(self) -> Iterator[None]:
+        """Let a signal within the block end a process of one's own at once."""
+        self._has_nothing_to_end = self._owns_process
+        try:
+            yield
+        finally:
+            self._has_nothing_to_end = False
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._counted_at < _APART_SECONDS:
+            return
+        self._counted_at = now
         self._received += 1
-        if self._received >= _AT_ONCE:
+        if self._has_nothing_to_end:
+            self._say(b"amp-track: interrupted\n")
+            self._stop_at_once(number, frame)
+        elif self._received >= _AT_ONCE:
             self._stop_at_once(number, frame)
         elif self._is_waiting and not self._is_raised:
             self._is_raised = self._is_swallowed = True
             raise KeyboardInterrupt
         elif self._owns_process:
-            self._say(b"amp-track: ending its runs first; a third Ctrl-C stops at once and leaves them RUNNING\n")
+            self._say(
+                b"amp-track: ending its runs first; a third Ctrl-C, a second after the one before, stops at once and "
+                b"leaves them RUNNING\n"
+            )
 
     def _stop_at_once(self, number: int, frame: FrameType | None) -> None:
         if self._owns_process:
@@ -134,6 +159,15 @@ def deferred(*, owns_process: bool) -> Iterator[None]:
 def waiting() -> AbstractContextManager[None]:
     """Let Ctrl-C and SIGTERM raise at once within the block, which writes nothing."""
     return _current if _current is not None and _is_main_thread() else nullcontext()
+
+
+def nothing_to_end() -> AbstractContextManager[None]:
+    """Let Ctrl-C and SIGTERM end a process of one's own at once within the block, which writes and opens nothing.
+
+    An exception that is raised while modules are imported may be swallowed there, and comes seconds late where it waits
+    for their end.
+    """
+    return _current.nothing_to_end() if _current is not None and _is_main_thread() else nullcontext()
 
 
 def sleep(seconds: float) -> None:

@@ -19,7 +19,6 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes ar
 from simulated import SimulatedSandbox
 from support import DIGITS, make_stores, request, write_without_waiting_for_the_disk
 
-from amp_track import cli
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 
@@ -53,7 +52,6 @@ def search_once(folder: Path, stop_after_seconds: float | None, number: signal.S
     """Search as the command does; the signal comes after that time."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
-    signal.signal(signal.SIGTERM, cli._interrupt)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), number))
     if stop_after_seconds is not None:
         signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)

@@ -33,6 +33,20 @@ def test_elsewhere_than_on_a_terminal_events_are_lines(capsys: pytest.CaptureFix
     assert printed.err.splitlines() == ["[bold] is text", *(lines if epoch_lines else []), "said"]
 
 
+def test_nobody_reads_what_is_said_and_the_program_goes_on() -> None:
+    program = """
+from amp_track.report import progress
+for _ in range(2):
+    progress.say("said")
+print("went on")
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
 def read_to_the_end(terminal: int) -> bytes:
     written = b""
     while True:

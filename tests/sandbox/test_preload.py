@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,27 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     assert done.stdout == ""
     assert "AmpTrackError: got a fork server" in done.stderr
     assert said in done.stderr
+
+
+_KILLED = f"""
+import os, signal
+from amp_track.sandbox.sandbox import Sandbox
+signal.signal(signal.SIGINT, lambda *_: None)
+Sandbox({FAULTS!r}).start()
+os.killpg(0, signal.SIGINT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along(tmp_path: Path) -> None:
+    """Ctrl-C reaches it while its Python starts, where it would show a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED], stderr=subprocess.PIPE, start_new_session=True, timeout=120,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # which lasts until the server has closed stderr, too  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
+    assert not list(tmp_path.glob("pymp-*"))
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])

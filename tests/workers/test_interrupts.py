@@ -97,7 +97,8 @@ def test_what_cleans_up_is_not_interrupted_by_a_second_signal() -> None:
     assert cleaned == [True]
 
 
-def test_the_third_signal_is_raised_wherever_it_comes() -> None:
+def test_the_third_signal_is_raised_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_APART_SECONDS", 0.0)
     with interrupts.deferred(owns_process=False):
         interrupt()
         interrupt()
@@ -106,22 +107,63 @@ def test_the_third_signal_is_raised_wherever_it_comes() -> None:
         interrupts.check()  # it is raised once
 
 
-THREE = """
-import os, signal
+MANY = """
+import os, signal, sys, time
 from amp_track.workers import interrupts
 with interrupts.deferred(owns_process=True):
-    for _ in range(3):
+    for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(float(sys.argv[2]))
     print("went on")
 """
+ENDING = (
+    "amp-track: ending its runs first; a third Ctrl-C, a second after the one before, stops at once and leaves them "
+    "RUNNING\n"
+)
+
+
+def interrupted(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
 
 
 def test_the_third_signal_ends_a_process_of_ones_own_and_the_second_says_so() -> None:
-    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True)
+    done = interrupted(MANY, "3", "1.01")
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == 2 * (
-        "amp-track: ending its runs first; a third Ctrl-C stops at once and leaves them RUNNING\n"
-    )
+    assert done.stderr == 2 * ENDING
+
+
+def test_a_hand_that_hammers_on_the_keys_counts_once() -> None:
+    done = interrupted(MANY, "20", "0.001")
+    assert done.stdout == "went on\n"
+    assert done.stderr.startswith(ENDING + "Traceback"), "raised at the end of the block"
+
+
+NOTHING = """
+import os, signal
+from amp_track.workers import interrupts
+with interrupts.deferred(owns_process=True):
+    with interrupts.nothing_to_end():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            print("cleaned up", flush=True)
+"""
+
+
+def test_where_nothing_is_to_be_ended_a_process_of_ones_own_ends_at_once() -> None:
+    done = interrupted(NOTHING)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "amp-track: interrupted\n")
+
+
+def test_where_nothing_is_to_be_ended_a_program_of_the_users_goes_on_to_the_next_wait() -> None:
+    done = []
+    with interrupts.deferred(owns_process=False):
+        with interrupts.nothing_to_end():
+            interrupt()
+            done.append("imported")
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+    assert done == ["imported"]
 
 
 def test_an_exception_swallowed_on_the_way_is_raised_again() -> None:
@@ -145,8 +187,20 @@ def test_what_the_user_handles_otherwise_stays_so() -> None:
         interrupt(signal.SIGTERM)
         assert received == [signal.SIGTERM]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with interrupts.deferred(owns_process=True):
+    with interrupts.deferred(owns_process=False):
         assert [signal.getsignal(each) for each in BOTH] == [signal.SIG_IGN, signal.SIG_DFL]
+
+
+def test_a_process_of_ones_own_hears_all_but_what_is_ignored() -> None:
+    """As `nohup` has the closing of the terminal ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with interrupts.deferred(owns_process=True):
+        interrupt(signal.SIGINT)
+        interrupts.check()
+        interrupt(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
 
 
 def test_a_signal_is_not_lost_when_the_block_ends_with_an_error() -> None:

@@ -104,7 +104,7 @@ class Session:
             WorkloadFailed: the workload's data cannot be loaded.
         """
         tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
-        with interrupts.waiting():  # for servers that may not answer
+        with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
             store_checks.check_tracking("--tracking-uri", tracking_uri)
             store_checks.check_storage("--storage", request.stores.storage)
             store_checks.check_apart(tracking_uri, request.stores.storage)
@@ -129,7 +129,7 @@ class Session:
         """Return the session of a request that device and workload can meet; `meanwhile` runs as torch is imported."""
         checks.workload_exists(request.job.workload)
         sandbox = sandbox or Sandbox(request.job.workload, steps_back=request.owns_process)
-        with progress.working("importing torch, looking at device and workload"):
+        with progress.working("importing torch, looking at device and workload"), interrupts.nothing_to_end():
             sandbox.start()
             meanwhile()
             interrupts.check()

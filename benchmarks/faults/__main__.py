@@ -1,0 +1,126 @@
+"""Let everything go wrong that can, in real processes, and see whether anything is lost.
+
+    python -m benchmarks.faults [--times 20] [--only NAME] [--seconds BUDGET] [--at-once 2]
+
+Each fault is tried at least so many times, and in each phase of each command once; then the same command is given
+again. Writes benchmarks/results/faults.json, row by row: another run goes on where this one was stopped. Ends with exit
+code 1 if anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from amp_track.records.job import Job
+from amp_track.sandbox import children
+from amp_track.sandbox.sandbox import Sandbox
+from benchmarks import provenance
+from benchmarks.faults import case, faults, results, works
+from benchmarks.faults.case import Case, Fault
+from benchmarks.faults.check import Undisturbed
+from benchmarks.faults.command import Place
+from benchmarks.faults.results import Results
+from benchmarks.faults.works import Work
+
+
+def where() -> dict[str, Any]:
+    """Return device, versions and code."""
+    workload = works.FIT.arguments[1]
+    found = Sandbox(workload).inspect(Job(workload=workload, precision="fp32"))
+    children.stop_fork_server()
+    made = provenance.provenance(found) | {"code": results.code_digest()}
+    return made | {"versions": made["versions"] | provenance.versions("optuna")}
+
+
+def tries(wanted: Sequence[Fault], times: int) -> Iterator[tuple[str, Fault, int]]:
+    """Yield every try with its key, the first of each fault before the second of any."""
+    numbers = {fault.name: max(times, len(fault.cases)) for fault in wanted}
+    for index in range(max(numbers.values())):
+        for fault in wanted:
+            if index < numbers[fault.name]:
+                yield f"{fault.name} {index:03}", fault, index
+
+
+class Programme:
+    """Tries faults and keeps the rows."""
+
+    def __init__(self, folder: Path, kept: Results, deadline: float) -> None:
+        self._folder = folder
+        self._kept = kept
+        self._deadline = deadline
+        self._normal: dict[Work, Undisturbed] = {}
+        self._lock = threading.Lock()
+
+    def normal(self, work: Work) -> Undisturbed:
+        """Return what a command does undisturbed, which is measured once."""
+        with self._lock:
+            if work not in self._normal:
+                self._normal[work] = case.undisturbed(work, Place(self._folder / f"undisturbed-{len(self._normal)}"))
+            return self._normal[work]
+
+    def attempt(self, key: str, fault: Fault, index: int) -> None:
+        """Try a fault once, unless that is done or time is up."""
+        if key in self._kept.rows or time.monotonic() > self._deadline:
+            return
+        cases = random.Random(fault.name).sample(fault.cases, len(fault.cases))
+        work, moment = cases[index % len(cases)]
+        normal = self.normal(work)
+        place = Place(Path(tempfile.mkdtemp(dir=self._folder)))  # a socket's path may be no longer than 107 characters
+        row = case.attempt(fault, Case(work, moment, seed=index, place=place), normal)
+        with self._lock:
+            self._kept.add(key, row)
+        shutil.rmtree(place.folder, ignore_errors=True)
+        print(f"{key}: {row['case']}: {'LOST ' + str(row) if 'detail' in row else 'nothing lost'}", flush=True)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table()
+    for heading in results.HEADINGS:
+        table.add_column(heading)
+    for line in results.summary(faults.ALL, rows):
+        table.add_row(*line)
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--times", type=int, default=20, help="how often each fault is tried at least (default 20)")
+    parser.add_argument(
+        "--only", action="append", help="the faults whose name contains this; may be given several times"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no try after this time")
+    parser.add_argument("--at-once", type=int, default=2, help="how many are tried at a time (default 2)")
+    parser.add_argument("--file", type=Path, default=results.FILE, help="where the rows are kept")
+    arguments = parser.parse_args()
+    wanted = [fault for fault in faults.ALL if any(name in fault.name for name in arguments.only or [""])]
+    for fault in wanted:
+        if reason := fault.impossible():
+            print(f"{fault.name}: not tried: {reason}")
+    wanted = [fault for fault in wanted if not fault.impossible()]
+    kept = Results(arguments.file, where())
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as pool:
+        programme = Programme(Path(folder), kept, time.monotonic() + arguments.seconds)
+        try:
+            list(pool.map(lambda each: programme.attempt(*each), tries(wanted, arguments.times)))
+        except BaseException:  # Ctrl-C: the tries that run are finished, and no other begins
+            pool.shutdown(cancel_futures=True)
+            raise
+    show(list(kept.rows.values()))
+    sys.exit(int(any("detail" in row for row in kept.rows.values())))
+
+
+if __name__ == "__main__":
+    main()

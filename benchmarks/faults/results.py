@@ -1,0 +1,78 @@
+"""The file of results: every row as it comes, so that a run can be continued, and what they add up to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults.case import Fault
+from benchmarks.processes import ROOT
+
+FILE = ROOT / "benchmarks" / "results" / "faults.json"
+_MUST_BE_THE_SAME = ("device", "driver", "versions", "code")
+"""Rows that were made with another of these are made anew."""
+
+
+def code_digest() -> str:
+    """Return a digest of the package and of these faults: rows that other code has made say nothing of this one."""
+    files = sorted(file for folder in ("amp_track", "benchmarks/faults") for file in (ROOT / folder).rglob("*.py"))
+    content = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+class Results:
+    """The rows in a file, by fault and number of the try.
+
+    Args:
+        file: where they are kept.
+        provenance: device, versions, date and code of the rows that are added.
+    """
+
+    def __init__(self, file: Path, provenance: dict[str, Any]) -> None:
+        self._file = file
+        self._provenance = provenance
+        self.rows: dict[str, dict[str, Any]] = {}
+        if file.exists():
+            known = json.loads(file.read_text())
+            if all(known.get(name) == provenance[name] for name in _MUST_BE_THE_SAME):
+                self.rows = {row["key"]: row for row in known["rows"]}
+
+    def add(self, key: str, row: dict[str, Any]) -> None:
+        """Add a row, and write the file anew, whole or not at all."""
+        self.rows[key] = {"key": key, **row}
+        lines = ",\n".join(f"    {json.dumps(self.rows[name], ensure_ascii=False)}" for name in sorted(self.rows))
+        head = json.dumps(self._provenance, indent=2, ensure_ascii=False).removesuffix("\n}")
+        new = self._file.with_suffix(".new")
+        new.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+        os.replace(new, self._file)
+
+
+HEADINGS = (
+    "fault", "times", "lost", "counted twice", "left RUNNING", "processes left", "files left", "other answer",
+    "bad end", "seconds to end: median", "worst", "seconds to recover: median", "worst", "seconds undisturbed",
+)  # fmt: skip
+
+
+_COUNTED = ("lost", "twice", "running", "processes", "files", "differs", "ends_badly")
+
+
+def summary(faults: Sequence[Fault], rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return a line of the table for each fault that was tried; a try that came too late does not count."""
+    lines = []
+    for fault in faults:
+        of_fault = [row for row in rows if row["fault"] == fault.name and row["has_struck"]]
+        if not of_fault:
+            continue
+        sums = [sum(row[name] for row in of_fault) for name in _COUNTED]
+        times = []
+        for name in ("end_seconds", "recovery_seconds"):
+            seconds = [row[name] for row in of_fault]
+            times += [f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"]
+        times.append(f"{statistics.median(row['undisturbed_seconds'] for row in of_fault):.1f}")
+        lines.append([fault.name, *map(str, (len(of_fault), *sums)), *times])
+    return lines

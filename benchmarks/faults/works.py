@@ -1,0 +1,79 @@
+"""The commands that are disturbed: small enough to run hundreds of times, and with answers that are always the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.faults import stores
+from benchmarks.faults.command import Place
+from benchmarks.processes import ROOT
+
+_WORKLOAD = str(ROOT / "benchmarks" / "faults" / "workload.py")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command.
+
+    Args:
+        name: of the command.
+        arguments: all of them.
+        answer: takes from the object that `--json` prints what must not depend on a disturbance.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    answer: Callable[[Any], Any]
+
+    def again(self, place: Place) -> Sequence[str]:
+        """Return the arguments that resume it: the same ones, and --resume for a training with a checkpoint."""
+        if self.name == "train" and (run_id := stores.resumable_training(place.stores)) is not None:
+            return ["train", "--resume", run_id, "--json"]
+        return self.arguments
+
+    def answer_of(self, stdout: str) -> Any:
+        """Return the answer in what the command has printed; None if there is none."""
+        try:
+            return json.loads(json.dumps(self.answer(json.loads(stdout))))
+        except ValueError:
+            return None
+
+
+def _edges(found: Any) -> Any:
+    names = ("largest_batch", "first_failing_batch", "bound")
+    return {precision: [edge.get(name) for name in names] for precision, edge in found["precisions"].items()}
+
+
+def _qualities(found: Any) -> Any:
+    return [[cell.get(name) for name in ("value", "precision", "quality")] for cell in found["rows"]]
+
+
+FIT = Work(
+    "fit", ("fit", _WORKLOAD, "--precision", "fp32", "--memory-budget", "16MiB", "--study", "s", "--json"), _edges
+)
+SEARCH = Work(
+    "search",
+    (
+        "search", _WORKLOAD, "--precision", "fp32", "--memory-budget", "16MiB", "--max-batch-size", "256",
+        "--epochs", "1", "--trials", "3", "--study", "s", "--json",
+    ),
+    _edges,
+)  # fmt: skip
+COMPARE = Work(
+    "compare",
+    (
+        "compare", _WORKLOAD, "--precision", "fp32,bf16", "--over", "width=64,128", "--epochs", "1",
+        "--study", "s", "--json",
+    ),
+    _qualities,
+)  # fmt: skip
+TRAIN = Work(
+    "train",
+    ("train", _WORKLOAD, "--precision", "bf16", "--steps", "400", "--checkpoint-every", "100", "--json"),
+    lambda found: [found["quality"], found["steps"]],
+)
+STUDIES = (FIT, SEARCH, COMPARE)
+ALL = (*STUDIES, TRAIN)
