@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +18,22 @@ ELSEWHERE = {"host": "elsewhere", "boot_id": "another", "pid": 1}
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> optuna.Study:
-    monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=2))
-    return storage.open_study("s", storage.open_storage(URL), URL, directions=["maximize"], settings={})
+def grace() -> int:
+    return database.TIMES.grace
+
+
+@pytest.fixture
+def study(grace: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.Study]:
+    monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=grace))
+    opened = storage.open_storage(URL)
+    yield storage.open_study("s", opened, URL, directions=["maximize"], settings={})
+    opened.engine.dispose()
 
 
 def running_trial(worker: dict[str, Any] | None, heartbeat: str | None) -> None:
     """Make a RUNNING trial of another search worker, with a heartbeat so long after now, or with none."""
-    trial = optuna.load_study(study_name="s", storage=optuna.storages.RDBStorage(URL)).ask()
+    other = optuna.storages.RDBStorage(URL)
+    trial = optuna.load_study(study_name="s", storage=other).ask()
     if worker is not None:
         trial.set_user_attr(database.WORKER, worker)
     if heartbeat is not None:
@@ -32,6 +41,7 @@ def running_trial(worker: dict[str, Any] | None, heartbeat: str | None) -> None:
             row = "insert into trial_heartbeats (trial_id, heartbeat) values (?, datetime('now', ?))"
             connection.execute(row, (trial._trial_id, heartbeat))
         connection.close()
+    other.engine.dispose()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,7 @@ def test_who_is_taken_for_dead_at_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("grace", [2])
 @pytest.mark.parametrize(
     ("worker", "heartbeat"),
     [
@@ -75,7 +86,8 @@ def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytes
     """Another process may be stopped in the middle of a write."""
     running_trial(None, None)
     monkeypatch.setattr(database, "engine_arguments", lambda url: {"connect_args": {"timeout": 0.1}})
-    patient = optuna.load_study(study_name="s", storage=storage.open_storage(URL))
+    opened = storage.open_storage(URL)
+    patient = optuna.load_study(study_name="s", storage=opened)
     writer = sqlite3.connect("optuna.db", isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, database=1))
@@ -84,4 +96,5 @@ def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytes
     writer.execute("ROLLBACK")
     writer.close()
     patient.tell(0, 1.0)
+    opened.engine.dispose()
     assert study.trials[0].values == [1.0]
