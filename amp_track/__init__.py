@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amp_track.api import compare, fit, plan, search, train
-    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, WorkloadFailed
+    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, DiskFull, NothingFits, WorkloadFailed
     from amp_track.records.job import Job
     from amp_track.records.outcome import Outcome, ScaleReport, Verdict
     from amp_track.results.compare import CompareResult
@@ -32,6 +32,7 @@ __all__ = [
     "BadInput",
     "BadOption",
     "CompareResult",
+    "DiskFull",
     "EvalStep",
     "EvalTotals",
     "FitResult",
@@ -62,7 +63,7 @@ __all__ = [
 
 _HOMES = {
     "api": ["compare", "fit", "plan", "search", "train"],
-    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "WorkloadFailed"],
+    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "DiskFull", "NothingFits", "WorkloadFailed"],
     "results.compare": ["CompareResult"],
     "results.fit": ["FitResult"],
     "results.plan": ["PlanResult"],

@@ -4,9 +4,10 @@
     ├── BadInput             2   what was given cannot be run; nothing was written
     │   └── BadOption        2   … because of an option of the workload
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    ├── DiskFull             1   a file could not be written for lack of space
     └── NothingFits          3   out of memory
 
-Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
+Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could not print to stdout, it is 141.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 INTERRUPTED_EXIT_CODE = 130
+STDOUT_LOST_EXIT_CODE = 141
+"""What a shell says of a program whose reader has gone (128 + SIGPIPE). The same where stdout is full or closed."""
 
 
 class AmpTrackError(Exception):
@@ -69,6 +72,10 @@ class WorkloadFailed(AmpTrackError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class DiskFull(AmpTrackError):
+    """A file could not be written for lack of space. The message says in one line where, and what to do."""
 
 
 class NothingFits(AmpTrackError):
