@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -20,8 +21,17 @@ from amp_track.commands import flags
 from amp_track.commands.arguments import FLAGS, request_of
 from amp_track.commands.request import Request
 from amp_track.records import addresses
-from amp_track.records.errors import INTERRUPTED_EXIT_CODE, AmpTrackError, BadInput, NothingFits
+from amp_track.records.causes import lack_of_space
+from amp_track.records.errors import (
+    INTERRUPTED_EXIT_CODE,
+    STDOUT_LOST_EXIT_CODE,
+    AmpTrackError,
+    BadInput,
+    NothingFits,
+    StoreFailed,
+)
 from amp_track.records.job import DEFAULT_WORKLOAD
+from amp_track.workers import streams
 
 app = typer.Typer(
     name="amp-track",
@@ -178,18 +188,37 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 
 def main() -> NoReturn:
     """Run a command, and end with the exit codes that `amp_track.records.errors` lists."""
+    streams.open_closed_streams()
+    with streams.lossy() as stdout:
+        exit_code = _run()
+        stdout.flush()
+        if stdout.error is not None:
+            kept = "what was printed there is lost, the runs and studies are kept"
+            exit_code = exit_code or STDOUT_LOST_EXIT_CODE
+            print(f"amp-track: stdout: got {stdout.error.strerror!r}, expected a reader; {kept}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def _run() -> int:
+    """Run the command, print what went wrong, and return the exit code."""
     logging.getLogger("amp_track").handlers = [_Lines()]
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
             raise KeyboardInterrupt  # typer has turned it into a return value
     except AmpTrackError as error:
-        _exit(error.exit_code, str(error), getattr(error, "detail", ""))
+        return _say(error.exit_code, str(error), getattr(error, "detail", ""))
     except KeyboardInterrupt:
-        _exit(INTERRUPTED_EXIT_CODE, "interrupted")
+        return _say(INTERRUPTED_EXIT_CODE, "interrupted")
     except _usage_error() as error:
-        _exit(BadInput.exit_code, _usage_message(error))
-    sys.exit()
+        return _say(BadInput.exit_code, _usage_message(error))
+    except OSError as error:
+        lack = lack_of_space(error)
+        if lack is None:
+            raise
+        where = lack.filename or tempfile.gettempdir()
+        return _say(StoreFailed.exit_code, f"{where}: got {lack.strerror!r}, expected room; free some, or set TMPDIR")
+    return 0
 
 
 class _Lines(logging.Handler):
@@ -215,11 +244,12 @@ def _usage_message(error: Exception) -> str:
     return f"{message.rstrip('.')}; see {command} --help"
 
 
-def _exit(exit_code: int, message: str, detail: str = "") -> NoReturn:
+def _say(exit_code: int, message: str, detail: str = "") -> int:
+    """Print what went wrong, and return the exit code."""
     if detail:
         print(detail.rstrip(), file=sys.stderr)
     print(f"amp-track: {message}", file=sys.stderr)
-    sys.exit(exit_code)
+    return exit_code
 
 
 def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import math
 import os
+import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -22,8 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
+from amp_track.records.causes import printable, summary
 from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.metrics import is_metric_name
+
+_HERE = f"{Path(__file__).parent}{os.sep}"
+_OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MULTILINE)
+"""A frame of this package as text, in what an exception of a loader process says."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         return workload_class(**values)
     except Exception as error:
         raise BadInput(
-            f"{reference}: got {type(error).__name__}: {error} from {workload_class.__name__}({values}), expected it "
+            f"{reference}: got {summary(error)} from {workload_class.__name__}({values}), expected it "
             "to be made; fix the workload or its --set options",
             detail=users_traceback(error),
         ) from error
@@ -302,15 +308,17 @@ def _import_module(name: str) -> Any:
 
 def _import_failed(what: str, error: Exception) -> BadInput:
     return BadInput(
-        f"{what}: got {type(error).__name__}: {error} on import, expected a module that imports; fix it",
+        f"{what}: got {summary(error)} on import, expected a module that imports; fix it",
         detail=users_traceback(error),
     )
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback without this package's frames and importlib's, which tell users nothing about their code."""
+    """Return the traceback without this package's frames and importlib's, which tell users nothing about their code.
+
+    It is safe to print, and cut if it is long.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    users = [frame for frame in frames if not frame.filename.startswith((here, "<frozen importlib"))]
+    users = [frame for frame in frames if not frame.filename.startswith((_HERE, "<frozen importlib"))]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(users)]
-    return "".join(lines + traceback.format_exception_only(error))
+    return printable(_OUR_FRAME.sub("", "".join(lines + traceback.format_exception_only(error))))

@@ -7,7 +7,7 @@
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
     └── NothingFits          3   out of memory
 
-Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130.
+Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could not print to stdout, it is 141.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 INTERRUPTED_EXIT_CODE = 130
+STDOUT_LOST_EXIT_CODE = 141
+"""What a shell says of a program whose reader has gone (128 + SIGPIPE). The same where stdout is full or closed."""
 
 
 class AmpTrackError(Exception):

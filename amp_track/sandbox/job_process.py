@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import platform
 import signal
 import sys
 import threading
-import traceback
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import amp_track
-from amp_track.records.errors import BadInput
+from amp_track.records.causes import summary
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
+from amp_track.sandbox.sender import Sender
 from amp_track.training import peers
 from amp_track.training.amp import precision
 from amp_track.training.batches import digest, length
@@ -29,6 +30,7 @@ from amp_track.training.devices import failures, opening
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.trainer import Trainer
+from amp_track.workers import streams
 from amp_track.workload import (
     Workload,
     check_fields,
@@ -42,33 +44,30 @@ from amp_track.workload import (
 
 def run(
     job: Job,
-    connection: Connection[Any, Any],
+    sender: Sender,
     folder: JobFolder | None,
     rank: Rank,
     *,
     enforce_budget: bool,
     after_a_kill: bool = False,
 ) -> None:
-    """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput.
+    """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput or StoreFailed.
 
     Of the processes that train together only the first one sends events. After a kill, the device may still hold the
     memory of the process before.
     """
     set_up_process()
     peers.announce(rank)
+    device = None
+    phase = "start"
     try:
         device = opening.open_device(job.device, rank)
         device.set_up_process()
         if after_a_kill:
             device.settle()
         workload = workload_of(job)
-    except BadInput as error:
-        connection.send(error)
-        return
-    phase = "start"
-    try:
         with peers.connected(rank, device) as connected_peers:
-            send = connection.send if connected_peers.is_first else _discard
+            send = sender.send if connected_peers.is_first else _discard
             trainer = Trainer(
                 job, workload, device, send, peers=connected_peers, enforce_budget=enforce_budget, folder=folder
             )
@@ -76,15 +75,13 @@ def run(
                 outcome = trainer.run()
             finally:
                 phase = trainer.phase
-            connection.send(outcome)  # before disconnecting from the others, which may hang
-            return
-    except BadInput as error:
-        connection.send(error)
-        return
+            sender.send(outcome)  # before disconnecting from the others, which may hang
+    except (BadInput, StoreFailed) as error:
+        sender.send(error)
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
-        device.lift_budget()
-        outcome = outcome_of_exception(error, phase, device)
-    connection.send(outcome)
+        if device is not None:
+            device.lift_budget()
+        sender.send(outcome_of_exception(error, phase, device))
 
 
 def cannot_use_cuda() -> bool:
@@ -101,27 +98,27 @@ def _discard(event: Event) -> None:
     pass
 
 
-def inspect(job: Job, connection: Connection[Any, Any]) -> None:
+def inspect(job: Job, sender: Sender) -> None:
     """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
     set_up_process()
     try:
-        connection.send(_inspection(job))
+        sender.send(_inspection(job))
     except BadInput as error:
-        connection.send(error)
+        sender.send(error)
     except BaseException as error:
-        connection.send(outcome_of_exception(error, "data", None))
+        sender.send(outcome_of_exception(error, "data", None))
 
 
-def dtypes(job: Job, connection: Connection[Any, Any]) -> None:
+def dtypes(job: Job, sender: Sender) -> None:
     """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
     set_up_process()
     watch = DtypesWatch()
     try:
-        connection.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
+        sender.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
     except BadInput as error:
-        connection.send(error)
+        sender.send(error)
     except BaseException as error:
-        connection.send(outcome_of_exception(error, watch.phase, None))
+        sender.send(outcome_of_exception(error, watch.phase, None))
 
 
 def workload_of(job: Job) -> Workload:
@@ -189,11 +186,10 @@ def outcome_of_exception(error: BaseException, phase: str, device: Device | None
     else:
         verdict = Verdict.CRASHED
     peak = device.peak() if device is not None else None
-    summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
     return Outcome(
         verdict=verdict,
         phase=phase,
-        message=f"{summary} (in {phase})",
+        message=f"{summary(error)} (in {phase})",
         traceback=users_traceback(error),
         requested_bytes=failures.requested_bytes(error),
         max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
@@ -204,21 +200,38 @@ def outcome_of_exception(error: BaseException, phase: str, device: Device | None
 def set_up_process() -> None:
     """Make this a job's process.
 
-    It prints to stderr, ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
+    It leads a process group, so that what it starts can be ended with it. It prints to stderr, whoever reads that,
+    ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
     """
+    os.setpgid(0, 0)  # no session: where each has its share of the cores, the command's priority would mean nothing
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    streams.open_closed_streams()
     sys.stdout.flush()
     os.dup2(2, 1)  # stdout belongs to the command's result
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    streams.make_lossy()
     _raise_oom_score()
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _end_with_parent()
 
 
-def _exit_with_parent() -> None:
-    """Wait for the parent's death, and exit. Its end of a pipe closes however it dies, SIGKILL included."""
+def _end_with_parent() -> None:
+    """End the group with the parent, whose end of a pipe closes however it dies, SIGKILL included.
+
+    A thread waits for it. On Linux the kernel kills the group, too, even while the job hangs in C and no thread runs.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+    threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
+    if sys.platform == "linux":
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
+        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _wait_for_end(sentinel: int) -> None:
+    wait([sentinel])
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _raise_oom_score() -> None:

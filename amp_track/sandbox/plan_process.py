@@ -9,15 +9,15 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from amp_track.planner.forecast import forecast as predict
 from amp_track.planner.prediction import Prediction
 from amp_track.planner.replay import TraceFamily, predict_peak, with_workspaces
+from amp_track.records.causes import summary
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.job import Job, Rank
 from amp_track.records.plan import (
@@ -29,6 +29,7 @@ from amp_track.records.plan import (
     PrecisionPlan,
 )
 from amp_track.sandbox import job_process
+from amp_track.sandbox.sender import Sender
 from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, users_traceback
 
@@ -48,26 +49,26 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 """What torch raises, or says, where code needs the values of a fake tensor."""
 
 
-def plan(job: Job, task: PlanTask, rank: Rank, connection: Connection[Any, Any]) -> None:
+def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
     """Send a PlanReport of this rank's share of the precisions; or BadInput; or the Outcome of a failure."""
     _set_up_process()
     try:
-        connection.send(_report(job, task, rank))
+        sender.send(_report(job, task, rank))
     except AmpTrackError as error:
-        connection.send(error)
+        sender.send(error)
     except Exception as error:
-        connection.send(_cannot_be_planned(job, error))
+        sender.send(_cannot_be_planned(job, error))
     except BaseException as error:  # SystemExit too
-        connection.send(job_process.outcome_of_exception(error, "plan", None))
+        sender.send(job_process.outcome_of_exception(error, "plan", None))
 
 
-def forecast(job: Job, task: ForecastTask, connection: Connection[Any, Any]) -> None:
+def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
     """Send Forecasts, whatever happens: a search goes on without them."""
     _set_up_process()
     try:
-        connection.send(_forecasts(job, task))
+        sender.send(_forecasts(job, task))
     except BaseException as error:
-        connection.send(Forecasts(reason=_summary(error)))
+        sender.send(Forecasts(reason=summary(error)))
 
 
 def _set_up_process() -> None:
@@ -87,7 +88,7 @@ def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
         raise
     except Exception as error:
         raise BadInput(
-            f"{job.workload}: got {_summary(error)} from example(2), expected a batch of the real shapes and dtypes; "
+            f"{job.workload}: got {summary(error)} from example(2), expected a batch of the real shapes and dtypes; "
             "override example() so that it needs no data",
             detail=users_traceback(error),
         ) from error
@@ -152,7 +153,7 @@ def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
         try:
             of_one = _forecast(step, names[0], task)
         except Exception as error:
-            of_one = f"{names[0]}: {_summary(error)}"
+            of_one = f"{names[0]}: {summary(error)}"
         if isinstance(of_one, Forecast):
             found |= dict.fromkeys(names, of_one)
         else:
@@ -174,25 +175,21 @@ def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | 
     return predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
 
 
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-
-
 def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
     """Return the error of a step that fails on fake tensors, with the line of the workload that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
     own = [frame for frame in users if "site-packages" not in frame.filename] or users
     where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else job.workload
-    if any(text in _summary(error) for text in _NEEDS_VALUES):
+    if any(text in summary(error) for text in _NEEDS_VALUES):
         return BadInput(
-            f"{where}: got {_summary(error)} on tensors without values, expected a training step whose shapes do not "
+            f"{where}: got {summary(error)} on tensors without values, expected a training step whose shapes do not "
             "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
             "built, but of arange and linspace); use torch.where or a sum, and Python's numbers, or measure with "
             "amp-track fit"
         )
     return BadInput(
-        f"{where}: got {_summary(error)} in a training step on tensors without values, expected it to run; correct it "
+        f"{where}: got {summary(error)} in a training step on tensors without values, expected it to run; correct it "
         "if it is wrong with real tensors too, or measure with amp-track fit",
         detail=users_traceback(error),
     )

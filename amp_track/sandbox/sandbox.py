@@ -12,8 +12,8 @@ import dataclasses
 import importlib
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +30,9 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
-from amp_track.sandbox import children, ranks
+from amp_track.sandbox import children, deaths, ranks
 from amp_track.sandbox.second_opinion import second_opinion
+from amp_track.sandbox.sender import Sender
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
@@ -225,15 +226,12 @@ class Sandbox:
                 for rank in all_ranks
             ]
             children.listen(running, on_event, _deadline(started, job.timeout_seconds))
-            for child in running:
-                if child.has_died:
-                    child.process.join()
             kills = control_group.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
-                    child.result = _outcome_of_death(child.process.exitcode, kills, time.monotonic() - started)
+                    child.result = deaths.outcome_of_death(child, kills, time.monotonic() - started)
             self._has_killed = any(child.has_died or child.result is None for child in running)
-            results = [_oom_if_its_loader_was_killed(child.result, kills) for child in running]
+            results = [deaths.oom_if_its_loader_was_killed(child.result, kills) for child in running]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
             timed_out = Outcome(
@@ -248,29 +246,6 @@ class Sandbox:
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     """Return when a job has to be over, by `time.monotonic`."""
     return None if timeout_seconds is None else started + timeout_seconds
-
-
-def _outcome_of_death(exit_code: int | None, oom_kills: int, wall_seconds: float) -> Outcome:
-    """Return the outcome of a process that ended without a result."""
-    assert exit_code is not None
-    killed_by = signal.Signals(-exit_code).name if exit_code < 0 else ""
-    if killed_by == "SIGKILL" and oom_kills > 0:
-        verdict, message = Verdict.OOM, "killed by the kernel for memory"
-    else:
-        how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
-        verdict, message = Verdict.CRASHED, f"the job's process {how}"
-    return Outcome(verdict=verdict, message=message, signal=killed_by, wall_seconds=wall_seconds)
-
-
-def _oom_if_its_loader_was_killed(result: children.Result | None, oom_kills: int) -> children.Result | None:
-    """Turn a crash into out of memory if the kernel killed one of the job's loader processes for memory.
-
-    The job then reports an error of the DataLoader.
-    """
-    if oom_kills and isinstance(result, Outcome) and result.message.startswith("RuntimeError: DataLoader worker (pid"):
-        message = f"killed by the kernel for memory: {result.message}"
-        return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
-    return result
 
 
 def _imported_modules(workload: str) -> list[str]:
@@ -320,14 +295,31 @@ def _child(
     after_a_kill: bool,
     connection: Connection[Any, Any],
 ) -> None:
-    """Do a task in the fresh process, where torch is already imported."""
+    """Do a task in the fresh process, where torch is already imported, and leave it at once."""
+    _do(task, job, folder, rank, after_a_kill, Sender(connection))
+    # Not as Python does, which waits for the threads and processes that the workload has left. What it shares between
+    # processes is removed all the same, which multiprocessing complains of otherwise.
+    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _do(
+    task: Task,
+    job: Job,
+    folder: JobFolder | None,
+    rank: Rank,
+    after_a_kill: bool,
+    sender: Sender,
+) -> None:
     if missing := _missing_preload():
-        connection.send(AmpTrackError(missing))
+        sender.send(AmpTrackError(missing))
         return
     from amp_track.sandbox import job_process
 
     if job.device != "cpu" and job_process.cannot_use_cuda():
-        connection.send(
+        sender.send(
             CudaTouched(
                 "got a fork server that has initialized CUDA, expected one that has not, since no process forked from "
                 "it can use a GPU; look for what does so when Python starts or when torch is imported"
@@ -336,20 +328,20 @@ def _child(
         return
     match task:
         case "run":
-            job_process.run(job, connection, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)
+            job_process.run(job, sender, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)
         case "measure":
-            job_process.run(job, connection, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
+            job_process.run(job, sender, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
         case "inspect":
-            job_process.inspect(job, connection)
+            job_process.inspect(job, sender)
         case "dtypes":
-            job_process.dtypes(job, connection)
+            job_process.dtypes(job, sender)
         case PlanTask():
             from amp_track.sandbox import plan_process
 
-            plan_process.plan(job, task, rank, connection)
+            plan_process.plan(job, task, rank, sender)
         case ForecastTask():
             from amp_track.sandbox import plan_process
 
-            plan_process.forecast(job, task, connection)
+            plan_process.forecast(job, task, sender)
         case _:
             assert_never(task)  # type: ignore[arg-type]

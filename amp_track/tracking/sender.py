@@ -23,6 +23,7 @@ from pathlib import Path
 import mlflow
 
 from amp_track.records import addresses
+from amp_track.records.causes import chain
 from amp_track.tracking import writes
 from amp_track.tracking.spool import Entry, Spool
 from amp_track.tracking.writes import CreateRun, Write
@@ -257,6 +258,5 @@ def _is_refusal(error: Exception) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return why a store did not answer, in the words of an error's first cause: `[Errno 111] Connection refused`."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:_LONGEST_REASON]
+    *_, first = chain(error)
+    return (str(first).strip() or type(first).__name__).splitlines()[0][:_LONGEST_REASON]

@@ -14,6 +14,7 @@ from amp_track.records.events import PICTURES, FileWritten
 from amp_track.records.job import JobFolder
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors, move
+from amp_track.training.disk import writing
 from amp_track.workload import Workload
 
 
@@ -24,11 +25,13 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
     folder asks for it. Each picture becomes a PNG file, its values from 0 to 1 mapped to 0 to 255.
 
     Raises:
+        StoreFailed: there is no room for a file.
         ValueError: a picture is neither (height, width) nor (height, width, 3).
     """
     if folder.keep_weights:
         weights = Path(folder.path) / "weights.pt"
-        torch.save(map_tensors(Tensor.cpu, dict(step.model.state_dict())), weights)
+        with writing(weights), weights.open("wb") as stream:  # torch itself does not tell what failed
+            torch.save(map_tensors(Tensor.cpu, dict(step.model.state_dict())), stream)
         yield FileWritten(file=str(weights))
     step.model.eval()
 
@@ -44,5 +47,6 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
             raise ValueError(f"{name}: got a picture of shape {tuple(picture.shape)}, {expected}")
         file = Path(folder.path) / f"{name.replace('/', '-')}.png"
         pixels = picture.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
-        Image.fromarray(pixels.numpy()).save(file)
+        with writing(file):
+            Image.fromarray(pixels.numpy()).save(file)
         yield FileWritten(file=str(file), folder=PICTURES)

@@ -14,6 +14,7 @@ import torch
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
 from amp_track.records.job import JobFolder
+from amp_track.training.disk import writing
 
 _FORMAT = 2
 _FILES_WAITING = 2
@@ -21,9 +22,13 @@ _FILES_WAITING = 2
 
 
 def save(state: dict[str, Any], file: Path) -> None:
-    """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed."""
+    """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed.
+
+    Raises:
+        StoreFailed: there is no room for it.
+    """
     temporary = file.with_suffix(".part")
-    with temporary.open("wb") as stream:
+    with writing(temporary), temporary.open("wb") as stream:
         torch.save(state | {"format": _FORMAT}, stream)
         stream.flush()
         os.fsync(stream.fileno())

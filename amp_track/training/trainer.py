@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from amp_track.records.causes import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.job import ALONE, Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
@@ -157,7 +158,7 @@ class Trainer:
                 for written in artifacts.write_artifacts(self._workload, step, self._folder):
                     self._send(written)
         except Exception as error:
-            self._send(Noted(text=f"pictures: {type(error).__name__}: {error}; the training itself is whole"))
+            self._send(Noted(text=f"pictures: {summary(error)}; the training itself is whole"))
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device

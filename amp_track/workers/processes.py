@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-_SCRATCH = "amp_track-scratch-"
+_SCRATCH = "amp_track-"
+"""Short, since the address of a socket in such a folder may have a hundred characters."""
+_LOCK = ".lock"
 
 _CLOCK_SECONDS = 5
 """Where only the time of day of a start is known: two this close are the same, because a clock is set now and then."""
@@ -113,13 +116,44 @@ def _start_ticks(pid: int) -> int | None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a temporary folder, and delete it after the block.
+    """Make a temporary folder that only this user can read, and delete it after the block.
 
-    Folders that killed processes left behind are deleted first: they may hold gigabytes of checkpoints.
+    Folders that killed processes left behind are deleted first: they may hold gigabytes of checkpoints. They are told
+    by a lock, which the kernel releases however a process ends. Its number would not do: containers that share a
+    temporary folder have processes of the same number.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        pid = left.name.removeprefix(_SCRATCH).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-") as folder:
-        yield Path(folder)
+    _remove_abandoned()
+    folder, lock = _locked_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """Return a new folder, and the descriptor by which this process holds its lock; started programs do not have it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)  # another process has taken it for abandoned, and deleted it, a moment before
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with suppress(OSError):  # not locked yet, in use, or deleted meanwhile
+            if folder.lstat().st_uid == os.getuid():
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Delete a folder. Raises BlockingIOError if a process holds its lock, and OSError if there is no lock."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,3 +110,18 @@ def test_a_scratch_folder_goes_and_so_do_those_of_the_killed(
             assert folder.exists(), "one in use stays"
             assert inner != folder
     assert list(clean_folder.iterdir()) == []
+
+
+def test_a_scratch_folder_stays_whatever_processes_another_container_sees(
+    clean_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(clean_folder))
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("needs a namespace of process numbers, as root may make with unshare")
+    program = "from amp_track.workers.processes import scratch_folder\nwith scratch_folder(): pass"
+    with scratch_folder() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        subprocess.run([*unshare, sys.executable, "-c", program], check=True)
+        assert folder.exists()

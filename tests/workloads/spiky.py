@@ -26,7 +26,7 @@ class Net(nn.Module):
         self.calls += self.training
         if self.calls == int(os.environ.get("KILL_AT_BATCH", "0")):
             time.sleep(1)  # by then the tracking process has stored what it was sent
-            os.killpg(0, signal.SIGKILL)
+            os.killpg(os.getsid(0), signal.SIGKILL)  # the command; the job has a group of its own
         return self.layers(input)
 
 

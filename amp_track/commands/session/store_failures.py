@@ -13,6 +13,7 @@ from pathlib import Path
 
 from amp_track.commands.request import Stores
 from amp_track.records import addresses
+from amp_track.records.causes import chain
 from amp_track.records.errors import AmpTrackError, StoreFailed
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -46,7 +47,7 @@ def in_one_line(stores: Stores) -> Iterator[None]:
 
 def _message(error: Exception, stores: Stores) -> str | None:
     """Return what to say of an error; None if neither a database nor a disk has caused it."""
-    causes = _causes(error)
+    causes = list(chain(error))[::-1]
     for cause in causes:
         if type(cause) in (sqlite3.OperationalError, sqlite3.DatabaseError):  # the others are wrong use of it
             return _of_sqlite(cause, _store_of(causes, stores))
@@ -56,14 +57,6 @@ def _message(error: Exception, stores: Stores) -> str | None:
             said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
             return f"{addresses.masked(_store_of(causes, stores))}: the database failed ({said}); see to it, {_THEN}"
     return None
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Return what led to an error, the first cause first and itself last."""
-    causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    return causes[::-1]
 
 
 def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:

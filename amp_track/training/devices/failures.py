@@ -6,6 +6,8 @@ import re
 
 import torch
 
+from amp_track.records.causes import text_of
+
 # Messages of a failed allocation, each as the library that raises it spells it.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -44,19 +46,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if an exception says that memory ran out, and nothing else."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError | OSError) and _says(error, _OUT_OF_MEMORY)
 
 
 def is_kernel_limit(error: BaseException) -> bool:
     """True if an exception says that the batch is too large for a kernel of the device, however much memory it has."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _KERNEL_LIMIT)
+    return isinstance(error, RuntimeError) and _says(error, _KERNEL_LIMIT)
 
 
 def requested_bytes(error: BaseException) -> int | None:
     """Return how many bytes the failed allocation asked for, or None if the message does not say."""
-    if match := re.search(r"you tried to allocate (\d+) bytes", str(error)):
+    if match := re.search(r"you tried to allocate (\d+) bytes", text_of(error)):
         return int(match.group(1))
-    if match := re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", str(error)):
+    if match := re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", text_of(error)):
         factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match.group(2)]
         return int(float(match.group(1)) * factor)
     return None
+
+
+def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+    said = text_of(error)
+    return any(text in said for text in texts)

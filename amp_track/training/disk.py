@@ -1,0 +1,26 @@
+"""Say which folder is full when a job cannot write a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from amp_track.records.causes import lack_of_space
+from amp_track.records.errors import StoreFailed
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Raise StoreFailed in place of what is raised within the block for lack of space, and remove the part of the file."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save raises the latter
+        file.unlink(missing_ok=True)
+        lack = lack_of_space(error)
+        if lack is None:
+            raise
+        raise StoreFailed(
+            f"{file.parents[1]}: got {lack.strerror!r} for {file.name}, expected room for it; free some, or set TMPDIR "
+            "to a folder that has more"
+        ) from error

@@ -1,0 +1,82 @@
+"""Standard streams whose reader has gone, whose disk is full, or that were closed: no reason to end the work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+
+class LossyStream:
+    """A text stream that notes the first error in place of raising it, and drops what comes after."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._unless_lost(self._stream.write, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self._unless_lost(self._stream.writelines, lines)
+
+    def flush(self) -> None:
+        self._unless_lost(self._stream.flush)
+
+    def _unless_lost(self, method: Any, *arguments: Any) -> None:
+        if self.error is not None:
+            return
+        try:
+            method(*arguments)
+        except OSError as error:
+            self.error = error
+            _to_nowhere(self._stream.fileno(), os.O_WRONLY)  # for what is buffered, and what libraries in C write
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null where the shell has closed a standard stream, before another file gets its number.
+
+    What is written to a closed stdout is lost, which is told: it is open for reading alone.
+    """
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            _to_nowhere(number, flags)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 — for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+
+
+def make_lossy() -> LossyStream:
+    """Make sys.stdout and sys.stderr lossy streams, and return the one of stdout."""
+    lossy = LossyStream(sys.stdout)
+    sys.stdout = cast("TextIO", lossy)
+    sys.stderr = cast("TextIO", LossyStream(sys.stderr))
+    return lossy
+
+
+@contextmanager
+def lossy() -> Iterator[LossyStream]:
+    """Make sys.stdout and sys.stderr lossy streams within the block. Yields the one of stdout."""
+    before = sys.stdout, sys.stderr
+    try:
+        yield make_lossy()
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _to_nowhere(number: int, flags: int) -> None:
+    """Make a file descriptor, which programs started from here inherit, that of /dev/null."""
+    null = os.open(os.devnull, flags)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
+    os.set_inheritable(number, True)
