@@ -227,8 +227,13 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:
 def _exit(exit_code: int, message: str, detail: str = "") -> NoReturn:
     if detail:
         print(detail.rstrip(), file=sys.stderr)
-    print(f"amp-track: {message}", file=sys.stderr)
+    print(f"amp-track: {_in_one_line(message)}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+def _in_one_line(text: str) -> str:
+    """Return the text with what breaks lines, or steers a terminal, as its escape: messages repeat what was given."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:

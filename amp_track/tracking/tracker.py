@@ -25,6 +25,12 @@ from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 EXPERIMENT = "amp_track"
+_FIRST_EXPERIMENT = "0"
+"""The id of the experiment that every new store has."""
+_NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's codes for an id of nothing, and for a text that can be no id."""
+_LONGEST_NAME = 500
+"""Characters that MLflow takes in the name of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +50,24 @@ class Tracker:
 
     Args:
         uri: the store's address, which the command has checked.
+        resumes: whether runs are resumed alone, wherever the environment would put new ones.
+
+    Raises:
+        BadInput: the environment names a run or an experiment that is not in the store. Nothing was written.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, resumes: bool = False) -> None:
         _hush()
         self.uri = uri
         file = addresses.new_file(uri)
+        if file is not None:
+            self._check_environment_of_new_store()
         with store_lock(uri):
             if file is not None:
                 private.make_store(file)
             self._client = mlflow.MlflowClient(tracking_uri=uri)  # makes the tables that a fresh store lacks
+        if not resumes:
+            self._check_environment()
 
     @functools.cached_property
     def _experiment_id(self) -> str:
@@ -62,19 +76,52 @@ class Tracker:
             return self._find_experiment()
 
     def _find_experiment(self) -> str:
-        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            return experiment_id
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            return str(self._client.create_experiment(name))
-        if experiment.lifecycle_stage != "active":
+        found = self._known_experiment()
+        return found if found is not None else str(self._client.create_experiment(_experiment_name()))
+
+    def _known_experiment(self) -> str | None:
+        """Return the id of the experiment of new runs; None if it is yet to be made.
+
+        Raises:
+            BadInput: it has been deleted, or the environment names it by an id that is none.
+        """
+        name, given_id = _experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID")
+        try:
+            found = self._client.get_experiment(given_id) if given_id else self._client.get_experiment_by_name(name)
+        except mlflow.exceptions.MlflowException as error:
+            if given_id is None or error.error_code not in _NOT_THERE:
+                raise
+            raise self._not_there("MLFLOW_EXPERIMENT_ID", given_id, "an experiment") from None
+        if found is None:
+            return None
+        if found.lifecycle_stage != "active":
             raise BadInput(
-                f"--tracking-uri: got {addresses.masked(self.uri)}, whose experiment {name} has been deleted, expected "
-                "one that is there; restore it (mlflow experiments restore --experiment-id "
-                f"{experiment.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
+                f"--tracking-uri: got {addresses.masked(self.uri)}, whose experiment {found.name} has been deleted, "
+                "expected one that is there; restore it (mlflow experiments restore --experiment-id "
+                f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
             )
-        return str(experiment.experiment_id)
+        return str(found.experiment_id)
+
+    def _check_environment(self) -> None:
+        """Raise BadInput if new runs cannot be where the environment says."""
+        if (run_id := run_id_of_environment()) is None:
+            self._known_experiment()
+        elif not self.exists(run_id):
+            raise self._not_there("MLFLOW_RUN_ID", run_id, "a run")
+
+    def _check_environment_of_new_store(self) -> None:
+        """Raise BadInput if the environment names what no new store has."""
+        _experiment_name()
+        if (run_id := run_id_of_environment()) is not None:
+            raise self._not_there("MLFLOW_RUN_ID", run_id, "a run")
+        if (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT) != _FIRST_EXPERIMENT:
+            raise self._not_there("MLFLOW_EXPERIMENT_ID", experiment_id, "an experiment")
+
+    def _not_there(self, variable: str, got: str, expected: str) -> BadInput:
+        return BadInput(
+            f"{variable}: got {got}, expected {expected} in {addresses.masked(self.uri)}; unset it, or name the store "
+            "it is in"
+        )
 
     @contextmanager
     def run(
@@ -106,10 +153,7 @@ class Tracker:
     def _open(self, name: str, tags: dict[str, str], run_id: str | None, parent: Run | None) -> Run:
         if run_id is not None:
             if not self.exists(run_id):
-                raise BadInput(
-                    f"MLFLOW_RUN_ID: got {run_id}, expected a run in {addresses.masked(self.uri)}; unset it, or name "
-                    "the store it is in"
-                )
+                raise self._not_there("MLFLOW_RUN_ID", run_id, "a run")
             self._client.update_run(run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             existing = self._client.get_run(run_id)
             run = Run(self._client, run_id, existing.info.experiment_id)
@@ -167,7 +211,7 @@ class Tracker:
         try:
             return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code not in _NOT_THERE:
                 raise
             return False
 
@@ -206,6 +250,17 @@ def warm_up(uri: str) -> None:
 def _hush() -> None:
     for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _experiment_name() -> str:
+    """Return the name of the experiment that new runs go to. Raises BadInput if the environment's is none."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise BadInput(
+            f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected a name of {_LONGEST_NAME} printable characters at most; "
+            "give another one, or unset it"
+        )
+    return name
 
 
 def run_id_of_environment() -> str | None:
