@@ -157,10 +157,9 @@ _DEFAULTS = (
     "Quality('a', 'yes')", "Quality(5)", "Quality('x' * 300)", "Quality('loss')", "'accuracy'", "Unprintable()",
 )  # fmt: skip
 _DATA = (
-    "TensorDataset(torch.zeros(8, 4), torch.zeros(8).long())", "None", "[]", "[1]", "[(None, None)]", "5",
-    "iter([])", "{}",
-    "[(torch.zeros(4), torch.tensor(0))] * 8", "Endless()", "1 / 0", "'text'", "[(torch.zeros(4),)] * 8", "[('a',
-    'b')] * 8",
+    "TensorDataset(torch.zeros(8, 4), torch.zeros(8).long())", "None", "[]", "[1]", "[(None, None)]", "5", "iter([])",
+    "[(torch.zeros(4), torch.tensor(0))] * 8", "Endless()", "1 / 0", "'text'", "[(torch.zeros(4),)] * 8", "{}",
+    "[('a', 'b')] * 8",
 )  # fmt: skip
 _DECORATORS = (
     "@dataclass(frozen=True)",
