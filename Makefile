@@ -5,7 +5,7 @@ OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: search test test-slow test-oldest test-all lint format gpu benchmark finders published docs docs-all mutants faults clean
+.PHONY: search test test-slow test-oldest test-all fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
@@ -20,6 +20,9 @@ test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch t
 	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
 
 test-all: test test-slow  ## all tests: a quarter of an hour
+
+fuzz: $(VENV)/installed-dev  ## 10,000 cases of bad input, drawn anew: an hour on two cores
+	HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/fuzz
 
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py

@@ -248,8 +248,13 @@ def _say(exit_code: int, message: str, detail: str = "") -> int:
     """Print what went wrong, and return the exit code."""
     if detail:
         print(detail.rstrip(), file=sys.stderr)
-    print(f"amp-track: {message}", file=sys.stderr)
+    print(f"amp-track: {_in_one_line(message)}", file=sys.stderr)
     return exit_code
+
+
+def _in_one_line(text: str) -> str:
+    """Return the text with what breaks lines, or steers a terminal, as its escape: messages repeat what was given."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:

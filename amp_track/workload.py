@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -163,11 +164,20 @@ def check_fields(reference: str, workload: Workload) -> None:
     rate = workload.learning_rate
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate > 0):
         raise BadInput(f"{reference}: got learning_rate {rate!r}, expected a number above 0; correct the workload")
-    quality = workload.quality.name
-    if not is_metric_name(quality):
+    quality = getattr(workload.quality, "name", workload.quality)
+    if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_metric_name(quality):
         raise BadInput(
-            f"{reference}: got quality {quality!r}, expected a name of letters, digits, spaces and _ - . : /, which is "
-            "what MLflow takes; correct the workload"
+            f"{reference}: got quality {quality!r}, expected a Quality with a name of letters, digits, spaces and "
+            "_ - . : /, which is what MLflow takes; correct the workload"
+        )
+
+
+def check_dataset(reference: str, method: str, data: object) -> None:
+    """Raise BadInput if what a method of a workload returns is no map-style dataset."""
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise BadInput(
+            f"{reference}: got {type(data).__name__} from {method}(), expected a map-style dataset, which has __len__ "
+            "and __getitem__; correct the workload"
         )
 
 
@@ -178,7 +188,7 @@ def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
 
 def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the values of each option for which all are known, a bool's or a Literal's, as text."""
-    hints = get_type_hints(type(workload))
+    hints = _types_of_fields(type(workload))
     choices: list[tuple[str, tuple[str, ...]]] = []
     for name in option_fields(type(workload)):
         if hints[name] is bool:
@@ -197,14 +207,14 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
     """
     workload_class = _find_class(reference)
     known = option_fields(workload_class)
-    hints = get_type_hints(workload_class)
+    hints = _types_of_fields(workload_class)
     values = {}
     for name, text in options:
         if name not in known:
             instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
             listed = ", ".join(known) or "none: it has no options"
             raise BadOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
-        values[name] = _option_value(name, text, hints[name])
+        values[name] = _option_value(known[name], text, hints[name])
     try:
         return workload_class(**values)
     except Exception as error:
@@ -212,6 +222,17 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
             f"{reference}: got {summary(error)} from {workload_class.__name__}({values}), expected it "
             "to be made; fix the workload or its --set options",
             detail=users_traceback(error),
+        ) from error
+
+
+def _types_of_fields(workload_class: type[Workload]) -> dict[str, Any]:
+    """Return the types of a class's fields. Raises BadInput if one is named that its module does not have."""
+    try:
+        return get_type_hints(workload_class)
+    except Exception as error:  # an annotation may be any expression
+        raise BadInput(
+            f"{workload_class.__name__}: got {type(error).__name__}: {error} from the types of its fields, expected "
+            "types that its module has when it runs, not only for a type checker; correct the workload"
         ) from error
 
 
@@ -237,19 +258,25 @@ def source_digest(workload: Workload) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
 
 
-def _option_value(name: str, text: str, hint: Any) -> Any:
+def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
+    default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+    if text == str(default):
+        return default  # a job has the text of every option, of types too that no text is read for
     listed = {str(value): value for value in get_args(hint)} if get_origin(hint) is Literal else {}
     if text in listed:
         return listed[text]  # of numbers too, which pydantic does not read from text here
     try:
         adapter = TypeAdapter(hint)
-        return adapter.validate_python(None) if text == "None" else adapter.validate_strings(text)
+        if text == "None":
+            with contextlib.suppress(ValidationError):  # of an option that is a text, "None" is one
+                return adapter.validate_python(None)
+        return adapter.validate_strings(text)
     except ValidationError as error:
         expected = getattr(hint, "__name__", hint)
         problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        raise BadOption(name, problem) from error
+        raise BadOption(option.name, problem) from error
 
 
 def _find_class(reference: str) -> type[Workload]:
@@ -261,7 +288,7 @@ def _find_class(reference: str) -> type[Workload]:
             raise BadInput(f"{reference}: got no Workload named {class_name}, expected one in {module_name}; {_hint()}")
         return named
     path = Path(reference)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(f"{reference}: got no such file, expected a Python file with one Workload; {_hint()}")
     module = _import_file(path)
     classes = [
@@ -319,6 +346,7 @@ def users_traceback(error: BaseException) -> str:
     It is safe to print, and cut if it is long.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith((_HERE, "<frozen importlib"))]
+    not_users = (str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<frozen importlib")
+    users = [frame for frame in frames if not frame.filename.startswith(not_users)]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(users)]
     return printable(_OUR_FRAME.sub("", "".join(lines + traceback.format_exception_only(error))))

@@ -27,6 +27,7 @@ with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothe
     # The same few examples each time, so that a failure is the change's; `HYPOTHESIS_PROFILE=thorough` draws new ones.
     settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
     settings.register_profile("thorough", max_examples=100, deadline=None)
+    settings.register_profile("fuzz", max_examples=1500, deadline=None)  # `make fuzz`
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

@@ -19,6 +19,16 @@ def test_options_have_their_fields_types() -> None:
     assert option_values(workload) == (("width", "32"),)
 
 
+def test_options_of_every_type_read_back_from_the_text_that_a_job_has() -> None:
+    tiny = str(WORKLOADS / "tiny.py")
+    for changes in ([], [("label", "None"), ("limit", "None"), ("depth", "2"), ("bias", "no"), ("factor", "1e3")]):
+        values = option_values(load_workload(tiny, changes))
+        assert option_values(load_workload(tiny, values)) == values
+    assert dict(values)["label"] == "None"
+    with pytest.raises(BadInput, match="--set sizes: got '3', expected tuple"):
+        load_workload(tiny, [("sizes", "3")])
+
+
 def test_choices_are_those_of_options_that_list_their_values() -> None:
     assert option_choices(load_workload(str(ROOT / "experiments" / "cifar10.py"))) == (
         ("download", ("False", "True")),

@@ -53,6 +53,7 @@ class Flag:
 
     def _parsed(self, text: str) -> Any:
         try:
+            text.encode()  # bytes that were no UTF-8 reach Python as lone surrogates, which no store takes
             return self.field.metadata["parse"](text)
         except ValueError:
             raise BadInput(f"{self.name}: got {text!r}, expected {self.field.metadata['expected']}") from None
@@ -108,11 +109,13 @@ def given_fields(owner: type, flags: Sequence[Flag], given: Mapping[str, Any]) -
 def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
     """Return arguments with the spelling of `mlflow run -P` made ours.
 
-    `--batch_size` becomes `--batch-size`, and a switch may be followed by true or false.
+    `--batch_size` becomes `--batch-size`, and a switch may be followed by true or false. After `--` there are no flags.
     """
     result: list[str] = []
     rest = list(arguments)
     while rest:
+        if rest[0] == "--":
+            return [*result, *rest]
         argument = rest.pop(0)
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")

@@ -21,7 +21,7 @@ class Stores:
         None,
         "Name of the study; the same name resumes where it stopped and repeats nothing.",
         values.study_name,
-        expected="a name without a slash",
+        expected="a name of 500 characters at most, all of them printable and none a slash",
         metavar="NAME",
         shown_default="from workload, device and budget",
     )
@@ -81,8 +81,8 @@ class FitOptions:
     effective_batch_size: int | None = setting(
         None,
         "Samples for each optimizer step, reached by accumulating gradients: says with which batch, and how many.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
+        values.effective_batch_size,
+        expected="a whole number from 1 to 2147483647",
         metavar="N",
         shown_default="no accumulation",
     )

@@ -37,7 +37,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
         raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
     from amp_track.tracking import Tracker
 
-    tracker = Tracker(uri, spool_folder=addresses.spool_folder(request.stores.storage))
+    tracker = Tracker(uri, spool_folder=addresses.spool_folder(request.stores.storage), resumes=True)
     resumable = tracker.resumable(run_id)
     job = _merged(request, resumable.job)
     if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):

@@ -33,11 +33,10 @@ def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: i
 
     None where no multiple of `multiple_of` divides the effective batch.
     """
-    for accumulate in range(max(math.ceil(effective_batch_size / max(largest_batch, 1)), 1), effective_batch_size + 1):
-        batch_size, rest = divmod(effective_batch_size, accumulate)
-        if not rest and batch_size <= largest_batch and not batch_size % multiple_of:
-            return batch_size, accumulate
-    return None
+    low = [number for number in range(1, math.isqrt(effective_batch_size) + 1) if not effective_batch_size % number]
+    divisors = [*low, *(effective_batch_size // number for number in low)]
+    sizes = [size for size in divisors if size <= largest_batch and not size % multiple_of]
+    return (max(sizes), effective_batch_size // max(sizes)) if sizes else None
 
 
 def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:

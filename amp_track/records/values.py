@@ -50,6 +50,14 @@ def seed(text: str) -> int:
     return number
 
 
+def effective_batch_size(text: str) -> int:
+    """Parse an effective batch size, of so few bits that its divisors are found at once."""
+    number = positive_integer(text)
+    if number >= 2**31:
+        raise ValueError(text)
+    return number
+
+
 def seconds(text: str) -> float:
     """Parse a number of seconds: of at most a century, which the clocks of every platform can count."""
     number = positive_number(text)
@@ -88,13 +96,13 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def byte_size(text: str) -> int:
-    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes."""
+    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes; of 63 bits as torch has them."""
     from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
 
     if not re.fullmatch(r"\s*[\d.]+\s*\w*\s*", text):  # pydantic reads "5%" as 5
         raise ValueError(text)
     size = int(TypeAdapter(ByteSize).validate_python(text.strip()))  # its ValidationError is a ValueError
-    if size < 1:
+    if not 1 <= size < 2**63:
         raise ValueError(text)
     return size
 
@@ -158,8 +166,8 @@ def device(text: str) -> str:
 
 
 def study_name(text: str) -> str:
-    """Parse the name of a study, of which NAME/fit and NAME/train are made."""
-    if not text or "/" in text:
+    """Parse the name of a study, of which NAME/fit and NAME/train are made: 512 characters at most in Optuna."""
+    if not text.strip() or "/" in text or len(text) > 500 or not text.isprintable():
         raise ValueError(text)
     return text
 

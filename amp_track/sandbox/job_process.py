@@ -33,6 +33,7 @@ from amp_track.training.trainer import Trainer
 from amp_track.workers import streams
 from amp_track.workload import (
     Workload,
+    check_dataset,
     check_fields,
     load_workload,
     option_choices,
@@ -138,6 +139,8 @@ def _inspection(job: Job) -> Inspection:
     dataset_digest = "synthetic"
     if not job.synthetic:
         train_data, eval_data = workload.train_data(), workload.eval_data()
+        check_dataset(job.workload, "train_data", train_data)
+        check_dataset(job.workload, "eval_data", eval_data)
         training_samples, evaluation_samples = length(train_data), length(eval_data)
         if not training_samples:
             raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")

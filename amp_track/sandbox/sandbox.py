@@ -252,10 +252,10 @@ def _imported_modules(workload: str) -> list[str]:
     """Return the modules that a workload's file imports at its top level, without running it; not Python's own."""
     module, colon, _ = workload.partition(":")
     files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
-    file = next((file for file in files if Path(file).is_file()), workload)
+    file = next((file for file in files if os.path.isfile(file)), workload)
     try:
         tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
         return []
     modules = []
     for node in tree.body:

@@ -12,9 +12,10 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
+from amp_track.tracking.environment import run_id_of_environment
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import describe, describe_plan, resumed_tags
-from amp_track.tracking.tracker import Resumable, Tracker, run_id_of_environment, warm_up
+from amp_track.tracking.tracker import Resumable, Tracker, warm_up
 
 __all__ = [
     "Resumable",

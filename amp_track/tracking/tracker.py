@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import abandoned, checkpoints, private
+from amp_track.tracking import abandoned, checkpoints, environment, private
 from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key, reason_of
 from amp_track.tracking.sinks import sink_for
@@ -30,7 +29,6 @@ from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
 from amp_track.workers import interrupts, processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
-EXPERIMENT = "amp_track"
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
 """How long a command that was interrupted goes on delivering to a server; the next one delivers the rest."""
 _SECONDS_TO_DELIVER_WHAT_IS_LEFT = 30.0
@@ -58,20 +56,26 @@ class Tracker:
     Args:
         uri: the store's address, which the command has checked.
         spool_folder: where records wait for a server that does not answer; a database file needs none.
+        resumes: whether runs are resumed alone, wherever the environment would put new ones.
 
     Raises:
-        BadInput: another version of MLflow has made the store. Nothing is written then.
+        BadInput: another version of MLflow has made the store, or the environment names a run or an experiment that is
+            not in it. Nothing is written then.
     """
 
-    def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL)) -> None:
+    def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL), resumes: bool = False) -> None:
         _hush()
         self.uri = uri
+        if not addresses.exists(uri) and not resumes:
+            environment.check_new_store(uri)
         with store_lock(uri):
             if (file := addresses.sqlite_file(uri)) is not None:
                 private.make_store(file)
             self._client = _client(uri)
         self._sink = sink_for(uri, self._client, spool_folder)
         self._open_runs = 0
+        if not resumes:
+            self._check_environment()
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
             _log.warning("delivering %d records that an earlier command has left in %s", left, spool_folder)
             self._sink.drain(seconds=_SECONDS_TO_DELIVER_WHAT_IS_LEFT)
@@ -80,22 +84,15 @@ class Tracker:
     def _experiment_id(self) -> str:
         """The experiment of new runs, made when it is first used."""
         with store_lock(self.uri):
-            return self._find_experiment()
+            found = self._ask(lambda: environment.known_experiment(self._client))
+            return found or str(self._ask(lambda: self._client.create_experiment(environment.experiment_name())))
 
-    def _find_experiment(self) -> str:
-        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            return experiment_id
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        experiment = self._ask(lambda: self._client.get_experiment_by_name(name))
-        if experiment is None:
-            return str(self._client.create_experiment(name))
-        if experiment.lifecycle_stage != "active":
-            raise BadInput(
-                f"--tracking-uri: got {addresses.masked(self.uri)}, whose experiment {name} has been deleted, expected "
-                "one that is there; restore it (mlflow experiments restore --experiment-id "
-                f"{experiment.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
-            )
-        return str(experiment.experiment_id)
+    def _check_environment(self) -> None:
+        """Raise BadInput if new runs cannot be where the environment says."""
+        if (run_id := environment.run_id_of_environment()) is None:
+            self._ask(lambda: environment.known_experiment(self._client))
+        elif not self.exists(run_id):
+            raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
 
     @contextmanager
     def run(
@@ -148,10 +145,7 @@ class Tracker:
 
     def _opened_again(self, run_id: str, tags: dict[str, str]) -> Run:
         if not self.exists(run_id):
-            raise BadInput(
-                f"MLFLOW_RUN_ID: got {run_id}, expected a run in {addresses.masked(self.uri)}; unset it, or name "
-                "the store it is in"
-            )
+            raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
         self._sink.write(run_id, ResumeRun())
         existing = self._ask(lambda: self._client.get_run(run_id))
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
@@ -172,7 +166,7 @@ class Tracker:
             with interrupts.waiting():
                 return question()
         except mlflow.exceptions.MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code in environment.NOT_THERE:
                 raise
             raise self._failed(reason_of(error)) from error
 
@@ -244,7 +238,7 @@ class Tracker:
         try:
             return bool(self._ask(lambda: self._client.get_run(run_id)).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code not in environment.NOT_THERE:
                 raise
             return False
 
@@ -325,8 +319,3 @@ def _hush() -> None:
     for noisy in ("alembic", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
-
-
-def run_id_of_environment() -> str | None:
-    """Return the id of the run that `mlflow run` has made for this process."""
-    return os.environ.get("MLFLOW_RUN_ID") or None

@@ -12,7 +12,7 @@ from amp_track.records.errors import StoreFailed
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Raise StoreFailed in place of what is raised within the block for lack of space, and remove the part of the file."""
+    """Raise StoreFailed where the block has no room for a file, and remove the part of it that was written."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save raises the latter

@@ -57,6 +57,17 @@ ARGUMENTS = [
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
     (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
+    (["fit", ":"], "got no name of a class, expected package.module:Class or a Python file"),
+    (["fit", "..:Digits"], "got no name of a class"),
+    (["fit", "x" * 300], "got no such file"),
+    (["fit", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
+    (["fit", "\udcff.py"], "got a name that is no UTF-8"),
+    (["fit", "--", "--my_file.py"], "--my_file.py: got no such file"),
+    (["fit", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of 500 characters at most"),
+    (["fit", DIGITS, "--study", "x" * 501], "expected a name of 500 characters at most"),
+    (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
+    (["fit", DIGITS, "--headroom", "9" * 400], "expected a part of the budget, such as 5%, or a size"),
+    (["fit", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
 ]
 """What can be told without a process that has torch."""
 INSPECTED = [
@@ -89,6 +100,7 @@ INSPECTED = [
         ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
         "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
     ),
+    (["train", DIGITS, "--synthetic", "--processes", "9" * 9], "--processes: got 999999999, expected at most"),
 ]
 """What a process that has torch looks at first."""
 
@@ -128,7 +140,18 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
         ('batch_size: int = "many"', "got batch_size 'many', expected a whole number of 1 or more"),
         ("epochs: int = 0", "got epochs 0, expected a whole number of 1 or more"),
         ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
-        ('quality = Quality("accuracy (%)")', "got quality 'accuracy (%)', expected a name of letters, digits"),
+        (
+            'quality = Quality("accuracy (%)")',
+            "got quality 'accuracy (%)', expected a Quality with a name of letters, digits",
+        ),
+        (
+            "quality = Quality('a b/☃:\"x\"')",
+            "got quality 'a b/☃:\"x\"', expected a Quality with a name of letters, digits",
+        ),
+        ('quality = "accuracy"', "got quality 'accuracy', expected a Quality"),
+        ("quality = Quality(5)", "got quality 5, expected a Quality"),
+        ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),
+        ("train_data = eval_data = lambda self: 5", "got int from train_data(), expected a map-style dataset"),
     ],
 )
 def test_a_workloads_own_fields_are_checked(
@@ -146,7 +169,8 @@ class Own(Workload):
     def model(self):
         raise AssertionError("it is not asked")
 
-    train_data = eval_data = model
+    eval_data = vars().get("eval_data", model)
+    train_data = vars().get("train_data", model)
 """
 
 
@@ -156,6 +180,42 @@ def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Comm
     assert len(done.stderr.splitlines()) <= 6
     assert "import no_such_package_anywhere" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("(" * 10_000)
+    done = amp_track("train", "deep.py")
+    assert done.returncode == 2
+    assert "too many nested parentheses" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("has_stores", [False, True])
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("MLFLOW_RUN_ID", "0" * 32, "expected a run in sqlite:///"),
+        ("MLFLOW_RUN_ID", "a b", "expected a run in sqlite:///"),
+        ("MLFLOW_EXPERIMENT_ID", "77", "expected an experiment in sqlite:///"),
+        ("MLFLOW_EXPERIMENT_ID", "x", "expected an experiment in sqlite:///"),
+        ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected a name of 500 printable characters at most"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "fit"])
+def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
+    command: str, variable: str, value: str, message: str, has_stores: bool,
+    amp_track: Command, fresh_stores: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not has_stores:
+        for store in Path.cwd().glob("*.db"):
+            store.unlink()
+    monkeypatch.setenv(variable, value)
+    before = {file: file.read_bytes() for file in Path.cwd().iterdir()}
+    done = amp_track(command, str(WORKLOADS / "tiny.py"), "--precision", "fp32")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"{variable}: got" in line
+    assert message in line
+    assert {file: file.read_bytes() for file in Path.cwd().iterdir()} == before
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["fit"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)

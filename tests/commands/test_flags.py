@@ -52,6 +52,7 @@ def test_arguments_of_mlflow_run_become_ours() -> None:
     assert flags.normalized(given, ["--channels-last", "--compile"]) == [
         "train", "--batch-size", "64", "--channels-last", "--lr=1e-3", "a_b",
     ]  # fmt: skip
+    assert flags.normalized(["--a_b", "--", "--a_b"], []) == ["--a-b", "--", "--a_b"]
 
 
 def test_empty_text_is_not_given() -> None:

@@ -23,6 +23,10 @@ def test_micro_batches_make_the_effective_one_exactly(effective: int, largest: i
         assert found[0] == max(possible), "the largest batch, and so the fewest of them"
 
 
+def test_the_divisors_of_a_large_prime_are_found_at_once() -> None:
+    assert micro_batch(2**31 - 1, 10**6) == (1, 2**31 - 1)
+
+
 @pytest.mark.parametrize(
     ("samples", "batch_size", "accumulate", "steps"), [(64, 10, 1, 7), (64, 10, 2, 4), (5, 5, 3, 1)]
 )

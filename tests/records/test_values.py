@@ -17,7 +17,7 @@ def test_the_smallest_size_is_a_byte() -> None:
     assert values.byte_size(" 1 ") == 1
 
 
-@pytest.mark.parametrize("text", ["", "lots", "0", "-5MiB", "5%", "MiB", "5 MiB!"])
+@pytest.mark.parametrize("text", ["", "lots", "0", "-5MiB", "5%", "MiB", "5 MiB!", "8EiB", "9" * 400])
 def test_byte_size_refuses_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError):
         values.byte_size(text)
@@ -102,7 +102,7 @@ def test_device_refuses(text: str) -> None:
 
 def test_study_names_have_no_slash() -> None:
     assert values.study_name("my study") == "my study"
-    for text in ("", "a/b"):
+    for text in ("", " ", "a/b", "a\nb", "x" * 501):
         with pytest.raises(ValueError):
             values.study_name(text)
 

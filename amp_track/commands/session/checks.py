@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from amp_track.commands.request import Request
 from amp_track.records.errors import BadInput
@@ -13,8 +13,18 @@ from amp_track.records.values import PRECISIONS, format_bytes
 
 
 def workload_exists(workload: str) -> None:
-    """Check that the workload's file exists. Quick: before torch is imported."""
-    if ":" not in workload and not Path(workload).is_file():
+    """Check that the workload can be named in the stores, and that its file exists. Quick: before torch is imported."""
+    try:
+        workload.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{workload}: got a name that is no UTF-8, expected one that is; rename the file") from None
+    module, colon, name = workload.partition(":")
+    if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
+        raise BadInput(
+            f"{workload}: got no name of a class, expected package.module:Class or a Python file with one Workload; "
+            "see experiments/digits.py for one to copy"
+        )
+    if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(
             f"{workload}: got no such file, expected a Python file with one Workload or package.module:Class; "
             "see experiments/digits.py for one to copy"

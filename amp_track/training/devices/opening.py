@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from amp_track.records.errors import BadInput
@@ -10,6 +12,9 @@ from amp_track.records.values import format_bytes
 from amp_track.training.devices.accelerator import AcceleratorDevice
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import CpuDevice
+
+_PROCESSES_PER_CORE = 8
+"""More would only wait for each other, if there is memory for them at all."""
 
 
 def open_device(text: str, rank: Rank = ALONE) -> Device:
@@ -43,6 +48,9 @@ def check_processes(device: Device, processes: int) -> None:
             "devices and on CPUs; leave it out"
         )
     if device.is_shared:
+        most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
+        if processes > most:
+            raise BadInput(f"--processes: got {processes}, expected at most {most} on this {device.kind}; give fewer")
         return
     there = torch.accelerator.device_count() - (device.torch_device.index or 0)
     if processes > there:

@@ -44,6 +44,8 @@ class FakeStep:
         self._job = job
         self._workload = workload
         self._example = example
+        self._batches = min(job.accumulate, 2)
+        """Two show all that accumulation does to memory: gradients are held while the next batch runs."""
 
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
         """Return the trace of the first `steps`. Exceptions of the workload's own code pass through unchanged."""
@@ -68,7 +70,7 @@ class FakeStep:
                 phases=tuple(tracker.phases),
                 recurrent=recurrent,
                 values_read=tuple(tracker.values_read),
-                samples=batch_size * self._job.accumulate,
+                samples=batch_size * self._batches,
                 flops=None if recurrent or tracker.flops is None else tracker.flops // steps,
                 half_flops=tracker.half_flops // steps,
             )
@@ -109,10 +111,10 @@ class FakeStep:
             for thread in ("forward", "backward"):  # the size is the device's, which is not known here
                 tracker.workspace(1, f"cuBLAS, {thread}")
         for _ in range(steps):
-            for batch in range(1, self._job.accumulate + 1):
+            for batch in range(1, self._batches + 1):
                 tracker.begin("forward", step.steps)
-                is_last = batch == self._job.accumulate
-                step(*self._batch(batch_size), share=1 / self._job.accumulate, update=is_last)
+                is_last = batch == self._batches
+                step(*self._batch(batch_size), share=1 / self._batches, update=is_last)
             tracker.assign(_state_tensors(optimizer), Category.OPTIMIZER_STATE)
 
     def _loss(self, output: Any, target: Any) -> Tensor:

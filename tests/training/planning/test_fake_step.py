@@ -314,3 +314,8 @@ def test_a_model_with_such_numbers_is_traced() -> None:
     trace = fake_step(job(), WithRates(width=64)).trace("amp", 16)
     held = [storage for storage in trace.storages if storage.category is Category.PARAMETERS]
     assert sum(storage.size_bytes for storage in held) == 4 * (64 * 64 + 64) + 8 * 64 * 64
+
+
+def test_two_batches_show_what_any_number_of_accumulated_ones_takes() -> None:
+    two, five = (fake_step(job(accumulate=number), Wide(width=8, depth=1)).trace("amp", 8) for number in (2, 5))
+    assert five == two

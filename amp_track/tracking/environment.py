@@ -1,0 +1,74 @@
+"""Where the environment wants new runs: MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME."""
+
+from __future__ import annotations
+
+import os
+
+import mlflow
+
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput
+
+EXPERIMENT = "amp_track"
+_FIRST_EXPERIMENT = "0"
+"""The id of the experiment that every new store has."""
+NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's codes for an id of nothing, and for a text that can be no id."""
+_LONGEST_NAME = 500
+"""Characters that MLflow takes in the name of an experiment."""
+
+
+def run_id_of_environment() -> str | None:
+    """Return the id of the run that `mlflow run` has made for this process."""
+    return os.environ.get("MLFLOW_RUN_ID") or None
+
+
+def experiment_name() -> str:
+    """Return the name of the experiment that new runs go to. Raises BadInput if the environment's is none."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise BadInput(
+            f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected a name of {_LONGEST_NAME} printable characters at most; "
+            "give another one, or unset it"
+        )
+    return name
+
+
+def known_experiment(client: mlflow.MlflowClient) -> str | None:
+    """Return the id of the experiment of new runs; None if it is yet to be made.
+
+    Raises:
+        BadInput: it has been deleted, or the environment names it by an id that is none.
+    """
+    name, given_id, uri = experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID"), client.tracking_uri
+    try:
+        found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)
+    except mlflow.exceptions.MlflowException as error:
+        if given_id is None or error.error_code not in NOT_THERE:
+            raise
+        raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment") from None
+    if found is None:
+        return None
+    if found.lifecycle_stage != "active":
+        raise BadInput(
+            f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} has been deleted, expected "
+            f"one that is there; restore it (mlflow experiments restore --experiment-id {found.experiment_id}), or name "
+            "another with MLFLOW_EXPERIMENT_NAME"
+        )
+    return str(found.experiment_id)
+
+
+def check_new_store(uri: str) -> None:
+    """Raise BadInput if the environment names what no new store has."""
+    experiment_name()
+    if (run_id := run_id_of_environment()) is not None:
+        raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")
+    if (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT) != _FIRST_EXPERIMENT:
+        raise not_there(uri, "MLFLOW_EXPERIMENT_ID", experiment_id, "an experiment")
+
+
+def not_there(uri: str, variable: str, got: str, expected: str) -> BadInput:
+    """Return the error of a variable that names what the store lacks."""
+    return BadInput(
+        f"{variable}: got {got}, expected {expected} in {addresses.masked(uri)}; unset it, or name the store it is in"
+    )

@@ -1,0 +1,107 @@
+"""How a command with any input has to end, whatever that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from simulated import SimulatedSandbox
+from support import Done
+
+from amp_track.commands.session import session
+from amp_track.sandbox.sandbox import Sandbox
+
+ENDS = {0, 1, 2, 3, 130}
+_OF_OURS = re.compile(r'File "[^"]*/(amp_track|mlflow|optuna|sqlalchemy|alembic)/')
+"""A frame of a traceback that tells users nothing about their own code."""
+
+Attempt = Callable[..., Done]
+each_case = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True)
+"""One fixture serves all examples of a test, each with a folder of its own; a command that succeeds takes a while."""
+
+
+@pytest.fixture
+def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
+    """`attempt("fit", …, environment={…})` runs a command in a folder of its own and checks how it ends.
+
+    `prepare` fills that folder before.
+    """
+    count = 0
+
+    def run(
+        *arguments: str, environment: Mapping[str, str] = {}, prepare: Callable[[Path], None] = lambda folder: None
+    ) -> Done:
+        nonlocal count
+        count += 1
+        folder = clean_folder / str(count)  # a new one each time: MLflow keeps a store open by its address
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        prepare(folder)
+        before = contents(folder)
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            done = amp_track(*arguments)
+        check(done, as_json="--json" in arguments)
+        if done.returncode == 2:
+            assert contents(folder) == before, "bad input writes nothing"
+        monkeypatch.chdir(clean_folder)
+        shutil.rmtree(folder)
+        return done
+
+    return run
+
+
+def check(done: Done, *, as_json: bool) -> None:
+    """Assert that a command ended as a user may expect, whatever it was given."""
+    assert done.returncode in ENDS, done
+    assert not _OF_OURS.search(done.stderr), done.stderr
+    assert "Error in sys.excepthook" not in done.stderr
+    if done.returncode == 0:
+        assert done.stdout
+    if done.stdout and as_json and not done.stdout.startswith("Usage"):
+        json.loads(done.stdout, parse_constant=_refuse)
+    if done.returncode == 2:
+        *before, last = done.stderr.splitlines()
+        assert last.startswith("amp-track: "), done.stderr
+        assert not before or before[0] == "Traceback (most recent call last):", done.stderr
+        assert not done.stdout
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return what each file of a folder holds; of a link, where it leads; of anything else, what it is."""
+    found = {}
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                content = os.fsencode(os.readlink(path))
+            else:
+                content = path.read_bytes() if stat.S_ISREG(mode) else str(stat.S_IFMT(mode)).encode()
+            found[str(path.relative_to(folder))] = content
+    return found
+
+
+def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a simulated device run what jobs there are: a fresh process inspects device and workload, and ends."""
+    simulated = SimulatedSandbox(samples=8)
+
+    class Inspecting(Sandbox):
+        """Runs nothing but the inspection."""
+
+        run, measure, forecast = simulated.run, simulated.measure, simulated.forecast
+
+    monkeypatch.setattr(session, "Sandbox", Inspecting)
