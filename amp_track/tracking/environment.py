@@ -52,8 +52,8 @@ def known_experiment(client: mlflow.MlflowClient) -> str | None:
     if found.lifecycle_stage != "active":
         raise BadInput(
             f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} has been deleted, expected "
-            f"one that is there; restore it (mlflow experiments restore --experiment-id {found.experiment_id}), or name "
-            "another with MLFLOW_EXPERIMENT_NAME"
+            "one that is there; restore it (mlflow experiments restore --experiment-id "
+            f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
         )
     return str(found.experiment_id)
 
