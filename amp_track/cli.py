@@ -216,8 +216,8 @@ def _run() -> int:
         lack = lack_of_space(error)
         if lack is None:
             raise
-        where = lack.filename or tempfile.gettempdir()
-        return _say(StoreFailed.exit_code, f"{where}: got {lack.strerror!r}, expected room; free some, or set TMPDIR")
+        where = lack.filename2 or lack.filename or f"{Path.cwd()} or {tempfile.gettempdir()}"
+        return _say(StoreFailed.exit_code, f"{where}: got {lack.strerror!r}, expected room for it; free some")
     return 0
 
 

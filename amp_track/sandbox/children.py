@@ -166,6 +166,7 @@ def started(
         environment: of the fork server, should it not run yet; see `start_fork_server`.
         steps_back: lower this process's own priority, which cannot be undone.
     """
+    start_fork_server(environment)  # at this process's priority so far
     if steps_back:
         _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)

@@ -23,8 +23,8 @@ def outcome_of_death(child: children.Child, oom_kills: int, wall_seconds: float)
     exit_code = child.exit_code
     if exit_code is None:
         message = (
-            "the job's process closed its connection to this command, and went on; close only files that the workload "
-            "has opened"
+            "the job's process closed its connection to this command, or wrote something else to it, and went on; "
+            "close only files that the workload has opened"
         )
         return Outcome(verdict=Verdict.CRASHED, message=message, wall_seconds=wall_seconds)
     killed_by = _signal_name(-exit_code) if exit_code < 0 else ""

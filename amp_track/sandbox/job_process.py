@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -226,10 +227,11 @@ def _end_with_parent() -> None:
     assert parent is not None
     threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
     if sys.platform == "linux":
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
-        flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+        with contextlib.suppress(OSError):  # a kernel that only resembles Linux may refuse it
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
+            flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def _wait_for_end(sentinel: int) -> None:

@@ -90,8 +90,8 @@ def small_folder() -> Iterator[Path]:
 @pytest.mark.slow
 def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None, small_folder: Path) -> None:
     calm = Path("calm").absolute()
-    options = f"--set 'fault=fill the temporary folder' --set unless={calm} --checkpoint-every 2"
-    done = shell(f"{TRAIN} {options} --set after=4", TMPDIR=str(small_folder))
+    options = f"--set 'fault=fill the temporary folder' --set after=4 --set unless={calm} --checkpoint-every 2"
+    done = shell(f"{TRAIN} {options}", TMPDIR=str(small_folder))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"amp-track: {small_folder}: got 'No space left on device' for step-000000006.part, expected room for it; free "
@@ -101,9 +101,19 @@ def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None
     assert not list(small_folder.glob("*/*.part"))
     calm.touch()
     (small_folder / "filler").unlink()
-    run_id = _runs()[0].info.run_id
-    done = shell(f"{COMMAND} train --resume {run_id}", TMPDIR=str(small_folder))
+    done = shell(f"{COMMAND} train --resume {_runs()[0].info.run_id}", TMPDIR=str(small_folder))
     assert (done.returncode, _verdicts()) == (0, ["fits"]), done.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_artifacts_is_told_in_one_line(fresh_stores: None, small_folder: Path) -> None:
+    train = f"{TRAIN} --set 'fault=fill the working folder' --checkpoint-every 2"
+    with tempfile.TemporaryDirectory() as temporary:
+        done = shell(f"cd {small_folder}; {train}", TMPDIR=temporary)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"amp-track: {small_folder}")
+    assert done.stderr.splitlines()[-1].endswith("got 'No space left on device', expected room for it; free some")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ Fault = Literal[
     # processes and files
     "fork returns", "fork raises", "fork sleeps", "close files", "threads", "grandchild", "grandchild and hang",
     "mp.Value", "chdir", "delete folder", "prints",
-    "fill the temporary folder",
+    "fill the temporary folder", "fill the working folder",
     # state of the process
     "ignore signals", "patch print", "patch torch.save", "gc.disable", "locale", "float64", "recursion",
     # exceptions
@@ -50,7 +50,7 @@ ESCAPES = "\x1b[2Jcleared\x1b]0;title\x07 \0 \udcff \x9b31m"
 """What would clear a terminal and name its window, end a C string, and cannot be encoded."""
 ENDLESS_SECONDS = 1000.0
 FILLER = "filler"
-"""The file that fills the temporary folder."""
+"""The file that fills a folder."""
 
 
 class _TextRaises(Exception):
@@ -114,10 +114,9 @@ def _note(process: int) -> None:
         Path(_notes).write_text(str(process))
 
 
-def _fill_temporary_folder() -> None:
-    folder = Path(tempfile.gettempdir())
-    while list(folder.glob("*/*.pt")):
-        time.sleep(0.01)  # until all checkpoints are stored elsewhere: each gives back its space
+def _fill(folder: Path) -> None:
+    while list(Path(tempfile.gettempdir()).glob("*/*.pt")):
+        time.sleep(0.01)  # until all checkpoints are stored
     with open(folder / FILLER, "wb", buffering=0) as filler:
         for size in (2**20, 2**10, 1):
             with contextlib.suppress(OSError):
@@ -199,7 +198,8 @@ BEFORE_THE_LOSS: dict[str, Callable[[], Any]] = {
     "hang and ignore signals": lambda: (_ignore_signals(), time.sleep(ENDLESS_SECONDS)),
     "hang without files": lambda: (os.closerange(3, 256), time.sleep(ENDLESS_SECONDS)),
     "fork returns": os.fork,
-    "fill the temporary folder": _fill_temporary_folder,
+    "fill the temporary folder": lambda: _fill(Path(tempfile.gettempdir())),
+    "fill the working folder": lambda: _fill(Path()),
     "fork raises": _fork_and_raise,
     "fork sleeps": _fork_and_sleep,
     "close files": lambda: os.closerange(3, 256),
