@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -24,6 +25,11 @@ test-all: test test-slow  ## all tests: a quarter of an hour
 fuzz: $(VENV)/installed-dev  ## 10,000 cases of bad input, drawn anew: an hour on two cores
 	HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/fuzz
 
+audit: $(VENV)/installed  ## every installed package against the public lists of known faults; needs a network that reaches them
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(AUDIT)/bin/pip-audit --strict --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py
 
@@ -43,6 +49,7 @@ benchmark: $(VENV)/installed-peers  ## what tracking, a fresh process and a star
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.trials
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.input_pipeline
 
 published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/published.md
@@ -82,4 +89,4 @@ $(OLDEST)/installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST)
+	rm -rf $(VENV) $(OLDEST) $(AUDIT)

@@ -202,6 +202,9 @@ def main() -> NoReturn:
 def _run() -> int:
     """Run the command, print what went wrong, and return the exit code."""
     logging.getLogger("amp_track").handlers = [_Lines()]
+    # A server that does not answer is asked again by amp_track.tracking: MLflow's own seven attempts take minutes.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     try:
         arguments = flags.normalized(sys.argv[1:], _SWITCHES)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:

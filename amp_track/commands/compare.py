@@ -124,6 +124,7 @@ def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Ce
         value=lambda outcome: outcome.samples_per_second or 0.0,
         is_known=lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds),
     )
+    tracked_study.tracker.settle()
     id_of = tracked_study.tracker.id_of
     trained = [dataclasses.replace(training, run_id=id_of(training.run_id)) for training in trained]
     return [

@@ -35,6 +35,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
         store_checks.check_tracking("--tracking-uri", uri)
     if not addresses.exists(uri):
         raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
+    store_checks.check_storage("--storage", request.stores.storage)
     from amp_track.tracking import Tracker
 
     tracker = Tracker(uri, spool_folder=addresses.spool_folder(request.stores.storage), resumes=True)

@@ -56,6 +56,7 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
         fitted = fit.find_edges(tracked_study, sampler)
         trials, pareto = _train_inside(tracked_study, studies, fitted, is_time_up)
         seeds = _train_seeds(tracked_study, studies, fitted, is_time_up) if compares_seeds else None
+        tracker.settle()
         trials = [dataclasses.replace(trial, run_id=tracker.id_of(trial.run_id)) for trial in trials]
         result = SearchResult(
             fit=fitted,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
@@ -62,6 +64,18 @@ def identity(url: str) -> str | Path:
     """Return what is the same for two addresses of one SQLite file, however each is written. Raises ValueError."""
     file = sqlite_file(url)
     return file.resolve() if file is not None else url
+
+
+def masked_within(text: str) -> str:
+    """Return a text with the password of every address in it as ***."""
+    return re.sub(r"://[^/@\s]*@", "://***@", text)
+
+
+def server(url: str) -> str:
+    """Return what is the same for two addresses of one server: without user, password and options."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port is not None else ""
+    return f"{parts.scheme.partition('+')[0]}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
 
 
 def spool_folder(storage: str) -> Path:

@@ -66,7 +66,7 @@ def engine_arguments(url: str) -> dict[str, Any]:
     """Return the arguments of the engine that connects to the database at `url`."""
     address = make_url(url)
     if address.get_backend_name() == "sqlite":
-        return {"connect_args": {"timeout": 60}}
+        return {"connect_args": {"timeout": 5}}
     uses_libpq = address.get_driver_name() in ("psycopg", "psycopg2")
     # What the address says goes first.
     settings = {name: value for name, value in _LIBPQ.items() if name not in address.query} if uses_libpq else {}

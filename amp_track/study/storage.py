@@ -242,14 +242,21 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     private.set_dashboard_constraint(trial, violation)
 
 
-def finished_trials(study: optuna.Study, *others: str) -> dict[str, set[int]]:
-    """Return the numbers of the finished trials of this study and of those `others` that exist, by study name."""
+def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bool]]:
+    """Return the finished trials of this study and of those `others` that exist.
+
+    By study name and number, whether the study has the trial's measurement.
+    """
     storage = private.storage_of(study)
     known = [name for name in optuna.get_all_study_names(storage) if name in others]
     studies = [study, *(optuna.load_study(study_name=name, storage=storage) for name in known)]
     for other in studies:
         fail_dead_trials(other)
     return {
-        each.study_name: {trial.number for trial in each.get_trials(deepcopy=False) if trial.state.is_finished()}
+        each.study_name: {
+            trial.number: trial.state is not TrialState.FAIL or outcome_of(trial) is not None
+            for trial in each.get_trials(deepcopy=False)
+            if trial.state.is_finished()
+        }
         for each in studies
     }

@@ -24,6 +24,8 @@ from amp_track.study import database, private, storage
 
 Objective = Callable[[optuna.Trial], float | tuple[float, ...]]
 _log = logging.getLogger("amp_track.study")
+_HEARTBEAT_SECONDS = 1
+"""How long the end of a trial waits for a heartbeat that a database is slow to take."""
 
 
 def run_one(study: optuna.Study, objective: Objective) -> None:
@@ -93,10 +95,10 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
             if is_over.wait(interval):
                 return
 
-    thread = threading.Thread(target=beat, name=f"heartbeat of trial {trial_id}")
+    thread = threading.Thread(target=beat, name=f"heartbeat of trial {trial_id}", daemon=True)
     thread.start()
     try:
         yield
     finally:
         is_over.set()
-        thread.join()
+        thread.join(_HEARTBEAT_SECONDS)

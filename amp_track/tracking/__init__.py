@@ -6,11 +6,9 @@ a tracking URI) belongs to the user's program.
 
 import os
 
-# Before mlflow is imported. The commands say where to look at a run; and sender.py asks a server again that does not
-# answer, while MLflow's own seven attempts would keep a command waiting for minutes.
+# Before mlflow is imported. The commands themselves say where to look at a run.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 from amp_track.tracking.environment import run_id_of_environment
 from amp_track.tracking.run import Run

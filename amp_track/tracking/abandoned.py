@@ -31,6 +31,12 @@ def among(running: Sequence[Run]) -> list[Run]:
     return [run for run in gone if run.info.run_id not in at_work]
 
 
+def is_at_work(run: Run) -> bool:
+    """Return whether the process that writes a run is seen to work here."""
+    process = run.data.tags.get(PROCESS)
+    return process is not None and processes.is_at_work(json.loads(process))
+
+
 def _is_gone(run: Run) -> bool:
     process = run.data.tags.get(PROCESS)
     return process is not None and processes.is_gone(json.loads(process))

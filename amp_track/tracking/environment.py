@@ -58,6 +58,18 @@ def known_experiment(client: mlflow.MlflowClient) -> str | None:
     return str(found.experiment_id)
 
 
+def experiment(client: mlflow.MlflowClient) -> str:
+    """Return the id of the experiment of new runs, which is made if it is not there. Raises BadInput as above."""
+    if (found := known_experiment(client)) is not None:
+        return found
+    try:
+        return str(client.create_experiment(experiment_name()))
+    except mlflow.exceptions.MlflowException:
+        if (found := known_experiment(client)) is None:  # else another machine has just made it
+            raise
+        return found
+
+
 def check_new_store(uri: str) -> None:
     """Raise BadInput if the environment names what no new store has."""
     experiment_name()

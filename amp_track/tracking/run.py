@@ -72,7 +72,7 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The run's id; what stands for it where a server that is down has not made the run yet."""
+        """The run's id; what stands for it as long as a server has not made the run."""
         return self._sink.id_of(self._key)
 
     def metric(self, name: str, value: float | None, step: int = 0) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import os
 import threading
 import time
 import uuid
@@ -23,8 +24,8 @@ from pathlib import Path
 import mlflow
 
 from amp_track.records import addresses
-from amp_track.records.causes import chain
-from amp_track.tracking import writes
+from amp_track.records.errors import BadInput
+from amp_track.tracking import answers, writes
 from amp_track.tracking.spool import Entry, Spool
 from amp_track.tracking.writes import CreateRun, Write
 from amp_track.workers import interrupts
@@ -35,13 +36,12 @@ _KEY_TAG = "amp_track.run_key"
 _KEY = "to-be-sent-"
 """The prefix of what stands for a run's id until the server has made the run."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-_PATIENCE_SECONDS = 5.0
-"""How long a command waits for the id of a run that a server which answers has yet to make."""
-_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
-"""What a server answers to a write that it will never take: of a run that was deleted, for example."""
-_LONGEST_REASON = 200
+_ATTEMPTS = 3
+"""After so many in a row without an answer a command waits no longer; a write that may be wrong itself is set aside."""
 _AT_ONCE = 50
 """At most so many small writes are merged into one request."""
+_SILENT_SECONDS = 2.0
+"""A command's end that waits longer for the server says so."""
 _POLL_SECONDS = 0.02
 
 
@@ -63,6 +63,7 @@ class Sender:
     def __init__(self, uri: str, root: Path) -> None:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         self._address = addresses.masked(uri)
+        self._server = addresses.server(uri)
         self._root = root
         self._changed = threading.Condition()
         self._spools: list[Spool] = []
@@ -70,17 +71,27 @@ class Sender:
         self._own: Spool | None = None
         self._ids: dict[str, str] = {}
         self._thread: threading.Thread | None = None
-        self._is_down = False
-        self._failed: int | None = None
-        """The number of the write in this process's spool that was tried last without an answer."""
+        self._failures = 0
+        """How many attempts in a row the server has not answered."""
+        self._may_be_made: set[str] = set()
+        """The keys of runs whose making was tried and not answered."""
+        self._sends_alone = False
+        """Whether the next write is not merged with others: the server has refused one of those."""
         self._has_refused = False
 
     def adopt_left_behind(self) -> int:
-        """Begin to deliver what dead processes have left, and end their runs as KILLED. Return how many writes wait."""
-        left = Spool.left_behind(self._root, self._address)
-        for spool in left:
-            for run, write in itertools.product(spool.open_runs(), writes.killed()):
-                spool.append(run, write)
+        """Begin to deliver what dead processes have left. Return how many writes wait.
+
+        Raises:
+            BadInput: records cannot wait in the folder of the spools.
+        """
+        place = self._root if self._root.exists() else self._root.parent
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise BadInput(
+                f"{place}: got a folder that this user cannot write, expected one where records for {self._address} "
+                "can wait; see to its permissions, or work in another folder"
+            )
+        left = Spool.left_behind(self._root, self._server)
         with self._changed:
             self._spools[:0] = left
             self._wake()
@@ -96,16 +107,13 @@ class Sender:
         """Keep a write, and deliver it as soon as the server takes it. See `Spool.append`."""
         with self._changed:
             if self._own is None:
-                self._own = Spool.create(self._root, self._address)
+                self._own = Spool.create(self._root, self._server)
                 self._spools.append(self._own)
             self._own.append(run, write, takes=takes)
             self._wake()
 
     def id_of(self, run: str) -> str:
-        """Return the id of a run, or its key where a server that is down has not made it yet."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while is_key(run) and run not in self._ids and not self._is_down and time.monotonic() < deadline:
-            interrupts.sleep(_POLL_SECONDS)
+        """Return the id of a run; its key if the server has not made it yet, as far as this process knows."""
         return self._ids.get(run, run)
 
     @property
@@ -113,23 +121,39 @@ class Sender:
         """How many writes wait."""
         return sum(len(spool) for spool in list(self._spools))
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the server has not answered several times in a row."""
+        return self._failures >= _ATTEMPTS
+
     def drain(self, *, seconds: float = float("inf")) -> bool:
         """Wait until all is delivered, the server does not answer, or the time is up. Return whether all is."""
-        deadline = time.monotonic() + seconds
-        while self.waiting and not self._is_down and time.monotonic() < deadline:
+        begun, has_said_so = time.monotonic(), False
+        while self.waiting and not self.is_hopeless and time.monotonic() - begun < seconds:
             interrupts.sleep(_POLL_SECONDS)
+            if not has_said_so and seconds > _SILENT_SECONDS and time.monotonic() - begun > _SILENT_SECONDS:
+                has_said_so = True
+                _log.warning("sending what is left to %s: %d records; Ctrl-C leaves them", self._address, self.waiting)
         return not self.waiting
 
     def finish(self, *, seconds: float = float("inf")) -> None:
-        """Wait as `drain` does, and say where the rest is kept."""
-        if self.drain(seconds=seconds):
-            with self._changed:
-                self._close_empty()
-        else:
+        """Wait as `drain` does, at most until Ctrl-C, and say where the rest is kept."""
+        try:
+            self.drain(seconds=seconds)
+        except KeyboardInterrupt:  # the command's work is done
+            pass
+        if waiting := self.waiting:
             _log.warning(
-                "%d records wait in %s: the next command that uses %s delivers them",
-                self.waiting, self._root, self._address,
+                "%d %s in %s: the next command that uses %s delivers %s",
+                waiting, "records wait" if waiting > 1 else "record waits", self._root, self._address,
+                "them" if waiting > 1 else "it",
             )  # fmt: skip
+        with self._changed:
+            for spool in [spool for spool in self._spools if not len(spool)]:
+                self._spools.remove(spool)
+                spool.close()
+                if spool is self._own:
+                    self._own = None
 
     def _wake(self) -> None:
         """Have the thread look again; start it if there is none. Called with the condition held."""
@@ -137,13 +161,6 @@ class Sender:
             self._thread = threading.Thread(target=self._deliver_all, name="amp_track sender", daemon=True)
             self._thread.start()
         self._changed.notify_all()
-
-    def _close_empty(self) -> None:
-        for spool in [spool for spool in self._spools if not len(spool)]:
-            self._spools.remove(spool)
-            spool.close()
-            if spool is self._own:
-                self._own = None
 
     def _deliver_all(self) -> None:
         """Deliver for as long as the process lives."""
@@ -153,30 +170,12 @@ class Sender:
             try:
                 self._deliver_next(spool)
             except Exception as error:  # whatever it is, what waits is not lost, and is tried again
-                self._note_down(error)
+                self._note_failure(error)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 pause = _FIRST_PAUSE_SECONDS
-                self._note_up()
-
-    def _deliver_next(self, spool: Spool) -> None:
-        """Deliver the oldest write, and those after it that the same request can take."""
-        merged, taken = _merged(spool.entries())
-        if merged is None:
-            return
-        try:
-            self._deliver(spool, merged)
-        except Exception as error:
-            if not spool.holds(merged):  # a newer checkpoint has replaced it
-                return
-            if not _is_refusal(error):
-                self._failed = merged.number
-                raise
-            self._note_refused(spool.refuse(merged), error)
-            return
-        for entry in taken:
-            spool.remove(entry)
+                self._note_success()
 
     def _next_spool(self) -> Spool:
         """Wait for a write, and return the spool it is in."""
@@ -187,40 +186,66 @@ class Sender:
                         return spool
                 self._changed.wait()
 
+    def _deliver_next(self, spool: Spool) -> None:
+        """Deliver the oldest write, and those after it that the same request can take."""
+        merged, taken = _merged(spool.entries(), 1 if self._sends_alone else _AT_ONCE)
+        if merged is None:
+            return
+        try:
+            self._deliver(spool, merged)
+        except Exception as error:
+            if not spool.holds(merged):  # a newer checkpoint has replaced it
+                return
+            is_tried_enough = self._failures >= _ATTEMPTS - 1 and not answers.is_of_the_server(error)
+            if not answers.is_refusal(error) and not is_tried_enough:
+                raise
+            if len(taken) == 1:
+                self._note_refused(spool.refuse(merged.number), error)
+            self._sends_alone = len(taken) > 1
+            return
+        self._sends_alone = False
+        for entry in taken:
+            spool.remove(entry.number)
+
     def _deliver(self, spool: Spool, entry: Entry) -> None:
         if isinstance(entry.write, CreateRun):
-            may_be_made = spool is not self._own or entry.number == self._failed
-            self._create(spool, entry.run, entry.write, may_be_made=may_be_made)
+            self._create(spool, entry.run, entry.write)
         else:
             run_id = spool.id_of(entry.run) or self._ids.get(entry.run) or entry.run
             writes.apply(self._client, run_id, entry.write)
 
-    def _create(self, spool: Spool, key: str, write: CreateRun, *, may_be_made: bool) -> None:
+    def _create(self, spool: Spool, key: str, write: CreateRun) -> None:
         """Make a run once, though the answer to an earlier attempt may be lost."""
-        run_id = find_by_key(self._client, write.experiment_id, key) if may_be_made else None
+        run_id = None
+        if spool is not self._own or key in self._may_be_made:
+            run_id = find_by_key(self._client, write.experiment_id, key)
         if run_id is None:
+            self._may_be_made.add(key)
             write = dataclasses.replace(write, tags=write.tags | {_KEY_TAG: key})
             run_id = writes.create(self._client, write).info.run_id
+        self._may_be_made.discard(key)
         spool.name_run(key, run_id)
         self._ids[key] = run_id
 
-    def _note_down(self, error: Exception) -> None:
-        if not self._is_down:
-            self._is_down = True
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
             _log.warning(
-                "%s takes no records now (%s): they are kept in %s until it does", self._address, reason_of(error),
-                self._root,
+                "%s takes no records now (%s): they are kept in %s until it does", self._address,
+                answers.reason_of(error), self._root,
             )  # fmt: skip
 
-    def _note_up(self) -> None:
-        if self._is_down:
-            self._is_down = False
+    def _note_success(self) -> None:
+        if self._failures:
+            self._failures = 0
             _log.warning("%s takes records again: %d that were kept are being sent", self._address, self.waiting)
 
     def _note_refused(self, folder: Path, error: Exception) -> None:
         if not self._has_refused:
             self._has_refused = True
-            _log.warning("%s refuses records, which are set aside in %s: %s", self._address, folder, reason_of(error))
+            _log.warning(
+                "%s refuses records, which are set aside in %s: %s", self._address, folder, answers.reason_of(error)
+            )  # fmt: skip
 
 
 def is_key(run: str) -> bool:
@@ -234,11 +259,11 @@ def find_by_key(client: mlflow.MlflowClient, experiment_id: str, key: str) -> st
     return str(found[0].info.run_id) if found else None
 
 
-def _merged(entries: Iterator[Entry]) -> tuple[Entry | None, list[Entry]]:
+def _merged(entries: Iterator[Entry], most: int) -> tuple[Entry | None, list[Entry]]:
     """Return the first write, merged with those after it that one request can take, and all that are in it."""
     taken: list[Entry] = []
     merged: Entry | None = None
-    for entry in itertools.islice(entries, _AT_ONCE):
+    for entry in itertools.islice(entries, most):
         if merged is None:
             merged = entry
         elif entry.run == merged.run and (both := writes.merged(merged.write, entry.write)) is not None:
@@ -247,16 +272,3 @@ def _merged(entries: Iterator[Entry]) -> tuple[Entry | None, list[Entry]]:
             break
         taken.append(entry)
     return merged, taken
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether a write is wrong itself, so that trying again is of no use."""
-    if isinstance(error, mlflow.exceptions.MlflowException):
-        return error.error_code in _REFUSALS
-    return isinstance(error, FileNotFoundError)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why a store did not answer, in the words of an error's first cause: `[Errno 111] Connection refused`."""
-    *_, first = chain(error)
-    return (str(first).strip() or type(first).__name__).splitlines()[0][:_LONGEST_REASON]

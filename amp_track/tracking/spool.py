@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -19,22 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
-from amp_track.tracking.writes import (
-    WRITES,
-    CreateRun,
-    EndRun,
-    LogCheckpoint,
-    LogFile,
-    ResumeRun,
-    Write,
-    file_of,
-)  # fmt: skip
+from amp_track.tracking.writes import WRITES, LogCheckpoint, LogFile, Write
 
-_HEADER, _RUNS, _LOCK, _FILES, _REFUSED = "spool.json", "runs.json", "lock", "files", "refused"
-_NEW = "new-"
-"""The prefix of a folder that is being made, which no other process looks at."""
+_HEADER, _IDS, _LOCK, _FILES, _REFUSED = "spool.json", "ids.json", "lock", "files", "refused"
+_ATTEMPTS = 10
+"""Another process may remove the folder of all spools, when its own was the last, a moment after this one made it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +48,10 @@ class Spool:
 
     Args:
         folder: where it is.
-        lock: held, so that no other process delivers the same writes.
+        lock: a descriptor that holds the lock, so that no other process delivers the same writes.
     """
 
-    def __init__(self, folder: Path, lock: FileLock) -> None:
+    def __init__(self, folder: Path, lock: int) -> None:
         self.folder = folder
         self._lock = lock
         self._changing = threading.Lock()
@@ -67,36 +59,48 @@ class Spool:
         self._next = max(self._numbers, default=0) + 1
         self._checkpoints: dict[int, tuple[str, LogCheckpoint]] = {}
         """By number, those that wait, each with the key of its run: a newer one may replace them."""
-        self._runs: dict[str, dict[str, Any]] = _read(folder / _RUNS) or {}
+        self._ids: dict[str, str] = _read(folder / _IDS) or {}
 
     @classmethod
-    def create(cls, root: Path, address: str) -> Spool:
-        """Make an empty spool in `root` for the server at `address`, which has no password in it."""
-        root.mkdir(mode=0o700, exist_ok=True)
-        name = uuid.uuid4().hex
-        new = root / f"{_NEW}{name}"
-        new.mkdir(mode=0o700)
-        (new / _FILES).mkdir()
-        lock = FileLock(new / _LOCK)
-        lock.acquire(blocking=False)
-        _write(new / _HEADER, {"address": address})
-        os.rename(new, root / name)  # the lock is of the file, whatever it is called
-        return cls(root / name, lock)
+    def create(cls, root: Path, server: str) -> Spool:
+        """Make an empty spool in `root` for a server, which `addresses.server` names. Raises OSError."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            root.mkdir(mode=0o700, exist_ok=True)
+            folder = root / uuid.uuid4().hex
+            try:
+                folder.mkdir(mode=0o700)
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (folder / _FILES).mkdir()
+                _write(folder / _HEADER, {"server": server})
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return cls(folder, lock)
+        raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def left_behind(cls, root: Path, address: str) -> list[Spool]:
-        """Return the spools in `root` that a process has left for the same server, the oldest first."""
+    def left_behind(cls, root: Path, server: str) -> list[Spool]:
+        """Return this user's spools in `root` that a process has left for the same server, the oldest first.
+
+        What a process has left that was killed before its spool was whole is removed.
+        """
         found = []
-        folders = [header.parent for header in root.glob(f"*/{_HEADER}")] if root.is_dir() else []
-        for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-            if folder.name.startswith(_NEW) or (_read(folder / _HEADER) or {}).get("address") != address:
-                continue
-            lock = FileLock(folder / _LOCK)
-            with contextlib.suppress(Timeout):
-                lock.acquire(blocking=False)
-                if (folder / _HEADER).exists():  # else another process has just delivered it all
-                    found.append(cls(folder, lock))
-        return found
+        for folder in root.glob("[0-9a-f]*"):
+            with contextlib.suppress(OSError):  # in use, or removed meanwhile
+                made = folder.stat()
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    header = _read(folder / _HEADER)
+                    if header is None:
+                        shutil.rmtree(folder)
+                    elif header.get("server") == server and made.st_uid == os.getuid():
+                        found.append((made.st_ctime, cls(folder, os.dup(lock))))
+                finally:
+                    os.close(lock)
+        return [spool for _, spool in sorted(found, key=lambda each: each[0])]
 
     def __len__(self) -> int:
         """Return how many writes wait."""
@@ -118,70 +122,69 @@ class Spool:
             number = self._next
             self._next += 1
             if isinstance(write, LogFile | LogCheckpoint):
-                kept = self._keep_file(number, Path(write.file), takes=takes)
-                write = dataclasses.replace(write, file=str(kept))
-            self._note_state(run, write)
-            _write(self._file(number), {"run": run, "write": dataclasses.asdict(write)})
+                self._keep_file(number, Path(write.file), takes=takes)
+                write = dataclasses.replace(write, file=Path(write.file).name)
+            _write(self._entry_file(number), {"run": run, "write": dataclasses.asdict(write)})
             self._numbers.append(number)
             if isinstance(write, LogCheckpoint):
                 self._checkpoints[number] = run, write
                 self._drop_replaced(run)
 
     def entries(self) -> Iterator[Entry]:
-        """Yield what waits, the oldest first; each is read from the disk when it is asked for."""
-        for number in list(self._numbers):
-            if (read := _read(self._file(number))) is not None:  # else a newer checkpoint has replaced it meanwhile
-                yield Entry(number=number, run=read["run"], write=WRITES.validate_python(read["write"]))
+        """Yield what waits, the oldest first; each is read from the disk when it is asked for.
 
-    def remove(self, entry: Entry) -> None:
+        One whose file has vanished is forgotten, one that cannot be read is set aside.
+        """
+        for number in list(self._numbers):
+            file = self._entry_file(number)
+            try:
+                read = json.loads(file.read_bytes())
+                write = self._with_path(number, WRITES.validate_python(read["write"]))
+                entry = Entry(number=number, run=str(read["run"]), write=write)
+            except FileNotFoundError:
+                self.remove(number)
+            except (ValueError, KeyError, TypeError, ValidationError):  # damaged, or of another version
+                self.refuse(number)
+            else:
+                yield entry
+
+    def remove(self, number: int) -> None:
         """Forget a write: it has been delivered."""
         with self._changing:
-            self._forget(entry.number, file_of(entry.write))
-            if isinstance(entry.write, EndRun):
-                self._runs.pop(entry.run, None)
-                self._save_runs()
+            self._entry_file(number).unlink(missing_ok=True)
+            shutil.rmtree(self._files_of(number), ignore_errors=True)
+            self._drop(number)
 
-    def refuse(self, entry: Entry) -> Path:
+    def refuse(self, number: int) -> Path:
         """Set aside a write that the server will never take. Return the folder where it is."""
         refused = self.folder.parent / _REFUSED / self.folder.name
         refused.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._changing:
-            if (file := file_of(entry.write)) is not None and file.exists():
-                shutil.move(file, refused / f"{entry.number:09}-{file.name}")
-            shutil.move(self._file(entry.number), refused / self._file(entry.number).name)
-            self._drop(entry.number)
+            for part in (self._entry_file(number), self._files_of(number)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(part, refused / part.name)
+            self._drop(number)
         return refused
 
     def name_run(self, run: str, run_id: str) -> None:
         """Remember the id of a run that the server has made."""
         with self._changing:
-            self._runs.setdefault(run, {"is_open": True})["id"] = run_id
-            self._save_runs()
+            self._ids[run] = run_id
+            _write(self.folder / _IDS, self._ids)
 
     def id_of(self, run: str) -> str | None:
         """Return the id of a run that the server has made; None for one that it has not."""
-        known = self._runs.get(run, {}).get("id")
-        return str(known) if known is not None else None
-
-    def open_runs(self) -> list[str]:
-        """Return the keys of the runs that have no end yet: of a process that is gone, it was killed."""
-        return [run for run, state in self._runs.items() if state["is_open"]]
+        return self._ids.get(run)
 
     def close(self) -> None:
         """Let go of the lock, and remove the folder if nothing waits."""
         with self._changing:
             if not self._numbers:
+                (self.folder / _HEADER).unlink(missing_ok=True)  # first: without it no other process takes the folder
                 shutil.rmtree(self.folder, ignore_errors=True)
                 with contextlib.suppress(OSError):  # another process has a spool there
                     self.folder.parent.rmdir()
-            self._lock.release()
-
-    def _note_state(self, run: str, write: Write) -> None:
-        """Keep on record whether a run is open, so that the next command can end it should this process be killed."""
-        if isinstance(write, CreateRun | ResumeRun | EndRun):
-            state = self._runs.setdefault(run, {"id": None if isinstance(write, CreateRun) else run})
-            state["is_open"] = not isinstance(write, EndRun)
-            self._save_runs()
+            os.close(self._lock)
 
     def _drop_replaced(self, run: str) -> None:
         """Forget the checkpoints of a run that a newer one replaces: a server may be away for a day."""
@@ -190,47 +193,53 @@ class Spool:
             if of_run != run:
                 continue
             if not (write.is_last and not has_last) and not (write.is_best and not has_best):
-                self._forget(number, Path(write.file))
+                self._entry_file(number).unlink(missing_ok=True)
+                shutil.rmtree(self._files_of(number), ignore_errors=True)
+                self._drop(number)
             has_last, has_best = has_last or write.is_last, has_best or write.is_best
 
-    def _keep_file(self, number: int, file: Path, *, takes: bool) -> Path:
-        kept = self.folder / _FILES / f"{number:09}" / file.name
-        kept.parent.mkdir(mode=0o700)
+    def _keep_file(self, number: int, file: Path, *, takes: bool) -> None:
+        folder = self._files_of(number)
+        folder.mkdir()
         if takes:
-            shutil.move(file, kept)
+            shutil.move(file, folder / file.name)
         else:
-            shutil.copyfile(file, kept)
-        return kept
+            shutil.copyfile(file, folder / file.name)
 
-    def _forget(self, number: int, file: Path | None) -> None:
-        self._file(number).unlink(missing_ok=True)
-        if file is not None:
-            shutil.rmtree(file.parent, ignore_errors=True)
-        self._drop(number)
+    def _with_path(self, number: int, write: Write) -> Write:
+        """Return the write with the path of its file, which lies in this spool and nowhere else."""
+        if not isinstance(write, LogFile | LogCheckpoint):
+            return write
+        if write.file != Path(write.file).name:
+            raise ValueError(f"got the path {write.file!r}, expected a name")
+        return dataclasses.replace(write, file=str(self._files_of(number) / write.file))
 
     def _drop(self, number: int) -> None:
         self._checkpoints.pop(number, None)
         with contextlib.suppress(ValueError):
             self._numbers.remove(number)
 
-    def _file(self, number: int) -> Path:
+    def _entry_file(self, number: int) -> Path:
         return self.folder / f"{number:09}.json"
 
-    def _save_runs(self) -> None:
-        _write(self.folder / _RUNS, self._runs)
+    def _files_of(self, number: int) -> Path:
+        return self.folder / _FILES / f"{number:09}"
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    """Write a file that is there whole or not at all, whenever this process is killed."""
+    """Write a file that is there whole or not at all, after a power cut, too."""
     new = file.with_suffix(".part")
     with new.open("w") as stream:
         json.dump(content, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(new, file)
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    """Return what a file holds; None if it is not there or damaged."""
     try:
-        content: dict[str, Any] = json.loads(file.read_bytes())
-    except FileNotFoundError:
+        content = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    return content
+    return content if isinstance(content, dict) else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import mlflow
+import requests
 from mlflow.entities import Run as StoredRun
 
 from amp_track.records import addresses
@@ -22,17 +23,16 @@ from amp_track.records.events import PICTURES
 from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.tracking import abandoned, checkpoints, environment, private
+from amp_track.tracking.answers import reason_of
 from amp_track.tracking.run import Run
-from amp_track.tracking.sender import Sender, find_by_key, is_key, reason_of
+from amp_track.tracking.sender import Sender, find_by_key, is_key
 from amp_track.tracking.sinks import sink_for
-from amp_track.tracking.writes import CreateRun, ResumeRun, killed, now_ms
+from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms
 from amp_track.workers import interrupts, processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
 """How long a command that was interrupted goes on delivering to a server; the next one delivers the rest."""
-_SECONDS_TO_DELIVER_WHAT_IS_LEFT = 30.0
-"""How long a command waits for the delivery of what earlier ones have left, before it reads from the server."""
 
 _log = logging.getLogger("amp_track.tracking")
 Answer = TypeVar("Answer")
@@ -78,14 +78,13 @@ class Tracker:
             self._check_environment()
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
             _log.warning("delivering %d records that an earlier command has left in %s", left, spool_folder)
-            self._sink.drain(seconds=_SECONDS_TO_DELIVER_WHAT_IS_LEFT)
+            self._sink.drain()  # what is read from the server below would be out of date
 
     @functools.cached_property
     def _experiment_id(self) -> str:
         """The experiment of new runs, made when it is first used."""
         with store_lock(self.uri):
-            found = self._ask(lambda: environment.known_experiment(self._client))
-            return found or str(self._ask(lambda: self._client.create_experiment(environment.experiment_name())))
+            return self._ask(lambda: environment.experiment(self._client))
 
     def _check_environment(self) -> None:
         """Raise BadInput if new runs cannot be where the environment says."""
@@ -109,10 +108,10 @@ class Tracker:
         # At once, so that a later command can tell whether a run that is still RUNNING has died.
         run = self._open(name, tags | abandoned.process_tag(), run_id, parent)
         self._open_runs += 1
-        if parent is None and (count := self._end_abandoned(run.experiment_id)):
-            _log.warning("ended %d runs whose process had died", count)
         status = "FAILED"
         try:
+            if parent is None and (count := self._end_abandoned(run.experiment_id)):
+                _log.warning("ended %d %s whose process had died", count, "runs" if count > 1 else "run")
             yield run
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -135,19 +134,17 @@ class Tracker:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
         tags = private.context_tags() | tags
-        key = self._sink.create(CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms()))
+        write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
         if parent is not None:
-            return Run(self._sink, key, experiment_id)
-        run_id = self._sink.id_of(key)
-        if is_key(run_id):
-            raise self._failed("it has not made a run")
-        return Run(self._sink, key, experiment_id, existing=self._ask(lambda: self._client.get_run(run_id)))
+            return Run(self._sink, self._sink.create(write), experiment_id)
+        made = self._ask(lambda: create(self._client, write))
+        return Run(self._sink, made.info.run_id, experiment_id, existing=made)
 
     def _opened_again(self, run_id: str, tags: dict[str, str]) -> Run:
         if not self.exists(run_id):
             raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
-        self._sink.write(run_id, ResumeRun())
         existing = self._ask(lambda: self._client.get_run(run_id))
+        self._sink.write(run_id, ResumeRun())
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
         run.tags(tags)
         run.flush()
@@ -165,16 +162,13 @@ class Tracker:
         try:
             with interrupts.waiting():
                 return question()
-        except mlflow.exceptions.MlflowException as error:
-            if error.error_code in environment.NOT_THERE:
+        except (mlflow.exceptions.MlflowException, requests.RequestException) as error:  # the latter of an artifact
+            if getattr(error, "error_code", None) in environment.NOT_THERE:
                 raise
-            raise self._failed(reason_of(error)) from error
-
-    def _failed(self, reason: str) -> StoreFailed:
-        return StoreFailed(
-            f"{addresses.masked(self.uri)} does not answer ({reason}); nothing is lost: give the same command again "
-            "when it does"
-        )
+            raise StoreFailed(
+                f"{addresses.masked(self.uri)} does not answer ({reason_of(error)}); nothing is lost: give the same "
+                "command again when it does"
+            ) from error
 
     def resumable(self, run_id: str) -> Resumable:
         """Return what it takes to resume a run.
@@ -220,18 +214,27 @@ class Tracker:
 
     def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
         """Download the pictures that the workload drew into `folder` and return them by name; empty without any."""
-        self._sink.drain()
-        if not self.exists(run_id):
+        if not self._sink.drain() or not self.exists(run_id):
             return {}
-        files = [item.path for item in self._client.list_artifacts(run_id, PICTURES)]
-        return {Path(file).stem: Path(self._client.download_artifacts(run_id, file, str(folder))) for file in files}
+        files = [item.path for item in self._ask(lambda: self._client.list_artifacts(run_id, PICTURES))]
+        return {Path(file).stem: Path(self._download(run_id, file, folder)) for file in files}
+
+    def _download(self, run_id: str, file: str, folder: Path) -> str:
+        return str(self._ask(lambda: self._client.download_artifacts(run_id, file, str(folder))))
 
     def id_of(self, run_id: str) -> str:
         """Return the id of a run that was made when a server was down, if it has made it since."""
         known = self._sink.id_of(run_id)
-        if not is_key(known) or not self._sink.drain():
+        if not is_key(known):
             return known
-        return self._ask(lambda: find_by_key(self._client, self._experiment_id, known)) or known
+        try:
+            return self._ask(lambda: find_by_key(self._client, self._experiment_id, known)) or known
+        except StoreFailed:
+            return known
+
+    def settle(self) -> None:
+        """Wait until a server has taken what was written, unless it does not answer."""
+        self._sink.drain()
 
     def exists(self, run_id: str) -> bool:
         """Return whether the store has this run, not deleted. An error of the store itself is raised."""
@@ -242,23 +245,31 @@ class Tracker:
                 raise
             return False
 
-    def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, set[int]]) -> int:
-        """End as KILLED the child runs still RUNNING whose Optuna trial is over: their process was killed.
+    def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, Mapping[int, bool]]) -> int:
+        """End as KILLED the child runs whose process was killed.
+
+        They are those still RUNNING whose Optuna trial is over, and those FINISHED whose trial has no measurement: the
+        process was killed between the end of the two.
 
         Args:
             parent_run_id: the study's run.
-            finished_trials: the numbers of the finished trials, by the name of their Optuna study.
+            finished_trials: by the name of an Optuna study and the number of a finished trial of it, whether the study
+                has its measurement.
 
         Returns:
             How many runs there were.
         """
-        count = 0
-        for run in self._children(parent_run_id, "attributes.status = 'RUNNING'"):
-            number = int(run.data.tags.get("optuna.trial", "-1"))
-            if number in finished_trials.get(run.data.tags.get("optuna.study", ""), set()):
-                self._kill(run)
-                count += 1
-        return count
+        orphans = [
+            run
+            for run in self._children(parent_run_id, "attributes.status = 'RUNNING'")
+            if _trial_of(run, finished_trials) is not None and not abandoned.is_at_work(run)
+        ]
+        if not all(is_measured for of_study in finished_trials.values() for is_measured in of_study.values()):
+            finished = self._children(parent_run_id, "attributes.status = 'FINISHED'")
+            orphans += [run for run in finished if _trial_of(run, finished_trials) is False]
+        for run in orphans:
+            self._kill(run)
+        return len(orphans)
 
     def kill_run(self, parent_run_id: str, study: str, trial: int) -> None:
         """End the run of one trial as KILLED, however it ended: its measurement is not in the study.
@@ -288,6 +299,12 @@ class Tracker:
         experiment_id = self._ask(lambda: self._client.get_run(parent_run_id)).info.experiment_id
         children = f"tags.`mlflow.parentRunId` = '{parent_run_id}' and {which}"
         return list(self._ask(lambda: self._client.search_runs([experiment_id], children)))
+
+
+def _trial_of(run: StoredRun, finished_trials: Mapping[str, Mapping[int, bool]]) -> bool | None:
+    """Return whether the study has the measurement of a run's trial; None if that trial is not over, or none."""
+    of_study = finished_trials.get(run.data.tags.get("optuna.study", ""), {})
+    return of_study.get(int(run.data.tags.get("optuna.trial", "-1")))
 
 
 def warm_up(uri: str) -> None:

@@ -1,5 +1,6 @@
 """What waits on disk for a server: in order, whole, and found again after the process is gone."""
 
+import json
 import os
 import signal
 import stat
@@ -11,11 +12,9 @@ import pytest
 from support import ROOT
 
 from amp_track.tracking.spool import Spool
-from amp_track.tracking.writes import CreateRun, EndRun, LogBatch, LogCheckpoint, LogFile, LogText, ResumeRun
+from amp_track.tracking.writes import LogBatch, LogCheckpoint, LogFile, LogText, Write
 
 SERVER = "http://127.0.0.1:5000"
-MADE = CreateRun(experiment_id="1", name="a", tags={}, start_time_ms=1)
-END = EndRun(status="FINISHED", end_time_ms=2)
 
 
 @pytest.fixture
@@ -23,22 +22,30 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "spools"
 
 
+def waiting(spool: Spool) -> list[Write]:
+    return [entry.write for entry in spool.entries()]
+
+
 def texts(spool: Spool) -> list[str]:
-    return [entry.write.text for entry in spool.entries() if isinstance(entry.write, LogText)]
+    return [write.text for write in waiting(spool) if isinstance(write, LogText)]
+
+
+def text(number: int) -> LogText:
+    return LogText(path="a.txt", text=str(number))
 
 
 def test_writes_wait_in_their_order_and_go_when_they_are_delivered(root: Path) -> None:
     spool = Spool.create(root, SERVER)
     for number in range(12):
-        spool.append("run", LogText(path="a.txt", text=str(number)))
+        spool.append("run", text(number))
     assert len(spool) == 12
     assert texts(spool) == [str(number) for number in range(12)]
     first = next(spool.entries())
-    spool.remove(first)
+    spool.remove(first.number)
     assert not spool.holds(first)
     assert texts(spool)[0] == "1"
     for entry in spool.entries():
-        spool.remove(entry)
+        spool.remove(entry.number)
     spool.close()
     assert not root.exists(), "nothing is left on disk"
 
@@ -50,11 +57,48 @@ def test_a_file_waits_with_its_write(root: Path, tmp_path: Path) -> None:
     spool.append("run", LogFile(file=str(copied)))
     spool.append("run", LogFile(file=str(taken)), takes=True)
     assert (copied.exists(), taken.exists()) == (True, False)
-    entries = list(spool.entries())
-    kept = [Path(entry.write.file) for entry in entries if isinstance(entry.write, LogFile)]
+    kept = [Path(write.file) for write in waiting(spool) if isinstance(write, LogFile)]
     assert [(file.name, file.read_bytes()) for file in kept] == [("copied.png", b"a"), ("taken.png", b"b")]
-    spool.remove(entries[0])
+    spool.remove(next(spool.entries()).number)
     assert [file.exists() for file in kept] == [False, True]
+
+
+def test_a_project_that_is_moved_takes_what_waits_along(root: Path, tmp_path: Path) -> None:
+    (picture := tmp_path / "a.png").write_bytes(b"a")
+    spool = Spool.create(root, SERVER)
+    spool.append("run", LogFile(file=str(picture)))
+    os.close(spool._lock)  # as its process does when it dies
+    moved = root.rename(tmp_path / "moved")
+    (left,) = Spool.left_behind(moved, SERVER)
+    (write,) = waiting(left)
+    assert isinstance(write, LogFile)
+    assert Path(write.file).read_bytes() == b"a"
+
+
+def test_only_files_of_the_spool_are_sent_and_removed(root: Path, tmp_path: Path) -> None:
+    """A folder from somebody else may hold a spool."""
+    (private := tmp_path / "private" / "key").parent.mkdir()
+    private.write_text("secret")
+    spool = Spool.create(root, SERVER)
+    spool.append("run", text(1))
+    entry = next(spool.folder.glob("0*.json"))
+    entry.write_text(json.dumps({"run": "run", "write": {"kind": "file", "file": str(private), "folder": ""}}))
+    assert waiting(spool) == []
+    assert len(spool) == 0
+    assert private.read_text() == "secret"
+
+
+def test_what_is_damaged_is_set_aside_and_what_has_vanished_is_forgotten(root: Path) -> None:
+    spool = Spool.create(root, SERVER)
+    for number in range(4):
+        spool.append("run", text(number))
+    files = sorted(spool.folder.glob("0*.json"))
+    files[0].write_bytes(b"")  # as after a power cut
+    files[1].write_text('{"run": "run", "write": {"kind": "of a later version"}}')
+    files[2].unlink()
+    assert texts(spool) == ["3"]
+    assert len(spool) == 1
+    assert len(list(root.glob("refused/*/*.json"))) == 2
 
 
 def test_of_the_checkpoints_that_wait_only_the_last_and_the_best_are_kept(root: Path, tmp_path: Path) -> None:
@@ -65,19 +109,20 @@ def test_of_the_checkpoints_that_wait_only_the_last_and_the_best_are_kept(root: 
         spool.append("run", LogBatch(tags={"step": str(step)}))
     (file := tmp_path / "other.pt").write_bytes(b"state")
     spool.append("other run", LogCheckpoint(file=str(file), step=1, is_last=True, is_best=True), takes=True)
-    waiting = [entry.write for entry in spool.entries()]
-    assert [write.step for write in waiting if isinstance(write, LogCheckpoint)] == [3, 4, 1]
-    assert len([write for write in waiting if isinstance(write, LogBatch)]) == 4
+    assert [write.step for write in waiting(spool) if isinstance(write, LogCheckpoint)] == [3, 4, 1]
+    assert len([write for write in waiting(spool) if isinstance(write, LogBatch)]) == 4
     assert len(list(root.glob("*/files/*/*.pt"))) == 3
 
 
-def test_a_write_that_is_refused_is_set_aside(root: Path) -> None:
+def test_a_write_that_is_refused_is_set_aside_with_its_file(root: Path, tmp_path: Path) -> None:
+    (picture := tmp_path / "a.png").write_bytes(b"a")
     spool = Spool.create(root, SERVER)
-    spool.append("run", LogText(path="a.txt", text="refused"))
-    spool.append("run", LogText(path="a.txt", text="next"))
-    aside = spool.refuse(next(spool.entries()))
-    assert texts(spool) == ["next"]
-    assert "refused" in next(aside.glob("*.json")).read_text()
+    spool.append("run", LogFile(file=str(picture)))
+    spool.append("run", text(2))
+    aside = spool.refuse(next(spool.entries()).number)
+    assert texts(spool) == ["2"]
+    assert "a.png" in next(aside.glob("*.json")).read_text()
+    assert next(aside.glob("*/a.png")).read_bytes() == b"a"
 
 
 def test_a_spool_is_for_its_user_alone(root: Path) -> None:
@@ -86,20 +131,15 @@ def test_a_spool_is_for_its_user_alone(root: Path) -> None:
 
 
 WRITER = """
-import os, sys
+import sys
 from pathlib import Path
 from amp_track.tracking.spool import Spool
-from amp_track.tracking.writes import CreateRun, EndRun, LogText, ResumeRun
+from amp_track.tracking.writes import LogText
 spool = Spool.create(Path(sys.argv[1]), sys.argv[2])
-spool.append("parent", ResumeRun())
-spool.append("ended", CreateRun(experiment_id="1", name="a", tags={}, start_time_ms=1))
-spool.append("ended", EndRun(status="FINISHED", end_time_ms=2))
-spool.append("child", CreateRun(experiment_id="1", name="b", tags={}, start_time_ms=1))
-spool.name_run("child", "id of child")
-spool.remove(list(spool.entries())[3])
+spool.name_run("key", "its id")
 number = 0
 while True:
-    spool.append("child", LogText(path="a.txt", text=str(number)))
+    spool.append("key", LogText(path="a.txt", text=str(number)))
     number += 1
     if number == 50:
         print("begun", flush=True)
@@ -118,17 +158,14 @@ def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
         assert writer.stdout.readline() == b"begun\n"
         assert Spool.left_behind(root, SERVER) == [], "it is alive"
         writer.send_signal(signal.SIGKILL)
+    (root / "0123").mkdir()
+    (root / "0123" / "lock").touch()  # of a process that was killed a moment earlier
     assert Spool.left_behind(root, "http://127.0.0.1:5001") == [], "of another server"
     (left,) = Spool.left_behind(root, SERVER)
     assert Spool.left_behind(root, SERVER) == [], "it is taken"
-    assert left.open_runs() == ["parent", "child"]
-    assert (left.id_of("parent"), left.id_of("child")) == ("parent", "id of child")
-    found = [entry.write for entry in left.entries()]
-    assert [write.kind for write in found[:3]] == ["resume", "create", "end"]
-    assert [write.text for write in found[3:] if isinstance(write, LogText)] == [str(n) for n in range(len(found) - 3)]
-    left.append("child", END)
-    assert list(left.entries())[-1].write == END, "it goes on where the other one stopped"
-    assert left.open_runs() == ["parent"]
-    left.append("parent", ResumeRun())
-    left.append("new", MADE)
-    assert left.open_runs() == ["parent", "new"]
+    assert not (root / "0123").exists()
+    assert left.id_of("key") == "its id"
+    assert texts(left) == [str(number) for number in range(len(left))]
+    assert len(left) >= 50
+    left.append("key", text(-1))
+    assert texts(left)[-1] == "-1", "it goes on where the other one stopped"
