@@ -49,11 +49,16 @@ def _look_here_last() -> None:
     sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
 
 
-def _leave() -> None:
+def _leave(server: int) -> None:
     """Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
 
     A command that was killed has left the folder of this server's socket behind.
+
+    Args:
+        server: the number of the process that registered this; a job's process, forked from it, may come here too.
     """
+    if os.getpid() != server:
+        os._exit(0)
     starter, _, sockets = os.environ[children.SOCKETS_VARIABLE].partition(" ")
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while os.getppid() == int(starter) and time.monotonic() < deadline:  # its files close a moment before it is gone
@@ -84,7 +89,7 @@ def _preload() -> str:
                 importlib.import_module(name)
             except Exception:  # the job that needs it meets the same error, and reports it
                 continue
-    atexit.register(_leave)
+    atexit.register(_leave, os.getpid())
     gc.collect()
     gc.enable()
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it

@@ -124,11 +124,13 @@ def scratch_folder() -> Iterator[Path]:
     """
     _remove_abandoned()
     folder, lock = _locked_folder()
+    maker = os.getpid()
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if os.getpid() == maker:  # else this is a fork, which throws away what it has inherited
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _locked_folder() -> tuple[Path, int]:

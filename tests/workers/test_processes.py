@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import shutil
@@ -110,6 +111,22 @@ def test_a_scratch_folder_goes_and_so_do_those_of_the_killed(
             assert folder.exists(), "one in use stays"
             assert inner != folder
     assert list(clean_folder.iterdir()) == []
+
+
+def test_a_fork_leaves_the_scratch_folder_of_its_parent_alone(tmp_path: Path) -> None:
+    """As multiprocessing does: a forked process throws away what its parent was to clean up."""
+    with scratch_folder() as folder:
+        inner = scratch_folder()
+        entered = inner.__enter__()
+        if (pid := os.fork()) == 0:
+            del inner
+            gc.collect()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert folder.exists()
+        assert entered.exists()
+        inner.__exit__(None, None, None)
+        assert not entered.exists()
 
 
 def test_a_scratch_folder_stays_whatever_processes_another_container_sees(
