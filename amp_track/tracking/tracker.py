@@ -29,6 +29,8 @@ _FIRST_EXPERIMENT = "0"
 """The id of the experiment that every new store has."""
 _NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's codes for an id of nothing, and for a text that can be no id."""
+_LONGEST_ID = 18
+"""Digits that MLflow gives the id of an experiment at most."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -86,6 +88,8 @@ class Tracker:
             BadInput: it has been deleted, or the environment names it by an id that is none.
         """
         name, given_id = _experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
+            raise self._not_there("MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
         try:
             found = self._client.get_experiment(given_id) if given_id else self._client.get_experiment_by_name(name)
         except mlflow.exceptions.MlflowException as error:
