@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -180,6 +181,14 @@ def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Comm
     assert len(done.stderr.splitlines()) <= 6
     assert "import no_such_package_anywhere" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    done = amp_track(command, "pipe.py")
+    assert done.returncode == 2
+    assert "pipe.py: got no such file" in done.stderr
 
 
 def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Path) -> None:
