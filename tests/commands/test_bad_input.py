@@ -60,6 +60,7 @@ ARGUMENTS = [
     (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
     (["fit", ":"], "got no name of a class, expected package.module:Class or a Python file"),
     (["fit", "..:Digits"], "got no name of a class"),
+    (["plan", "..:Digits"], "got no name of a class"),
     (["fit", "x" * 300], "got no such file"),
     (["fit", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
     (["fit", "\udcff.py"], "got a name that is no UTF-8"),

@@ -69,7 +69,7 @@ def check(done: Done, *, as_json: bool) -> None:
     assert "Error in sys.excepthook" not in done.stderr
     if done.returncode == 0:
         assert done.stdout
-    if done.stdout and as_json and not done.stdout.startswith("Usage"):
+    if done.stdout and as_json and "Usage: amp-track" not in done.stdout:  # --help wins
         json.loads(done.stdout, parse_constant=_refuse)
     if done.returncode == 2:
         *before, last = done.stderr.splitlines()
