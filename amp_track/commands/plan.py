@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import keep, over, probes, store_checks
+from amp_track.commands.session import checks, keep, over, probes, store_checks
 from amp_track.commands.session.session import Session, interrupted_safely
 from amp_track.planner import cards
 from amp_track.records import addresses
@@ -66,6 +66,7 @@ def _target_of(card: cards.Card) -> PlanTarget:
 
 
 def _check(request: Request) -> None:
+    checks.workload_exists(request.job.workload)
     if request.stores.tracking_uri is not None and not request.plan_options.track:
         raise BadInput(
             f"--tracking-uri: got {addresses.masked(request.stores.tracking_uri)}, expected it together with --track: "

@@ -252,7 +252,9 @@ def _imported_modules(workload: str) -> list[str]:
     """Return the modules that a workload's file imports at its top level, without running it; not Python's own."""
     module, colon, _ = workload.partition(":")
     files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
-    file = next((file for file in files if os.path.isfile(file)), workload)
+    file = next((file for file in files if os.path.isfile(file)), None)  # a pipe would be waited for
+    if file is None:
+        return []
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two

@@ -14,6 +14,8 @@ _FIRST_EXPERIMENT = "0"
 """The id of the experiment that every new store has."""
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's codes for an id of nothing, and for a text that can be no id."""
+_LONGEST_ID = 18
+"""Digits that MLflow gives the id of an experiment at most."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -41,6 +43,8 @@ def known_experiment(client: mlflow.MlflowClient) -> str | None:
         BadInput: it has been deleted, or the environment names it by an id that is none.
     """
     name, given_id, uri = experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID"), client.tracking_uri
+    if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
+        raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
     try:
         found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)
     except mlflow.exceptions.MlflowException as error:

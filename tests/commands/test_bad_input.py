@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -59,6 +60,7 @@ ARGUMENTS = [
     (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
     (["fit", ":"], "got no name of a class, expected package.module:Class or a Python file"),
     (["fit", "..:Digits"], "got no name of a class"),
+    (["plan", "..:Digits"], "got no name of a class"),
     (["fit", "x" * 300], "got no such file"),
     (["fit", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
     (["fit", "\udcff.py"], "got a name that is no UTF-8"),
@@ -182,11 +184,19 @@ def test_a_workload_that_does_not_import_shows_its_own_traceback(amp_track: Comm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    done = amp_track(command, "pipe.py")
+    assert done.returncode == 2
+    assert "pipe.py: got no such file" in done.stderr
+
+
 def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Path) -> None:
-    (tmp_path / "deep.py").write_text("(" * 10_000)
+    (tmp_path / "deep.py").write_text("-" * 20_000 + "1")
     done = amp_track("train", "deep.py")
     assert done.returncode == 2
-    assert "too many nested parentheses" in done.stderr.splitlines()[-1]
+    assert "on import, expected a module that imports" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("has_stores", [False, True])
@@ -197,6 +207,7 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
         ("MLFLOW_RUN_ID", "a b", "expected a run in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "77", "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "x", "expected an experiment in sqlite:///"),
+        ("MLFLOW_EXPERIMENT_ID", "9" * 20, "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected a name of 500 printable characters at most"),
     ],
 )

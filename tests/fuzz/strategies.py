@@ -118,7 +118,9 @@ def command_lines(draw: st.DrawFn, commands: tuple[str, ...] = COMMANDS) -> list
     command = draw(st.sampled_from(commands))
     parts = draw(st.lists(flags(command), max_size=3))
     workload = TINY
-    match draw(st.sampled_from(("nothing", "workload", "word", "word", *["flag"] * 4))):
+    match draw(
+        st.sampled_from(("flag", "flag", "flag", "flag", "flag", "workload", "workload", "word", "word", "nothing"))
+    ):
         case "workload":
             workload = draw(ODD_WORKLOADS)
         case "word":
