@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import re
 import sys
@@ -157,19 +156,30 @@ def check_fields(reference: str, workload: Workload) -> None:
     """Raise BadInput if a workload's own batch size, epochs, learning rate or quality is none."""
     for name, least in (("batch_size", 1), ("epochs", 1), ("loader_workers", 0)):
         value = getattr(workload, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise BadInput(
-                f"{reference}: got {name} {value!r}, expected a whole number of {least} or more; correct the workload"
+                f"{reference}: got {name} {_shown(value)}, expected a whole number of {least} or more; correct the "
+                "workload"
             )
     rate = workload.learning_rate
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate > 0):
-        raise BadInput(f"{reference}: got learning_rate {rate!r}, expected a number above 0; correct the workload")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= sys.float_info.max:
+        raise BadInput(
+            f"{reference}: got learning_rate {_shown(rate)}, expected a number above 0; correct the workload"
+        )
     quality = getattr(workload.quality, "name", workload.quality)
     if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_metric_name(quality):
         raise BadInput(
-            f"{reference}: got quality {quality!r}, expected a Quality with a name of letters, digits, spaces and "
-            "_ - . : /, which is what MLflow takes; correct the workload"
+            f"{reference}: got quality {_shown(quality)}, expected a Quality with a name of letters, digits, spaces "
+            "and _ - . : /, which is what MLflow takes; correct the workload"
         )
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message, or its type where it cannot be shown: a number of 5,000 digits."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"of type {type(value).__name__}"
 
 
 def check_dataset(reference: str, method: str, data: object) -> None:

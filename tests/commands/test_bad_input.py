@@ -140,7 +140,9 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
     [
         ("batch_size: int = 0", "got batch_size 0, expected a whole number of 1 or more"),
         ('batch_size: int = "many"', "got batch_size 'many', expected a whole number of 1 or more"),
+        ("batch_size: int = 10**5000", "got batch_size of type int, expected a whole number of 1 or more"),
         ("epochs: int = 0", "got epochs 0, expected a whole number of 1 or more"),
+        ("learning_rate: float = 10**400", "expected a number above 0; correct the workload"),
         ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
         (
             'quality = Quality("accuracy (%)")',

@@ -25,7 +25,8 @@ _TEXTS = (
     "fp32,", "fp32,,amp", "FP32", "1,nan", "1e-2,1e-4", "width=1,", "wi dth=1", "1=1",
 )  # fmt: skip
 ODD = st.one_of(
-    st.sampled_from((*_NUMBERS, *_TEXTS, *_LONG)), st.text(st.characters(exclude_characters="\0"), max_size=8)
+    st.sampled_from((*_NUMBERS, *_TEXTS, *_LONG)),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8),
 )
 """A text that few flags take."""
 _COUNTS = ("1", "2", " 8", "08", "2147483648", "9223372036854775807", "１")
