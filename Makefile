@@ -45,7 +45,7 @@ format: $(VENV)/installed-dev
 gpu:  ## on a machine with a GPU, with the Python that is there, installing nothing: tests and benchmarks, in stages; docs/gpu.md
 	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
-benchmark: $(VENV)/installed-peers  ## what tracking, a fresh process and a start cost, and loading, into benchmarks/results/
+benchmark: $(VENV)/installed-peers  ## what tracking, a server, a fresh process and a start cost, and loading, into benchmarks/results/
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.trials
 	$(BIN)/python -m benchmarks.startup

@@ -185,15 +185,6 @@ def startup_table(device: str) -> None:
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
 
-def server_table(device: str) -> None:
-    """Print what a training takes whose records go to a server, against a database file."""
-    result = _result(f"server-{device}")
-    in_file, on_server = (f"{seconds:.1f} s" for seconds in result["seconds_median"].values())
-    row = [f"{result['steps']:,} steps", in_file, on_server, f"{result['ratio_median']:.2f} ×", "≤ 1.1 ×"]
-    _print_table(["", *result["seconds_median"], "ratio", "aim"], [row])
-    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
-
-
 def gpu_stages() -> None:
     """Print the stages of the programme for a machine with a GPU."""
     rows = [[f"`{stage.name}`", stage.purpose, str(stage.minutes)] for stage in stages.STAGES]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from support import DIGITS, WORKLOADS
 
@@ -76,6 +77,18 @@ def summary(server: Server) -> tuple[Counter[str], Counter[str]]:
     return Counter(run.info.run_name for run in runs), Counter(run.info.status for run in runs)
 
 
+def check_the_confirmation(server: Server) -> None:
+    """Check that all there is to a run arrived, and once: params, metrics, data sets and every step's loss."""
+    client = mlflow.MlflowClient(server.database)
+    (run,) = [run for run in server.runs() if run.info.run_name == "fp32 batch 523 confirm"]
+    assert (run.data.params["batch_size"], run.data.params["precision"]) == ("523", "fp32")
+    assert {item.dataset.name for item in run.inputs.dataset_inputs} == {"Digits-train", "Digits-eval"}
+    assert run.data.tags["amp_track.verdict"] == "fits"
+    assert run.data.metrics["throughput/samples_per_s"] > 0
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/step_loss")]
+    assert steps == list(range(1, int(run.data.metrics["train/steps"]) + 1))
+
+
 def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
     train = command("train", DIGITS, "--steps", "3", "--precision", "fp32", "--json", "--tracking-uri", server.address)
     ended = subprocess.run(
@@ -123,8 +136,7 @@ def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Se
     names, statuses = summary(server)
     assert set(statuses) == {"FINISHED"}
     assert (names["fp32 batch 523 confirm"], names["fp32 batch 524 probe"], names["on-a-server"]) == (1, 1, 1)
-    metrics = next(run for run in server.runs() if run.info.run_name == "fp32 batch 523 confirm").data.metrics
-    assert metrics["throughput/samples_per_s"] > 0
+    check_the_confirmation(server)
     assert not SPOOL.exists(), "nothing is left to deliver"
 
 
@@ -200,4 +212,5 @@ def test_every_record_arrives_once_through_a_bad_connection(server: Server, trou
     names, statuses = summary(server)
     assert set(statuses) == {"FINISHED"}
     assert (names["fp32 batch 523 confirm"], names["fp32 batch 524 probe"], names["on-a-server"]) == (1, 1, 1)
+    check_the_confirmation(server)
     assert not SPOOL.exists()
