@@ -12,7 +12,7 @@ from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.records.job import DEFAULT_WORKLOAD, Job
 from amp_track.report import progress
-from amp_track.workers import interrupts
+from amp_track.workers import interrupts, sqlite_files
 
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
@@ -33,7 +33,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     uri = addresses.tracking_uri(request.stores.tracking_uri)
     with interrupts.waiting():  # for a server that may not answer
         store_checks.check_tracking("--tracking-uri", uri)
-    if not addresses.exists(uri):
+    if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
         raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
     store_checks.check_storage("--storage", request.stores.storage)
     from amp_track.tracking import Tracker

@@ -53,8 +53,8 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
                 raise sqlite3.DatabaseError(verdict.splitlines()[-1])
         if "alembic_version" not in tables:
             return Content(tables)
-        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        return Content(tables, row[0] if row is not None else None)
+        rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        return Content(tables, rows[0][0] if len(rows) == 1 else None)
 
 
 def holds_rows(file: Path, table: str) -> bool:

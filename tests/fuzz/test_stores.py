@@ -19,10 +19,7 @@ from support import request
 from amp_track.commands.fit import fit
 from amp_track.records.job import Job
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skip(reason="stores that are damaged, or another version's, are not refused in one line yet"),
-]
+pytestmark = pytest.mark.slow
 
 TINY = strategies.TINY
 COMMANDS = (
