@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
@@ -72,10 +72,12 @@ def masked_within(text: str) -> str:
 
 
 def server(url: str) -> str:
-    """Return what is the same for two addresses of one server: without user, password and options."""
+    """Return what is the same for two addresses of one server: without user, password and most options."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port is not None else ""
-    return f"{parts.scheme.partition('+')[0]}://{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
+    named = [(name, value) for name, value in parse_qsl(parts.query) if name in ("host", "port")]  # as libpq allows
+    place = f"{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme.partition('+')[0]}://{place}" + (f"?{urlencode(named)}" if named else "")
 
 
 def spool_folder(storage: str) -> Path:

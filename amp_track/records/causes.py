@@ -59,6 +59,8 @@ def lack_of_space(error: BaseException) -> OSError | None:
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and those that it was raised from, the first cause last."""
-    while error is not None:
+    seen: set[int] = set()  # a workload's error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

@@ -301,10 +301,12 @@ def _child(
     _do(task, job, folder, rank, after_a_kill, Sender(connection))
     # Not as Python does, which waits for the threads and processes that the workload has left. What it shares between
     # processes is removed all the same, which multiprocessing complains of otherwise.
-    multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
+        sys.stdout.flush()  # which the workload may have closed
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 def _do(

@@ -39,6 +39,8 @@ class Sender:
 
 
 def _end(why: str) -> None:
-    sys.stderr.write(f"amp-track: {why}\n")
-    sys.stderr.flush()
-    os._exit(1)
+    try:
+        sys.stderr.write(f"amp-track: {why}\n")
+        sys.stderr.flush()
+    finally:  # whatever the workload has made of stderr
+        os._exit(1)

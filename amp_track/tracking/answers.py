@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import mlflow
 import requests
@@ -14,10 +15,10 @@ _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALR
 """The answers to a write that is wrong itself, and will be: of a run that was deleted, for example."""
 _OF_THE_SERVER = (
     "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
-    "UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED",
+    "UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED", "ENDPOINT_NOT_FOUND",
 )  # fmt: skip
-"""The answers that say nothing of the write: the server is in trouble, or does not know who asks."""
-_HTTP_OF_THE_SERVER = (401, 403, 407, 408, 429)
+"""The answers that say nothing of the write: the server is in trouble, does not know who asks, or is not there yet."""
+_HTTP_OF_THE_SERVER = (401, 403, 404, 407, 408, 429)
 _LONGEST_REASON = 200
 
 
@@ -34,8 +35,8 @@ def is_of_the_server(error: Exception) -> bool:
         if isinstance(cause, requests.HTTPError) and cause.response is not None:
             status = cause.response.status_code
             return status >= 500 or status in _HTTP_OF_THE_SERVER
-        if isinstance(cause, requests.RequestException | ConnectionError | TimeoutError):
-            return True
+        if isinstance(cause, requests.RequestException | ConnectionError | TimeoutError | json.JSONDecodeError):
+            return True  # the last one, where something before the server answers with a page for people
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE):
             return True
     return isinstance(error, mlflow.exceptions.MlflowException) and error.error_code in _OF_THE_SERVER

@@ -17,6 +17,7 @@ from pathlib import Path
 import mlflow
 from mlflow.entities import Run, RunTag
 
+from amp_track.records.addresses import masked_within
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
 from amp_track.tracking import private
@@ -79,7 +80,10 @@ def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
             try:
                 private.delete_artifact(client, run_id, file.path)
             except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
-                _warn_once(f"older checkpoints stay in {file.path.rpartition('/')[0]}: {type(error).__name__}: {error}")
+                _warn_once(
+                    f"older checkpoints stay in {file.path.rpartition('/')[0]}: "
+                    f"{type(error).__name__}: {masked_within(str(error))}"
+                )
                 return
 
 

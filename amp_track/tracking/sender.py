@@ -40,6 +40,8 @@ _ATTEMPTS = 3
 """After so many in a row without an answer a command waits no longer; a write that may be wrong itself is set aside."""
 _AT_ONCE = 50
 """At most so many small writes are merged into one request."""
+_SAY_AGAIN_SECONDS, _SETTLED_SECONDS = 600.0, 2.0
+"""A server that answers now and then is spoken of this rarely, and called back when it has been for so long."""
 _SILENT_SECONDS = 2.0
 """A command's end that waits longer for the server says so."""
 _POLL_SECONDS = 0.02
@@ -75,9 +77,13 @@ class Sender:
         """How many attempts in a row the server has not answered."""
         self._may_be_made: set[str] = set()
         """The keys of runs whose making was tried and not answered."""
-        self._sends_alone = False
-        """Whether the next write is not merged with others: the server has refused one of those."""
+        self._doubts = 0
+        """How many of those attempts failed for a reason that may be the write's own."""
+        self._alone = 0
+        """So many of the next writes are sent one by one: the server has refused one of those that were merged."""
         self._has_refused = False
+        self._said_down: float | None = None
+        """When it was said last that the server takes no records; None once it is said that it does."""
 
     def adopt_left_behind(self) -> int:
         """Begin to deliver what dead processes have left. Return how many writes wait.
@@ -144,9 +150,9 @@ class Sender:
             pass
         if waiting := self.waiting:
             _log.warning(
-                "%d %s in %s: the next command that uses %s delivers %s",
+                "%d %s in %s: the next command that uses %s, with its study in %s, delivers %s",
                 waiting, "records wait" if waiting > 1 else "record waits", self._root, self._address,
-                "them" if waiting > 1 else "it",
+                self._root.parent, "them" if waiting > 1 else "it",
             )  # fmt: skip
         with self._changed:
             for spool in [spool for spool in self._spools if not len(spool)]:
@@ -168,14 +174,15 @@ class Sender:
         while True:
             spool = self._next_spool()
             try:
-                self._deliver_next(spool)
+                has_delivered = self._deliver_next(spool)
             except Exception as error:  # whatever it is, what waits is not lost, and is tried again
                 self._note_failure(error)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 pause = _FIRST_PAUSE_SECONDS
-                self._note_success()
+                if has_delivered:
+                    self._note_success()
 
     def _next_spool(self) -> Spool:
         """Wait for a write, and return the spool it is in."""
@@ -186,26 +193,29 @@ class Sender:
                         return spool
                 self._changed.wait()
 
-    def _deliver_next(self, spool: Spool) -> None:
-        """Deliver the oldest write, and those after it that the same request can take."""
-        merged, taken = _merged(spool.entries(), 1 if self._sends_alone else _AT_ONCE)
+    def _deliver_next(self, spool: Spool) -> bool:
+        """Deliver the oldest write, and those after it that the same request can take. Return whether that was done."""
+        merged, taken = _merged(spool.entries(), 1 if self._alone else _AT_ONCE)
         if merged is None:
-            return
+            return False
         try:
             self._deliver(spool, merged)
         except Exception as error:
             if not spool.holds(merged):  # a newer checkpoint has replaced it
-                return
-            is_tried_enough = self._failures >= _ATTEMPTS - 1 and not answers.is_of_the_server(error)
-            if not answers.is_refusal(error) and not is_tried_enough:
+                return False
+            self._doubts = 0 if answers.is_of_the_server(error) else self._doubts + 1
+            if not answers.is_refusal(error) and self._doubts < _ATTEMPTS:
                 raise
+            self._doubts = 0
             if len(taken) == 1:
                 self._note_refused(spool.refuse(merged.number), error)
-            self._sends_alone = len(taken) > 1
-            return
-        self._sends_alone = False
+            else:
+                self._alone = len(taken)
+            return False
+        self._doubts, self._alone = 0, max(self._alone - 1, 0)
         for entry in taken:
             spool.remove(entry.number)
+        return True
 
     def _deliver(self, spool: Spool, entry: Entry) -> None:
         if isinstance(entry.write, CreateRun):
@@ -229,15 +239,17 @@ class Sender:
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1
-        if self._failures == 1:
+        if self._said_down is None or time.monotonic() - self._said_down > _SAY_AGAIN_SECONDS:
+            self._said_down = time.monotonic()
             _log.warning(
                 "%s takes no records now (%s): they are kept in %s until it does", self._address,
                 answers.reason_of(error), self._root,
             )  # fmt: skip
 
     def _note_success(self) -> None:
-        if self._failures:
-            self._failures = 0
+        self._failures = 0
+        if self._said_down is not None and time.monotonic() - self._said_down > _SETTLED_SECONDS:
+            self._said_down = None
             _log.warning("%s takes records again: %d that were kept are being sent", self._address, self.waiting)
 
     def _note_refused(self, folder: Path, error: Exception) -> None:

@@ -90,13 +90,15 @@ class Spool:
         for folder in root.glob("[0-9a-f]*"):
             with contextlib.suppress(OSError):  # in use, or removed meanwhile
                 made = folder.stat()
+                if made.st_uid != os.getuid():
+                    continue
                 lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     header = _read(folder / _HEADER)
-                    if header is None:
+                    if header is None and not any(file.stem.isdigit() for file in folder.glob("*.json")):
                         shutil.rmtree(folder)
-                    elif header.get("server") == server and made.st_uid == os.getuid():
+                    elif header is not None and header.get("server") == server:
                         found.append((made.st_ctime, cls(folder, os.dup(lock))))
                 finally:
                     os.close(lock)
@@ -205,6 +207,8 @@ class Spool:
             shutil.move(file, folder / file.name)
         else:
             shutil.copyfile(file, folder / file.name)
+        with (folder / file.name).open("rb") as kept:
+            os.fsync(kept.fileno())
 
     def _with_path(self, number: int, write: Write) -> Write:
         """Return the write with the path of its file, which lies in this spool and nowhere else."""

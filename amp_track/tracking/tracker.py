@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -84,7 +84,7 @@ class Tracker:
     def _experiment_id(self) -> str:
         """The experiment of new runs, made when it is first used."""
         with store_lock(self.uri):
-            return self._ask(lambda: environment.experiment(self._client))
+            return self._ask(lambda: environment.experiment(self._client), writes=True)
 
     def _check_environment(self) -> None:
         """Raise BadInput if new runs cannot be where the environment says."""
@@ -137,7 +137,7 @@ class Tracker:
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
         if parent is not None:
             return Run(self._sink, self._sink.create(write), experiment_id)
-        made = self._ask(lambda: create(self._client, write))
+        made = self._ask(lambda: create(self._client, write), writes=True)
         return Run(self._sink, made.info.run_id, experiment_id, existing=made)
 
     def _opened_again(self, run_id: str, tags: dict[str, str]) -> Run:
@@ -150,8 +150,8 @@ class Tracker:
         run.flush()
         return run
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """Return what the store answers.
+    def _ask(self, question: Callable[[], Answer], *, writes: bool = False) -> Answer:
+        """Return what the store answers; Ctrl-C ends the wait, unless the question `writes` something.
 
         Raises:
             StoreFailed: it is a server, which does not answer.
@@ -160,7 +160,7 @@ class Tracker:
         if not isinstance(self._sink, Sender):
             return question()
         try:
-            with interrupts.waiting():
+            with nullcontext() if writes else interrupts.waiting():
                 return question()
         except (mlflow.exceptions.MlflowException, requests.RequestException) as error:  # the latter of an artifact
             if getattr(error, "error_code", None) in environment.NOT_THERE:
@@ -281,7 +281,7 @@ class Tracker:
                 if run.data.tags.get("optuna.study") == study:
                     self._kill(run)
         except (mlflow.exceptions.MlflowException, StoreFailed) as error:
-            _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, error)
+            _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, reason_of(error))
 
     def _end_abandoned(self, experiment_id: str) -> int:
         """End as KILLED the runs of an experiment whose process is gone. Return how many there were."""

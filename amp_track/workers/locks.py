@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,8 @@ import platformdirs
 from amp_track.records.addresses import identity
 from amp_track.workers import interrupts
 
-_POLL_SECONDS = 0.05
+_log = logging.getLogger("amp_track.workers")
+_POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 
 
 @contextmanager
@@ -32,8 +35,12 @@ def store_lock(url: str) -> Iterator[None]:
     """
     file = _file_of(url)
     interrupts.check()
+    begun, has_said_so = time.monotonic(), False
     while (descriptor := _acquired(file)) is None:
         interrupts.sleep(_POLL_SECONDS)
+        if not has_said_so and time.monotonic() - begun > _SILENT_SECONDS:
+            has_said_so = True
+            _log.warning("waiting for %s, which another process holds: is one of them stopped?", file)
     try:
         yield
     finally:
