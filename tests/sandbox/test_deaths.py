@@ -153,7 +153,6 @@ def _kill_a_command(fault: str, notes: Path, temporary: Path) -> None:
         process.kill()
     _, alive = psutil.wait_procs(all_of_them, timeout=120)
     assert not alive
-    assert list(temporary.glob("amp_track-*")), "nobody was left to delete the folder of the socket"
     with killed_in_the_end(program(env=environment)) as process:
         process.communicate(timeout=120)
     assert not [*temporary.glob("amp_track-*"), *temporary.glob("pymp-*")]
