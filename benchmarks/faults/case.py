@@ -116,8 +116,8 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         after = stores.read(case.place.stores)
         lost, twice = check.lost_and_twice(normal.records, before, after)
         files = check.files_left(case.place)
-    if seen.exit_code == 0 and case.work.name == "train":
-        twice = max(twice - 1, 0)  # it had done its work, and another training is what was asked for
+    if case.work.name == "train" and before.roots:
+        twice = max(twice - 1, 0)  # its run was FINISHED, and another training is what was asked for
     verdict = Verdict(
         lost=lost,
         twice=twice,
