@@ -166,7 +166,7 @@ def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str
         _warn_of_other_free_memory(studies.session, study.user_attrs[storage.FREE_BYTES])
     finished = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, finished):
-        progress.say(f"ended {killed} runs whose process had died")
+        progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")
 
 
 def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
