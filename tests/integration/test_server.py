@@ -152,7 +152,7 @@ def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> N
     assert "delivering" in said
     (run,) = server.runs()
     assert (run.info.status, run.data.metrics["train/steps"]) == ("FINISHED", 420)
-    assert not SPOOL.exists()
+    assert not SPOOL.exists(), list(SPOOL.rglob("*"))
 
 
 def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server: Server) -> None:
@@ -168,7 +168,7 @@ def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server:
     assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
     kept = Counter(run.info.run_name.rpartition(" ")[2] for run in runs if run.info.status == "FINISHED")
     assert (kept["confirm"], kept["on-a-server"]) == (1, 1)
-    assert not SPOOL.exists()
+    assert not SPOOL.exists(), list(SPOOL.rglob("*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

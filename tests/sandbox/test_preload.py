@@ -75,7 +75,7 @@ def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_soc
             env=os.environ | {"TMPDIR": temporary},
         )  # which lasts until the server has closed stderr, too  # fmt: skip
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
-        assert os.listdir(temporary) == []
+        assert [name for name in os.listdir(temporary) if name.startswith(("amp_track", "pymp"))] == []
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
