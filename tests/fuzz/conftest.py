@@ -24,7 +24,12 @@ _OF_OURS = re.compile(r'File "[^"]*/(amp_track|mlflow|optuna|sqlalchemy|alembic)
 """A frame of a traceback that tells users nothing about their own code."""
 
 Attempt = Callable[..., Done]
-each_case = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True)
+# The same cases each time, so that a failure is the change's; `make fuzz` draws new ones.
+each_case = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=os.environ.get("HYPOTHESIS_PROFILE") != "fuzz",
+)
 """One fixture serves all examples of a test, each with a folder of its own; a command that succeeds takes a while."""
 
 
