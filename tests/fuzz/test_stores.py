@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         os.environ.get("HYPOTHESIS_PROFILE") != "fuzz",
-        reason="make fuzz runs it: MLflow makes the first experiment that a store lacks, even where --resume is refused",
+        reason="for make fuzz: MLflow makes the first experiment that a store lacks, even where --resume is refused",
     ),
 ]
 
