@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +32,11 @@ WAYS = ("SQLite file", "server")
 
 
 def timed(command: list[str]) -> float:
-    """Return the seconds of a command in an empty folder."""
+    """Return the seconds of a command in an empty folder. Raise RuntimeError if it leaves records behind."""
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=folder, env=os.environ | processes.ENVIRONMENT
-        )
-        seconds = time.perf_counter() - started
-        left = [path.name for path in Path(folder).iterdir() if "spool" in path.name]
-    if done.returncode != 0 or left:
-        raise RuntimeError(f"{command} ended with code {done.returncode}, left {left}: {done.stderr[-2000:]}")
+        seconds = processes.seconds_of(command, Path(folder))
+        if left := [path.name for path in Path(folder).iterdir() if "spool" in path.name]:
+            raise RuntimeError(f"{command} left {left}")
     return seconds
 
 

@@ -88,14 +88,7 @@ def commands(precision: str) -> dict[str, list[str]]:
 def timed(command: list[str]) -> float:
     """The seconds of a command in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=folder, env=os.environ | processes.ENVIRONMENT
-        )
-        seconds = time.perf_counter() - started
-    if done.returncode != 0:
-        raise RuntimeError(f"{command} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    return seconds
+        return processes.seconds_of(command, Path(folder))
 
 
 def first_line(command: list[str]) -> float:

@@ -153,9 +153,7 @@ class Spool:
     def remove(self, number: int) -> None:
         """Forget a write: it has been delivered."""
         with self._changing:
-            self._entry_file(number).unlink(missing_ok=True)
-            shutil.rmtree(self._files_of(number), ignore_errors=True)
-            self._drop(number)
+            self._forget(number)
 
     def refuse(self, number: int) -> Path:
         """Set aside a write that the server will never take. Return the folder where it is."""
@@ -195,9 +193,7 @@ class Spool:
             if of_run != run:
                 continue
             if not (write.is_last and not has_last) and not (write.is_best and not has_best):
-                self._entry_file(number).unlink(missing_ok=True)
-                shutil.rmtree(self._files_of(number), ignore_errors=True)
-                self._drop(number)
+                self._forget(number)
             has_last, has_best = has_last or write.is_last, has_best or write.is_best
 
     def _keep_file(self, number: int, file: Path, *, takes: bool) -> None:
@@ -217,6 +213,11 @@ class Spool:
         if write.file != Path(write.file).name:
             raise ValueError(f"got the path {write.file!r}, expected a name")
         return dataclasses.replace(write, file=str(self._files_of(number) / write.file))
+
+    def _forget(self, number: int) -> None:
+        self._entry_file(number).unlink(missing_ok=True)
+        shutil.rmtree(self._files_of(number), ignore_errors=True)
+        self._drop(number)
 
     def _drop(self, number: int) -> None:
         self._checkpoints.pop(number, None)
