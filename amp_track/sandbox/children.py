@@ -1,56 +1,39 @@
-"""Start, listen to and end a job's fresh processes, which are forked from a server that has imported torch."""
+"""Start, listen to and end the fresh processes of a job."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import multiprocessing
 import os
 import signal
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from types import ModuleType
 from typing import Any
 
 import psutil
 
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import AmpTrackError, BadInput
+from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
 from amp_track.records.plan import Forecasts, PlanReport
-from amp_track.sandbox import ranks
-from amp_track.workers import interrupts, processes
+from amp_track.sandbox import fork_server, ranks
+from amp_track.workers import interrupts
 
-SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
-"""Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
-_ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
-"""Arguments of personality(2), from Linux's sys/personality.h."""
 _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
 """How long a process whose pipe is closed may take to exit; one that holds much memory takes a while."""
 _REPORTED_EXIT_SECONDS = 2
 """The same for one that has reported: nothing is lost if it is killed."""
-_SERVERS = 3
-"""How many fork servers may die before a job is given up."""
-_LONGEST_TMPDIR = 70
-"""Linux allows 107 bytes: `/amp_track-xxxxxxxx/listener-xxxxxxxx` takes 37 of them."""
 _CHECK_SECONDS = 1
 """How long a wait may last before it checks for an interrupt: Python may swallow what a signal's handler raises."""
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
-
-_ONE_AT_A_TIME = threading.Lock()
-"""Held where a start changes what the whole process shares: its environment, personality and main module."""
 
 Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts
 
@@ -111,42 +94,6 @@ def _is_running(process: ForkServerProcess) -> bool:
         return False
 
 
-def start_fork_server(environment: Mapping[str, str]) -> None:
-    """Start the fork server unless it runs, in place of one that was killed, and do not wait until it imports torch.
-
-    Args:
-        environment: variables that it has besides this process's own.
-
-    Raises:
-        BadInput: the temporary folder's path is too long for a socket.
-    """
-    _keep_sockets_in_scratch_folder()
-    environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
-    with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
-        resource_tracker.ensure_running()  # which unblocks signals
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
-        try:
-            forkserver.ensure_running()
-        except OSError as error:
-            if "AF_UNIX path too long" not in str(error):
-                raise
-            raise BadInput(
-                f"TMPDIR: got {tempfile.gettempdir()}, expected a path of at most {_LONGEST_TMPDIR} characters, so "
-                "that a socket can lie there; set a shorter one"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def stop_fork_server() -> None:
-    """Stop the fork server; the next job starts another one. Call it while no process forked from it runs.
-
-    Uses a private method of multiprocessing, whose own tests do the same; without it, this raises AttributeError.
-    """
-    with _ONE_AT_A_TIME:
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-
-
 @contextlib.contextmanager
 def started(
     context: ForkServerContext,
@@ -163,16 +110,16 @@ def started(
         context: of multiprocessing.
         target: a function of a module, which the process imports.
         *arguments: pickled.
-        environment: of the fork server, should it not run yet; see `start_fork_server`.
+        environment: of the fork server, should it not run yet; see `fork_server.start`.
         steps_back: lower this process's own priority, which cannot be undone.
     """
-    start_fork_server(environment)  # at this process's priority so far
+    fork_server.start(environment)  # at this process's priority so far
     if steps_back:
         _lower_own_priority()
     connection, childs_end = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, childs_end))
     try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
-        _start(process, environment)
+        fork_server.start_process(process, environment)
         childs_end.close()  # so that the child's death closes the pipe
         child = Child(process, connection)
         yield child
@@ -184,26 +131,6 @@ def started(
         connection.close()
         childs_end.close()
         process.close()
-
-
-def _start(process: ForkServerProcess, environment: Mapping[str, str]) -> None:
-    """Start a process from the fork server, or from another one if that has died.
-
-    Raises:
-        AmpTrackError: the fork servers die.
-    """
-    for _ in range(_SERVERS):
-        start_fork_server(environment)
-        try:
-            with _ONE_AT_A_TIME, _no_main_module(), interrupts.waiting():  # seconds, while the server imports torch
-                process.start()
-            return
-        except (EOFError, ConnectionError):
-            stop_fork_server()
-    raise AmpTrackError(
-        f"the process that jobs are forked from died {_SERVERS} times before it had imported torch, expected it to "
-        "live; look for who kills it (the kernel, if memory is short), and whether `import torch` works"
-    )
 
 
 def _kill(process: ForkServerProcess) -> None:
@@ -252,37 +179,6 @@ def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadlin
             deadline = soon if deadline is None else min(deadline, soon)
 
 
-def _keep_sockets_in_scratch_folder() -> None:
-    """Make multiprocessing put the fork server's socket where it is deleted even if this process is killed.
-
-    It makes a folder in its own way, which then stays for ever, unless a private field of the current process names
-    one. If that changes, it makes its own again.
-    """
-    configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if "tempdir" not in configuration:
-        folder = contextlib.ExitStack()
-        configuration["tempdir"] = str(folder.enter_context(processes.scratch_folder()))
-        util.Finalize(None, folder.close, exitpriority=-100)  # as late as multiprocessing deletes its own
-
-
-@contextlib.contextmanager
-def _fixed_addresses() -> Iterator[None]:
-    """Give programs that are started within the block the same addresses each time.
-
-    Objects are then hashed, sorted and placed alike, and a job takes the same memory in every command: the peak of an
-    LSTM's training in 12 commands was the same to the page, and with random addresses differed by up to 0.7 %. Linux
-    allows it, but a container may not; then addresses stay random.
-    """
-    random_addresses = _personality(_NO_CHANGE)
-    if random_addresses == -1 or _personality(random_addresses | _ADDR_NO_RANDOMIZE) == -1:
-        yield
-        return
-    try:
-        yield
-    finally:
-        _personality(random_addresses)
-
-
 def _lower_own_priority() -> None:
     """Lower the priority of this process, which tracks jobs; they keep the one that the fork server was started with.
 
@@ -291,43 +187,3 @@ def _lower_own_priority() -> None:
     """
     if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)
-
-
-@contextlib.contextmanager
-def _variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a program that is started within the block."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing the parent's main module into processes started within the block.
-
-    A job does not need that module: it costs time, makes the job's memory depend on which program started it, and a
-    script without the usual guard would start itself.
-
-    Relies on `multiprocessing.spawn.get_preparation_data` looking it up in `sys.modules`; if that changes, the module
-    is imported again.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _personality(persona: int) -> int:
-    """Call Linux's personality(2), which programs inherit; return -1 on other systems, and if it is refused."""
-    if sys.platform != "linux":
-        return -1
-    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(persona)))

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 
-from amp_track.sandbox import children, sandbox
+from amp_track.sandbox import fork_server, sandbox
 
 failure = ""
 """The traceback of the required module that could not be imported.
@@ -43,8 +43,11 @@ def _is_installed(name: str) -> bool:
 def _look_here_last() -> None:
     """Let no file of the working folder, such as `torch.py`, be imported in place of an installed package.
 
-    The server is started with `python -c`, which looks there first.
+    The variable that has kept Python from looking there so far is taken away: programs of a job are not to have it. An
+    empty part of PYTHONPATH means that folder, too.
     """
+    if os.environ.get(fork_server.SAFE_PATH_VARIABLE) == fork_server.SAFE_PATH:
+        del os.environ[fork_server.SAFE_PATH_VARIABLE]
     here = ("", os.getcwd())
     sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
 
@@ -59,7 +62,7 @@ def _leave(server: int) -> None:
     """
     if os.getpid() != server:
         os._exit(0)
-    starter, _, sockets = os.environ[children.SOCKETS_VARIABLE].partition(" ")
+    starter, _, sockets = os.environ[fork_server.SOCKETS_VARIABLE].partition(" ")
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while os.getppid() == int(starter) and time.monotonic() < deadline:  # its files close a moment before it is gone
         time.sleep(0.01)

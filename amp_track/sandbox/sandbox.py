@@ -30,7 +30,7 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
-from amp_track.sandbox import children, deaths, ranks
+from amp_track.sandbox import children, deaths, fork_server, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.sandbox.sender import Sender
 from amp_track.training.devices import control_group
@@ -89,7 +89,7 @@ class Sandbox:
 
     def start(self) -> None:
         """Begin to import torch in another process, so that it is there when the first job needs it. Do not wait."""
-        children.start_fork_server(self._environment)
+        fork_server.start(self._environment)
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the device supports and how the workload describes itself.
@@ -195,7 +195,7 @@ class Sandbox:
             "itself, which takes seconds each time: make it look for devices later, when it is used", names,
         )  # fmt: skip
         self._environment[PRELOAD_VARIABLE] = ""
-        children.stop_fork_server()
+        fork_server.stop()
         return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
 
     def _in_processes_of_one_server(

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from amp_track.records.job import Job
-from amp_track.sandbox import children
+from amp_track.sandbox import fork_server
 from amp_track.sandbox.sandbox import Sandbox
 from benchmarks import provenance
 from benchmarks.faults import case, faults, results, works
@@ -40,7 +40,7 @@ def where() -> dict[str, Any]:
     """Return device, versions and code."""
     workload = works.FIT.arguments[1]
     found = Sandbox(workload).inspect(Job(workload=workload, precision="fp32"))
-    children.stop_fork_server()
+    fork_server.stop()
     made = provenance.provenance(found) | {"code": results.code_digest()}
     return made | {"versions": made["versions"] | provenance.versions("optuna")}
 

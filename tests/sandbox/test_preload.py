@@ -78,14 +78,16 @@ def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_soc
         assert [name for name in os.listdir(temporary) if name.startswith(("amp_track", "pymp"))] == []
 
 
-@pytest.mark.parametrize("name", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["torch", "random", pytest.param("numpy", marks=pytest.mark.slow)])
 def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
-    """Python looks there first. A `torch.py` once made budgets wrong by what the real one takes."""
-    (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
-    script = _INSPECT.format(preload=[sandbox._PRELOAD_MODULE])
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    """Python looks there first. A `torch.py` made budgets wrong by what the real one takes; a `random.py` was imported
+    by the server before it could do anything about it."""
+    program, folder = tmp_path / "bin" / "program.py", tmp_path / "working"
+    for file in (program, folder / f"{name}.py"):
+        file.parent.mkdir()
+        file.write_text("raise SystemExit('the wrong one')")
+    program.write_text(_INSPECT.format(preload=[sandbox._PRELOAD_MODULE]))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder)
     assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
 
 
