@@ -25,6 +25,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
 from amp_track.study import database, private
+from amp_track.study.alone import alone
 from amp_track.study.database import WORKER, SharedStorage
 from amp_track.workers import processes, sqlite_files
 from amp_track.workers.locks import store_lock
@@ -51,7 +52,7 @@ def open_storage(url: str) -> SharedStorage:
     """
     times = database.TIMES
     file = addresses.sqlite_file(url)
-    with store_lock(url):
+    with alone(url):
         if file is not None and not sqlite_files.read(file).tables:
             sqlite_files.make_tables(file, _statements())
         try:
@@ -99,7 +100,7 @@ def open_study(
             when other precisions were known, which Optuna cannot change.
     """
     check_settings(name, storage, settings)
-    with store_lock(url):
+    with alone(url, patiently=storage.patiently):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))

@@ -1,8 +1,10 @@
 """Studies in PostgreSQL, which is restarted, goes away, and loses answers."""
 
+import contextlib
 import signal
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import optuna
 import pytest
@@ -158,3 +160,17 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
             worker.let_go(0)
             assert edges(worker.result()) == undisturbed()
     assert [trial.state for trial in trials("s/fit", url)].count(TrialState.FAIL) == 2
+
+
+def test_workers_of_several_machines_that_begin_at_once_share_one_run(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a study whose tables are yet to be made. The locks of one machine lie in the user's cache folder."""
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for name in ("one", "two", "three"):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine-{name}"))
+            workers.append(stack.enter_context(HeldWorker(name, *FIT, "--storage", url)))
+        found = [edges(worker.result()) for worker in workers]
+    assert found == [undisturbed()] * 3
+    assert [run.info.run_name for run in runs() if "mlflow.parentRunId" not in run.data.tags] == ["alone", "s"]

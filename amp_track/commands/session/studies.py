@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +15,6 @@ from amp_track.commands.session.session import Session
 from amp_track.records import addresses
 from amp_track.records.values import format_bytes
 from amp_track.report import progress
-from amp_track.workers.locks import store_lock
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     from amp_track.study.types import SharedStorage, Study
@@ -82,11 +81,17 @@ class Studies:
             storage.ask_in_turn(study, self._url)
         return study
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep all other search workers of this storage out of a block."""
+        from amp_track.study.alone import alone
+
+        return alone(self._url, patiently=self._storage.patiently)
+
     def free_bytes(self, study: Study) -> int:
         """Return the bytes that were free when the fit study began: without a budget its edges are those."""
         from amp_track.study import storage
 
-        with store_lock(self._url):
+        with self.alone():
             if storage.FREE_BYTES not in study.user_attrs:
                 study.set_user_attr(storage.FREE_BYTES, self.session.inspection.free_bytes)
         return int(study.user_attrs[storage.FREE_BYTES])
@@ -124,27 +129,31 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         tracker: the store the run is in.
         given_run_id: the id of a run that exists already, to be this one if the study has none yet.
     """
-    from amp_track.study import storage
-
-    known = study.user_attrs.get(storage.PARENT_RUN_ID)
-    if known is not None and not tracker.exists(known):
-        known = None  # another tracking store, or deleted there
-    if known is not None and given_run_id is not None and known != given_run_id:
-        with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
-            pass
-    tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
-    with (
-        closing(studies),
-        _hint_on_interrupt(),
-        tracker.run(studies.name, tags=tags, run_id=known or given_run_id) as parent,
-        late_pictures() as pictures,
-    ):
-        if known is None:
-            _begin(studies.session, study, parent)
-        else:
+    with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
+        with studies.alone():  # else two workers that begin at the same time make a run each
+            known = _known_run(studies, study, tracker, given_run_id)
+            tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
+            parent = stack.enter_context(tracker.run(studies.name, tags=tags, run_id=known or given_run_id))
+            if known is None:
+                _begin(studies.session, study, parent)
+        pictures = stack.enter_context(late_pictures())
+        if known is not None:
             _resume(studies, study, tracker, known)
         studies.end_runs_of_the_dead(tracker, parent)
         yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
+
+
+def _known_run(studies: Studies, study: Study, tracker: Tracker, given_run_id: str | None) -> str | None:
+    """Return the id of the run that a study has; None if it has none in this tracking store."""
+    from amp_track.study import storage
+
+    known: str | None = study.user_attrs.get(storage.PARENT_RUN_ID)
+    if known is None or not tracker.exists(known):  # another tracking store, or deleted there
+        return None
+    if given_run_id is not None and known != given_run_id:
+        with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
+            pass
+    return known
 
 
 def _begin(session: Session, study: Study, parent: Run) -> None:
