@@ -207,10 +207,10 @@ class Sender:
             if not answers.is_refusal(error) and self._doubts < _ATTEMPTS:
                 raise
             self._doubts = 0
-            if len(taken) == 1:
-                self._note_refused(spool.refuse(merged.number), error)
-            else:
+            if len(taken) > 1:
                 self._alone = len(taken)
+            elif (folder := spool.refuse(merged.number)) is not None:
+                self._note_refused(folder, error)
             return False
         self._doubts, self._alone = 0, max(self._alone - 1, 0)
         for entry in taken:

@@ -110,7 +110,8 @@ class Spool:
 
     def holds(self, entry: Entry) -> bool:
         """Return whether a write still waits: a newer checkpoint may have replaced it."""
-        return entry.number in self._numbers
+        with self._changing:  # else its file may be gone already, and its number not yet
+            return entry.number in self._numbers
 
     def append(self, run: str, write: Write, *, takes: bool = False) -> None:
         """Keep a write until it is delivered.
@@ -155,11 +156,13 @@ class Spool:
         with self._changing:
             self._forget(number)
 
-    def refuse(self, number: int) -> Path:
-        """Set aside a write that the server will never take. Return the folder where it is."""
+    def refuse(self, number: int) -> Path | None:
+        """Set aside a write that the server will never take. Return the folder where it is; None if it waits no more."""
         refused = self.folder.parent / _REFUSED / self.folder.name
-        refused.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._changing:
+            if number not in self._numbers:
+                return None
+            refused.mkdir(mode=0o700, parents=True, exist_ok=True)
             for part in (self._entry_file(number), self._files_of(number)):
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(part, refused / part.name)

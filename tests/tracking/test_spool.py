@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -120,9 +122,40 @@ def test_a_write_that_is_refused_is_set_aside_with_its_file(root: Path, tmp_path
     spool.append("run", LogFile(file=str(picture)))
     spool.append("run", text(2))
     aside = spool.refuse(next(spool.entries()).number)
+    assert aside is not None
     assert texts(spool) == ["2"]
     assert "a.png" in next(aside.glob("*.json")).read_text()
     assert next(aside.glob("*/a.png")).read_bytes() == b"a"
+
+
+def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file goes a moment before it is forgotten, and whoever delivers it just then must not take it for bad."""
+    spool = Spool.create(root, SERVER)
+    entries, still_held = [], []
+    for step in (1, 2):
+        (file := tmp_path / f"{step}.pt").write_bytes(b"a")
+        write = LogCheckpoint(file=str(file), step=step, is_last=True, is_best=False)
+        if step == 1:
+            spool.append("run", write)
+            entries += spool.entries()
+
+    def gone(folder: Path, **how: bool) -> None:
+        real(folder, **how)
+        asking.start()
+        asking.join(0.2)
+
+    real = shutil.rmtree
+    asking = threading.Thread(target=lambda: still_held.append(spool.holds(entries[0])))
+    monkeypatch.setattr(shutil, "rmtree", gone)
+    spool.append("run", write)
+    monkeypatch.undo()
+    asking.join()
+    assert still_held == [False]
+    assert spool.refuse(entries[0].number) is None
+    assert not (root / "refused").exists()
+    spool.close()
 
 
 def test_a_spool_is_for_its_user_alone(root: Path) -> None:
