@@ -10,7 +10,8 @@ _OF_BUDGET = 0.85
 """Fraction of the budget at which the first probe is made. Kernels take what no tensor holds: 10 % more than a U-Net's
 tensors, on a CPU; and a first probe that fails says little."""
 _LIBRARIES_BYTES = 24 * 2**20
-"""What libraries take of a CPU's budget beside tensors: 5 to 25 MiB with the models of benchmarks/models.py."""
+"""What libraries take of a CPU's budget beside tensors: 5 to 25 MiB with the models of benchmarks/models.py. Of a
+budget under 48 MiB half is left to them, so that a small model is not said to need all of it."""
 _STRETCH = 10
 """The slope is that of the last tenth of the way there."""
 
@@ -25,11 +26,13 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
         on_cuda: whether the budget counts the segments of PyTorch's caching allocator, or what is alive.
     """
 
+    libraries_bytes = min(_LIBRARIES_BYTES, budget_bytes // 2)
+
     def peak(batch_size: int) -> tuple[int, int]:
         """Return the bytes that count for the budget, and those that are allocated."""
         sizes = family.sizes_at(batch_size)
         if not on_cuda:
-            alive = _LIBRARIES_BYTES + most_alive_bytes(family.first.events, sizes)
+            alive = libraries_bytes + most_alive_bytes(family.first.events, sizes)
             return alive, alive
         allocator = replayed(family.first.events, sizes)
         return allocator.max_reserved_bytes, allocator.max_allocated_bytes

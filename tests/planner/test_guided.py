@@ -135,3 +135,9 @@ def test_a_forecast_ends_at_the_most_there_is() -> None:
 def test_a_forecast_of_a_model_that_does_not_fit() -> None:
     found = forecast(family_of(500_000, weights_bytes=BUDGET), BUDGET, most=1000, on_cuda=False)
     assert found.batch_size == 0
+
+
+def test_half_of_a_small_budget_is_left_to_libraries() -> None:
+    """They may take all of it, and take next to nothing with a small model: a search would begin at one sample."""
+    found = forecast(family_of(5_000), 16 * MIB, most=10_000, on_cuda=False)
+    assert found.batch_size == pytest.approx((0.85 * 16 - 8 - 2) * MIB / 10_000, rel=0.1)
