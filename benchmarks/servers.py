@@ -21,10 +21,16 @@ import requests
 
 
 class Server:
-    """An MLflow server on a port of its own, with its database in a folder; `start` it."""
+    """An MLflow server on a port of its own; `start` it.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where its files are.
+        database: its database's file; by default one in that folder.
+    """
+
+    def __init__(self, folder: Path, *, database: Path | None = None) -> None:
         self._folder = folder
+        self._database = database or folder / "server.db"
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             self.port = unused.getsockname()[1]
@@ -61,7 +67,7 @@ class Server:
     @property
     def database(self) -> str:
         """The address of its database, which can be read without it."""
-        return f"sqlite:///{self._folder}/server.db"
+        return f"sqlite:///{self._database}"
 
     def runs(self) -> list[mlflow.entities.Run]:
         """Return all runs, read from the database."""
@@ -70,9 +76,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path) -> Iterator[Server]:
+def running_server(folder: Path, *, database: Path | None = None) -> Iterator[Server]:
     """Start a server that ends with the block."""
-    server = Server(folder)
+    folder.mkdir(exist_ok=True)
+    server = Server(folder, database=database)
     try:
         server.start()
         yield server

@@ -115,9 +115,18 @@ WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="k
 """Reads a write from plain data, as `dataclasses.asdict` made it."""
 
 
+# Of Linux, it goes on while the machine sleeps; elsewhere there is none that does.
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_AHEAD_SECONDS = time.time() - time.clock_gettime(_STEADY_CLOCK)
+
+
 def now_ms() -> int:
-    """Return the time as MLflow counts it: milliseconds since 1970."""
-    return int(time.time() * 1000)
+    """Return the time as MLflow counts it, in milliseconds since 1970.
+
+    It is that of a clock which was set when this process began, so that no run ends before it has started: the
+    system's own may be set back by hours.
+    """
+    return int((_AHEAD_SECONDS + time.clock_gettime(_STEADY_CLOCK)) * 1000)
 
 
 def killed() -> tuple[Write, ...]:

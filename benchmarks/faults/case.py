@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.faults import check, stores
+from benchmarks.faults import check, stores, works
 from benchmarks.faults.check import Undisturbed, Verdict
 from benchmarks.faults.command import Command, Place
 from benchmarks.faults.moments import Moment
@@ -89,6 +89,11 @@ class Fault:
     impossible: Callable[[], str] = lambda: ""
 
 
+def each(*moments: Moment, of: tuple[Work, ...] = works.ALL) -> tuple[tuple[Work, Moment], ...]:
+    """Return every moment of every command."""
+    return tuple((work, moment) for moment in moments for work in of)
+
+
 def undisturbed(work: Work, place: Place) -> Undisturbed:
     """Run a command as it is meant to be."""
     started = time.monotonic()
@@ -124,7 +129,7 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         running=max(before.running if fault.ends_itself else 0, after.running),
         processes=processes,
         files=len(files),
-        differs=answer != normal.answer,
+        differs=answer != normal.answer or bool(after.backwards),
         ends_badly=code != 0 or seen.exit_code not in fault.exit_codes or check.shows_traceback([*seen.lines, *lines]),
     )
     row = {

@@ -31,7 +31,8 @@ class Verdict:
     files: int
     """Sockets, held locks and temporary files that are left in TMPDIR and beside the stores."""
     differs: bool
-    """Whether the answer, such as the edges, is another one than an undisturbed command's."""
+    """Whether the answer, such as the edges, is another one than an undisturbed command's, or a run ends before it has
+    started."""
     ends_badly: bool
     """Whether the command ended with another exit code than it should, or failed when it was given again, or showed a
     traceback of amp_track's own."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -30,6 +30,8 @@ class Place:
     """Where one case happens: a folder for each thing whose content is looked at afterwards."""
 
     folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the commands' environment; a fault may add some."""
 
     @property
     def stores(self) -> Path:
@@ -55,7 +57,7 @@ class Place:
     def environment(self) -> dict[str, str]:
         """Return the environment of the commands."""
         own = {"TMPDIR": str(self.temporary), workload.FOLDER: str(self.marks), "OMP_NUM_THREADS": "1"}
-        return dict(os.environ) | processes.ENVIRONMENT | own
+        return dict(os.environ) | processes.ENVIRONMENT | own | self.variables
 
 
 def _hear_signals() -> None:

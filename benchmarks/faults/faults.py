@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 
-from benchmarks.faults import moments, works
-from benchmarks.faults.case import Case, Fault, Observation
+from benchmarks.faults import moments, surroundings, works
+from benchmarks.faults.case import Case, Fault, Observation, each
 from benchmarks.faults.command import Command
-from benchmarks.faults.works import Work
 
 _EVERYWHERE = tuple(
     (work, moment) for moment in moments.ALL for work in works.ALL if (work, moment) != (works.TRAIN, moments.BETWEEN)
@@ -24,7 +21,6 @@ _INTERRUPTED, _FAILED = (0, 130), (0, 1)
 """The exit codes of a command that is interrupted, and of one whose job dies."""
 _TIMEOUT_SECONDS = 20
 """Of a job that hangs; the others end within it on a busy machine, too."""
-_DISK_MEBIBYTES = 16
 
 
 # ------------------------------------------------------------------------------------------- signals to the command
@@ -134,12 +130,6 @@ def _while_sending(command: Command) -> None:
     command.send(signal.SIGCONT)
 
 
-def _of_works(
-    *moments_of_case: moments.Moment, of: tuple[Work, ...] = works.ALL
-) -> tuple[tuple[Work, moments.Moment], ...]:
-    return tuple((work, moment) for moment in moments_of_case for work in of)
-
-
 _WITH_TIMEOUT = tuple(
     dataclasses.replace(work, arguments=(*work.arguments, "--timeout", str(_TIMEOUT_SECONDS)))
     for work in (works.FIT, works.TRAIN)
@@ -151,82 +141,32 @@ JOBS = (
         "SIGKILL of the job",
         "The command says so, its trial becomes FAIL and its run FAILED, and it ends with exit code 1. The same "
         "command runs that job again.",
-        _struck_from_within, _of_works(*_OF_A_JOB), set_up=_in_the_job("SIGKILL"), exit_codes=_FAILED, ends_itself=True,
+        _struck_from_within, each(*_OF_A_JOB), set_up=_in_the_job("SIGKILL"), exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
         "SIGKILL of the job as it sends events", "The same; of what it was sending, nothing is half recorded.",
-        lambda case: case.disturb(_while_sending), _of_works(moments.STEP), exit_codes=_FAILED, ends_itself=True,
+        lambda case: case.disturb(_while_sending), each(moments.STEP), exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
         "a segmentation fault", "The same as SIGKILL of the job.",
-        _struck_from_within, _of_works(*_OF_A_JOB), set_up=_in_the_job("SIGSEGV"), exit_codes=_FAILED, ends_itself=True,
+        _struck_from_within, each(*_OF_A_JOB), set_up=_in_the_job("SIGSEGV"), exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
         "a job that hangs, with --timeout", "The job is ended when its time is up, and the command as above.",
-        _struck_from_within, _of_works(moments.JOB, moments.STEP, of=_WITH_TIMEOUT), set_up=_in_the_job("hang"),
+        _struck_from_within, each(moments.JOB, moments.STEP, of=_WITH_TIMEOUT), set_up=_in_the_job("hang"),
         exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
         "SIGKILL of the fork server", "The job that it has started counts as killed; the next job starts another one.",
         _helper_killed("forkserver"),
-        _of_works(moments.STORES, moments.JOB, moments.BETWEEN, of=works.STUDIES), exit_codes=_FAILED, ends_itself=True,
+        each(moments.STORES, moments.JOB, moments.BETWEEN, of=works.STUDIES), exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
         "SIGKILL of the resource tracker", "Nothing is lost: no job needs it once it runs.",
         _helper_killed("resource_tracker"),
-        _of_works(moments.STORES, moments.JOB), exit_codes=_FAILED, ends_itself=True,
+        each(moments.STORES, moments.JOB), exit_codes=_FAILED, ends_itself=True,
     ),
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------- the disk
-
-
-def _cannot_mount() -> str:
-    return "" if os.name == "posix" and os.geteuid() == 0 else "needs root, to mount a small disk"
-
-
-def _on_a_small_disk(case: Case) -> None:
-    folder = str(case.place.stores)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_MEBIBYTES}m", "tmpfs", folder], check=True)
-    case.stack.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
-
-
-def _disk_full(case: Case) -> Observation:
-    filler = case.place.stores / "filler"
-
-    def strike(command: Command) -> None:
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(65536))
-            except OSError:  # no space left, which is what it is for
-                return
-
-    seen = case.disturb(strike)
-    filler.unlink(missing_ok=True)
-    return seen
-
-
-def _read_only(case: Case) -> Observation:
-    folder = str(case.place.stores)
-    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    seen = case.disturb(lambda command: None)
-    subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
-    return dataclasses.replace(seen, has_struck=True)
-
-
-DISKS = (
-    Fault(
-        "a full disk",
-        "The command ends; what it could not write of its own end is ended by the same command, once there is room.",
-        _disk_full, _of_works(moments.STORES, moments.JOB, moments.EVALUATION, moments.RESULT),
-        exit_codes=(0, 1, 2), set_up=_on_a_small_disk, impossible=_cannot_mount,
-    ),
-    Fault(
-        "a folder that is read-only", "The command ends with exit code 2 and one line, before anything is written.",
-        _read_only, _of_works(moments.START), exit_codes=(2,), set_up=_on_a_small_disk, impossible=_cannot_mount,
-    ),
-)  # fmt: skip
-
-ALL = (*SIGNALS, *JOBS, *DISKS)
+ALL = (*SIGNALS, *JOBS, *surroundings.ALL)

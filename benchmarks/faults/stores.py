@@ -23,6 +23,7 @@ class Records:
         uncounted: FINISHED child runs whose trial is not COMPLETE: whoever compares runs counts them twice.
         unrecorded: COMPLETE trials without a FINISHED run.
         roots: FINISHED runs at the top, by name.
+        backwards: runs that end before they have started.
     """
 
     complete: Mapping[tuple[str, int], str] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Records:
     uncounted: int = 0
     unrecorded: int = 0
     roots: Mapping[str, int] = field(default_factory=dict)
+    backwards: int = 0
 
     def jobs(self) -> Counter[str]:
         """Return how often each job counts, but for probes: which batches a fit tries depends on what it knows."""
@@ -49,6 +51,7 @@ def read(folder: Path) -> Records:
         "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id)",
     )
     params = _rows(folder / "optuna.db", "select trial_id, param_name, param_value from trial_params order by 2")
+    (backwards,) = _rows(folder / "mlflow.db", "select count(*) from runs where end_time < start_time") or [(0,)]
     kinds = _rows(folder / "optuna.db", "select trial_id, value_json from trial_user_attributes where key = 'kind'")
     runs = _rows(folder / "mlflow.db", "select run_uuid, name, status from runs where lifecycle_stage = 'active'")
     tags = {
@@ -72,6 +75,7 @@ def read(folder: Path) -> Records:
         roots=Counter(
             name for run, name, status in runs if status == "FINISHED" and (run, "mlflow.parentRunId") not in tags
         ),
+        backwards=backwards[0],
     )
 
 

@@ -1,0 +1,178 @@
+"""What goes wrong around a command: its disk, its clock, its tracking server."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.faults import moments, works
+from benchmarks.faults.case import Case, Fault, Observation, each
+from benchmarks.faults.command import Command
+from benchmarks.servers import Server, running_server
+
+_DISK_MEBIBYTES = 16
+_AWAY_SECONDS = 2.0
+"""A server is started again after this time, and needs some seconds until it answers."""
+_CLOCK_SECONDS = 2.0
+"""From one jump to the next."""
+
+
+# ------------------------------------------------------------------------------------------------------- the disk
+
+
+def _cannot_mount() -> str:
+    return "" if os.name == "posix" and os.geteuid() == 0 else "needs root, to mount a small disk"
+
+
+def _on_a_small_disk(case: Case) -> None:
+    folder = str(case.place.stores)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_MEBIBYTES}m", "tmpfs", folder], check=True)
+    case.stack.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+
+
+def _disk_full(case: Case) -> Observation:
+    filler = case.place.stores / "filler"
+
+    def strike(command: Command) -> None:
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(65536))
+            except OSError:  # no space left, which is what it is for
+                return
+
+    seen = case.disturb(strike)
+    filler.unlink(missing_ok=True)
+    return seen
+
+
+def _read_only(case: Case) -> Observation:
+    folder = str(case.place.stores)
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    seen = case.disturb(lambda command: None)
+    subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
+    return dataclasses.replace(seen, has_struck=True)
+
+
+DISKS = (
+    Fault(
+        "a full disk",
+        "The command ends; what it could not write of its own end is ended by the same command, once there is room.",
+        _disk_full, each(moments.STORES, moments.JOB, moments.EVALUATION, moments.RESULT),
+        exit_codes=(0, 1, 2), set_up=_on_a_small_disk, impossible=_cannot_mount,
+    ),
+    Fault(
+        "a folder that is read-only", "The command ends with exit code 2 and one line, before anything is written.",
+        _read_only, each(moments.START), exit_codes=(2,), set_up=_on_a_small_disk, impossible=_cannot_mount,
+    ),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- the clock
+
+
+def _cannot_compile() -> str:
+    return "" if sys.platform == "linux" and shutil.which("cc") else "needs Linux and a C compiler, cc"
+
+
+def _with_clock(case: Case) -> None:
+    """Let the commands see a clock that can be set; that of the machine is everybody's."""
+    library = case.place.folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    _offset_file(case).write_bytes(struct.pack("q", 0))
+    case.place.variables.update(LD_PRELOAD=str(library), CLOCK_OFFSET=str(_offset_file(case)))
+
+
+def _offset_file(case: Case) -> Path:
+    return case.place.folder / "offset"
+
+
+def _clock_jumps(case: Case) -> Observation:
+    def strike(command: Command) -> None:
+        for hours in (-1, 1):
+            with _offset_file(case).open("r+b") as file:  # in place: the commands have it in their memory
+                file.write(struct.pack("q", hours * 3600))
+            time.sleep(_CLOCK_SECONDS)
+
+    return case.disturb(strike)
+
+
+CLOCKS = (
+    Fault(
+        "the clock jumps an hour back, then two ahead",
+        "The command goes on; times are counted by a clock that does not jump.",
+        _clock_jumps, each(moments.STORES, moments.JOB, moments.BETWEEN, of=works.STUDIES), set_up=_with_clock,
+        ends_itself=True, impossible=_cannot_compile,
+    ),
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- the tracking server
+
+
+def _on_a_server(happen: Callable[[Case, Server], Observation]) -> Callable[[Case], Observation]:
+    """Return what lets something happen to a command whose runs go to a server of its own."""
+
+    def run(case: Case) -> Observation:
+        database = case.place.stores / "mlflow.db"  # where the runs of the other commands are
+        server = case.stack.enter_context(running_server(case.place.folder / "server", database=database))
+        case.place.variables["MLFLOW_TRACKING_URI"] = server.address
+        return happen(case, server)
+
+    return run
+
+
+def _away(case: Case, server: Server) -> Observation:
+    def strike(command: Command) -> None:
+        server.kill()
+        time.sleep(_AWAY_SECONDS)
+        server.start()
+
+    return case.disturb(strike)
+
+
+def _away_to_the_end(case: Case, server: Server) -> Observation:
+    seen = case.disturb(lambda command: server.kill())
+    server.start()
+    return seen
+
+
+def _both_killed(case: Case, server: Server) -> Observation:
+    def strike(command: Command) -> None:
+        server.kill()
+        command.send(signal.SIGKILL)
+
+    seen = case.disturb(strike)
+    server.start()
+    return seen
+
+
+SERVERS = (
+    Fault(
+        "SIGKILL of the tracking server, which is started again",
+        "The command goes on; what the server has not taken waits on disk, and is delivered when it answers.",
+        _on_a_server(_away), each(moments.JOB, moments.BETWEEN, moments.EVALUATION, of=works.STUDIES),
+    ),
+    Fault(
+        "a tracking server that is away until the command has ended",
+        "The command goes on, and says where records wait; the next one delivers them.",
+        _on_a_server(_away_to_the_end), each(moments.JOB, moments.BETWEEN, moments.EVALUATION, of=works.STUDIES),
+    ),
+    Fault(
+        "SIGKILL of the command and of its tracking server",
+        "The next command delivers what the killed one has left, and ends its runs.",
+        _on_a_server(_both_killed), each(moments.JOB, moments.STEP, moments.EVALUATION),
+        exit_codes=(0, -signal.SIGKILL),
+    ),
+)  # fmt: skip
+
+ALL = (*DISKS, *CLOCKS, *SERVERS)
