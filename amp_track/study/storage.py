@@ -32,7 +32,9 @@ from amp_track.workers.locks import store_lock
 
 _SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
-_OUTCOMES = TypeAdapter(Outcome)
+_OUTCOMES, _STORED_SETTINGS = TypeAdapter(Outcome), TypeAdapter(dict[str, str])
+_STORED_BYTES, _STORED_ID = TypeAdapter(int), TypeAdapter(str)
+"""What is stored is checked when it is read: a database may be damaged, or somebody's."""
 _OVER_ALL_PRECISIONS = ("fit", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
@@ -102,6 +104,10 @@ def open_study(
     check_settings(name, storage, settings)
     with alone(url, patiently=storage.patiently):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
+        if (known := [direction.name.lower() for direction in study.directions]) != list(directions):
+            raise BadInput(
+                f"--study: got {name}, whose objectives are {known}, expected {list(directions)}; name another --study"
+            )
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)
@@ -130,7 +136,7 @@ def check_settings(name: str, storage: SharedStorage, settings: dict[str, str]) 
     except KeyError:
         return
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
-    known = json.loads(stored) if stored is not None else settings
+    known = _STORED_SETTINGS.validate_json(stored) if stored is not None else settings
     for setting in sorted(known.keys() | settings.keys()):
         if known.get(setting) != settings.get(setting):
             raise BadInput(
@@ -220,13 +226,25 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
-    return _parsed_outcome(text)
+    return _parsed_outcome(_STORED_ID.validate_python(text))
 
 
 @functools.lru_cache(maxsize=_MOST_OUTCOMES)
 def _parsed_outcome(text: str) -> Outcome:
     """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
-    return _OUTCOMES.validate_python(json.loads(text))
+    return _OUTCOMES.validate_json(text)
+
+
+def parent_run_id_of(study: optuna.Study) -> str | None:
+    """Return the id of the MLflow run that stands for a study; None if it has none yet."""
+    stored = study.user_attrs.get(PARENT_RUN_ID)
+    return None if stored is None else _STORED_ID.validate_python(stored)
+
+
+def free_bytes_of(study: optuna.Study) -> int | None:
+    """Return the bytes that were free when a study without a budget began; None where that is not known."""
+    stored = study.user_attrs.get(FREE_BYTES)
+    return None if stored is None else _STORED_BYTES.validate_python(stored)
 
 
 def run_id_of(trial: FrozenTrial) -> str:

@@ -157,7 +157,7 @@ class Spool:
             self._forget(number)
 
     def refuse(self, number: int) -> Path | None:
-        """Set aside a write that the server will never take. Return the folder where it is; None if it waits no more."""
+        """Set aside a write that the server will never take. Return where it is; None if it waits no more."""
         refused = self.folder.parent / _REFUSED / self.folder.name
         with self._changing:
             if number not in self._numbers:

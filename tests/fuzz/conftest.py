@@ -102,8 +102,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a simulated device run what jobs there are: a fresh process inspects device and workload, and ends."""
+def simulated_sandbox() -> type[Sandbox]:
+    """Return a sandbox whose jobs a simulated device runs; a fresh process inspects device and workload, and ends."""
     simulated = SimulatedSandbox(samples=8)
 
     class Inspecting(Sandbox):
@@ -111,4 +111,9 @@ def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
         run, measure, forecast = simulated.run, simulated.measure, simulated.forecast
 
-    monkeypatch.setattr(session, "Sandbox", Inspecting)
+    return Inspecting
+
+
+def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a simulated device run what jobs there are."""
+    monkeypatch.setattr(session, "Sandbox", simulated_sandbox())

@@ -47,7 +47,9 @@ def run(sandbox: Sandbox) -> Callable[..., Outcome]:
     return outcome_of
 
 
-@pytest.mark.parametrize("fault", DEATHS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.slow) if "server" in fault else fault for fault in DEATHS]
+)
 def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], fault: str) -> None:
     outcome = run(fault)
     assert (outcome.verdict, outcome.message) == (Verdict.CRASHED, DEATHS[fault])
@@ -121,9 +123,7 @@ def test_the_processes_of_multiprocessing_may_be_killed_between_jobs(victim: str
 def test_the_resource_tracker_may_be_killed_during_a_job() -> None:
     with killed_in_the_end(program("run('kill the resource tracker')", "run('none')")) as process:
         stdout, stderr = process.communicate(timeout=120)
-    first, during, after = stdout.split()
-    assert (process.returncode, first, after) == (0, "fits", "fits"), stderr
-    assert during in ("fits", "crashed"), stderr  # on a busy machine the job was lost twice in seven times
+    assert (process.returncode, stdout.split()) == (0, ["fits"] * 3), stderr
     assert "Traceback" not in stderr
 
 

@@ -262,8 +262,8 @@ def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple
 @pytest.mark.parametrize(
     ("precision", "batch_size"),
     [
-        ("bf16", 946),
-        pytest.param("fp32", 512, marks=pytest.mark.slow),
+        pytest.param("bf16", 946, marks=pytest.mark.slow),
+        ("fp32", 512),
         pytest.param("amp", 512, marks=pytest.mark.slow),
     ],
 )

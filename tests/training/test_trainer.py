@@ -28,7 +28,8 @@ def test_digits_learn_in_the_default_epochs(strict: Outcome) -> None:
     assert strict.quality >= 0.97
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("amp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "amp"])
 def test_lower_precision_keeps_the_accuracy(sandbox: Sandbox, digits: Job, strict: Outcome, precision: str) -> None:
     outcome = sandbox.run(dataclasses.replace(digits, precision=precision))
     assert outcome.quality == pytest.approx(strict.quality, abs=0.01)

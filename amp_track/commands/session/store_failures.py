@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import sqlite3
 import tempfile
@@ -10,6 +11,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from amp_track.commands.request import Stores
 from amp_track.records import addresses
@@ -22,6 +25,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", "amp_track.study")
 """Modules that call the databases."""
+_LONGEST_REASON = 200
 _ROOM_BYTES = 2**20
 """A disk with less room counts as full: what was written of the file may be deleted by now."""
 _THEN = "then run the same command again: what was measured is kept"
@@ -53,6 +57,9 @@ def _message(error: Exception, stores: Stores) -> str | None:
             return _of_sqlite(cause, _store_of(causes, stores))
         if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
             return _of_disk(cause, stores)
+        if isinstance(cause, json.JSONDecodeError | ValidationError):  # stores keep what has parts as JSON
+            store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
+            return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
         if type(cause).__module__ == "sqlalchemy.exc" and type(cause).__name__ == "OperationalError":
             said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
             return f"{addresses.masked(_store_of(causes, stores))}: the database failed ({said}); see to it, {_THEN}"

@@ -92,9 +92,11 @@ class Studies:
         from amp_track.study import storage
 
         with self.alone():
-            if storage.FREE_BYTES not in study.user_attrs:
-                study.set_user_attr(storage.FREE_BYTES, self.session.inspection.free_bytes)
-        return int(study.user_attrs[storage.FREE_BYTES])
+            known_bytes = storage.free_bytes_of(study)
+            if known_bytes is None:
+                known_bytes = self.session.inspection.free_bytes
+                study.set_user_attr(storage.FREE_BYTES, known_bytes)
+        return known_bytes
 
     @property
     def direction_of_quality(self) -> Direction:
@@ -147,7 +149,7 @@ def _known_run(studies: Studies, study: Study, tracker: Tracker, given_run_id: s
     """Return the id of the run that a study has; None if it has none in this tracking store."""
     from amp_track.study import storage
 
-    known: str | None = study.user_attrs.get(storage.PARENT_RUN_ID)
+    known = storage.parent_run_id_of(study)
     if known is None or not tracker.exists(known):  # another tracking store, or deleted there
         return None
     if given_run_id is not None and known != given_run_id:
@@ -171,8 +173,8 @@ def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str
     from amp_track.study import storage
 
     progress.say(f"resuming study {studies.name}")
-    if storage.FREE_BYTES in study.user_attrs:
-        _warn_of_other_free_memory(studies.session, study.user_attrs[storage.FREE_BYTES])
+    if (then_bytes := storage.free_bytes_of(study)) is not None:
+        _warn_of_other_free_memory(studies.session, then_bytes)
     finished = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, finished):
         progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")

@@ -100,7 +100,7 @@ def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, in
         collect(child, end_of_kernel, allocations)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=SLOW)])
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
 @pytest.mark.parametrize(
     "name", ["Cnn", "Mlp", *(pytest.param(name, marks=SLOW) for name in ("Transformer", "UNet", "ResNet18"))]
