@@ -54,7 +54,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     from amp_track import tracking
 
     tracker = base.open_tracker()
-    study = studies.open("compare", ["maximize"])
+    study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         cells = _train(tracked_study, sessions)
         result = _result(tracked_study, sessions, cells)

@@ -54,7 +54,7 @@ def open_study(studies: Studies) -> tuple[Study, EdgeSampler]:
     """Open the study NAME/fit, new or resumed, with the sampler that knows what to probe next."""
     from amp_track.study.edge_sampler import EdgeSampler
 
-    study = studies.open("fit", ["maximize"])
+    study = studies.open("fit")
     study.sampler = sampler = EdgeSampler(probes.goal_of(studies.session, studies.free_bytes(study)))
     return study, sampler
 
@@ -75,7 +75,8 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
         progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
-    free_bytes = study.user_attrs[storage.FREE_BYTES]
+    free_bytes = storage.free_bytes_of(study)
+    assert free_bytes is not None, "it is on record since the study was opened"
     budget = probes.budget_of(session, free_bytes)
 
     def run_task(trial: Trial, task: Task) -> tuple[Outcome, str]:

@@ -99,8 +99,7 @@ def _train_inside(
         learning_rates=options.learning_rates,
         emulated=frozenset(session.cautions),
     )
-    directions = [studies.direction_of_quality, "maximize"]
-    tracked_study = fit_study.beside(studies.open("train", directions))
+    tracked_study = fit_study.beside(studies.open("train"))
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
@@ -129,7 +128,7 @@ def _train_seeds(
 
     session, options = fit_study.session, fit_study.session.request.search_options
     job = dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))
-    tracked_study = fit_study.beside(studies.open("seeds", [studies.direction_of_quality]))
+    tracked_study = fit_study.beside(studies.open("seeds"))
     progress.say(f"comparing {', '.join(fitted.edges)} over {options.seeds} seeds at batch {job.batch_size}")
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:

@@ -43,10 +43,7 @@ def start(environment: Mapping[str, str]) -> None:
         BadInput: the temporary folder's path is too long for a socket.
     """
     _keep_sockets_in_scratch_folder()
-    environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
-    if SAFE_PATH_VARIABLE not in os.environ:  # `python -c`, which starts both processes, would look there first
-        environment[SAFE_PATH_VARIABLE] = SAFE_PATH
-    with _ONE_AT_A_TIME, _fixed_addresses(), _variables(environment):
+    with _ONE_AT_A_TIME, _as_a_server_is_started(environment):
         resource_tracker.ensure_running()  # which unblocks signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
         try:
@@ -80,7 +77,8 @@ def start_process(process: ForkServerProcess, environment: Mapping[str, str]) ->
     for _ in range(_SERVERS):
         start(environment)
         try:
-            with _ONE_AT_A_TIME, _no_main_module(), interrupts.waiting():  # seconds, while the server imports torch
+            # A server that has died since is started once more by this. Else it waits until torch is imported: seconds.
+            with _ONE_AT_A_TIME, _as_a_server_is_started(environment), _no_main_module(), interrupts.waiting():
                 process.start()
             return
         except (EOFError, ConnectionError):
@@ -102,6 +100,20 @@ def _keep_sockets_in_scratch_folder() -> None:
         folder = contextlib.ExitStack()
         configuration["tempdir"] = str(folder.enter_context(processes.scratch_folder()))
         util.Finalize(None, folder.close, exitpriority=-100)  # as late as multiprocessing deletes its own
+
+
+@contextlib.contextmanager
+def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
+    """Give a server that is started within the block what it needs of this process.
+
+    Args:
+        environment: variables that it has besides this process's own.
+    """
+    environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
+    if not os.environ.get(SAFE_PATH_VARIABLE):  # else `python -c`, by which it is started, looks in this folder first
+        environment[SAFE_PATH_VARIABLE] = SAFE_PATH
+    with _fixed_addresses(), _variables(environment):
+        yield
 
 
 @contextlib.contextmanager

@@ -144,6 +144,4 @@ def _finished(study: optuna.Study, is_known: Callable[[Outcome], bool]) -> list[
 
 
 def _trained(trial: FrozenTrial) -> Trained:
-    outcome = storage.outcome_of(trial)
-    assert outcome is not None
-    return Trained(point=_point_of(trial), outcome=outcome, run_id=storage.run_id_of(trial))
+    return Trained(point=_point_of(trial), outcome=storage.measured(trial), run_id=storage.run_id_of(trial))

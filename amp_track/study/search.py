@@ -146,13 +146,11 @@ def _finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def _result_of(trial: FrozenTrial) -> TrialResult:
-    outcome = storage.outcome_of(trial)
-    assert outcome is not None, "a complete trial has an outcome"
     return TrialResult(
         number=trial.number,
         precision=trial.params["precision"],
         batch_size=trial.params["batch_size"],
-        learning_rate=trial.user_attrs[storage.LEARNING_RATE],
-        outcome=outcome,
+        learning_rate=storage.learning_rate_of(trial),
+        outcome=storage.measured(trial),
         run_id=storage.run_id_of(trial),
     )

@@ -12,16 +12,16 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import TypeAdapter
+from pydantic import Field, Json, TypeAdapter, ValidationError
 from sqlalchemy.pool import StaticPool
 
 from amp_track.records import addresses
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
 from amp_track.study import database, private
@@ -30,11 +30,15 @@ from amp_track.study.database import WORKER, SharedStorage
 from amp_track.workers import processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
+Direction = Literal["minimize", "maximize"]
+"""The direction of an objective, as Optuna names it."""
+Value = TypeVar("Value")
 _SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
-_OUTCOMES, _STORED_SETTINGS = TypeAdapter(Outcome), TypeAdapter(dict[str, str])
-_STORED_BYTES, _STORED_ID = TypeAdapter(int), TypeAdapter(str)
-"""What is stored is checked when it is read: a database may be damaged, or somebody's."""
+_OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Json[Outcome])
+_SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
+_BYTES = TypeAdapter(Annotated[int, Field(strict=True, gt=0)])
+_TEXT, _WORKER, _NUMBER = TypeAdapter(str), TypeAdapter(dict[str, Any]), TypeAdapter(float)
 _OVER_ALL_PRECISIONS = ("fit", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
@@ -46,6 +50,21 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to repor
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
+def _read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
+    """Return what is stored, which a damaged database, or another version of amp_track, may have as something else."""
+    try:
+        return adapter.validate_python(stored)
+    except ValidationError as error:
+        raise _unreadable(whose, what) from error
+
+
+def _unreadable(whose: str, what: str) -> StoreFailed:
+    return StoreFailed(
+        f"--study: got {whose} with {what} that this version of amp-track cannot read, expected what it has written; "
+        "name another --study, or restore a copy of the database"
+    )
+
+
 def open_storage(url: str) -> SharedStorage:
     """Return the storage at `url`, which the command has checked, with its tables made: all of them or none.
 
@@ -54,7 +73,7 @@ def open_storage(url: str) -> SharedStorage:
     """
     times = database.TIMES
     file = addresses.sqlite_file(url)
-    with alone(url):
+    with store_lock(url), alone(url, "tables"):
         if file is not None and not sqlite_files.read(file).tables:
             sqlite_files.make_tables(file, _statements())
         try:
@@ -92,7 +111,7 @@ def open_study(
     storage: SharedStorage,
     url: str,
     *,
-    directions: Sequence[Literal["minimize", "maximize"]],
+    directions: Sequence[Direction],
     settings: dict[str, str],
 ) -> optuna.Study:
     """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
@@ -101,13 +120,9 @@ def open_study(
         BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
             when other precisions were known, which Optuna cannot change.
     """
-    check_settings(name, storage, settings)
-    with alone(url, patiently=storage.patiently):
+    check_settings(name, storage, settings, directions)
+    with alone(url, "study", storage=storage):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-        if (known := [direction.name.lower() for direction in study.directions]) != list(directions):
-            raise BadInput(
-                f"--study: got {name}, whose objectives are {known}, expected {list(directions)}; name another --study"
-            )
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)
@@ -129,14 +144,22 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
     study.ask = asked_alone  # type: ignore[method-assign]
 
 
-def check_settings(name: str, storage: SharedStorage, settings: dict[str, str]) -> None:
-    """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing."""
+def check_settings(
+    name: str, storage: SharedStorage, settings: dict[str, str], directions: Sequence[Direction]
+) -> None:
+    """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing.
+
+    Raises:
+        StoreFailed: what is stored of it cannot be read.
+    """
     try:
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
+    if [direction.name.lower() for direction in storage.get_study_directions(study_id)] != list(directions):
+        raise _unreadable(name, "its objectives")
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
-    known = _STORED_SETTINGS.validate_json(stored) if stored is not None else settings
+    known = settings if stored is None else _read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
     for setting in sorted(known.keys() | settings.keys()):
         if known.get(setting) != settings.get(setting):
             raise BadInput(
@@ -186,7 +209,7 @@ def fail_dead_trials(study: optuna.Study) -> None:
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         worker = trial.user_attrs.get(WORKER)
-        if worker is None or not processes.is_gone(worker):
+        if worker is None or not processes.is_gone(_read(_WORKER, worker, f"trial {trial.number}", WORKER)):
             continue
         # It may have ended, and its process after it, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
@@ -221,30 +244,43 @@ def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
         trial.set_user_attr(RUN_ID, run_id)
 
 
+def measured(trial: FrozenTrial) -> Outcome:
+    """Return the outcome of a COMPLETE trial."""
+    outcome = outcome_of(trial)
+    if outcome is None:
+        raise _unreadable(f"trial {trial.number}", OUTCOME)
+    return outcome
+
+
 def outcome_of(trial: FrozenTrial) -> Outcome | None:
     """Return the outcome that `remember` has stored; None for a trial that died first."""
     text = trial.user_attrs.get(OUTCOME)
     if text is None:
         return None
-    return _parsed_outcome(_STORED_ID.validate_python(text))
+    return _parsed_outcome(_read(_TEXT, text, f"trial {trial.number}", OUTCOME))
 
 
 @functools.lru_cache(maxsize=_MOST_OUTCOMES)
 def _parsed_outcome(text: str) -> Outcome:
     """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
-    return _OUTCOMES.validate_json(text)
+    return _read(_OUTCOMES, text, "a trial", OUTCOME)
 
 
 def parent_run_id_of(study: optuna.Study) -> str | None:
     """Return the id of the MLflow run that stands for a study; None if it has none yet."""
     stored = study.user_attrs.get(PARENT_RUN_ID)
-    return None if stored is None else _STORED_ID.validate_python(stored)
+    return None if stored is None else _read(_TEXT, stored, study.study_name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
     """Return the bytes that were free when a study without a budget began; None where that is not known."""
     stored = study.user_attrs.get(FREE_BYTES)
-    return None if stored is None else _STORED_BYTES.validate_python(stored)
+    return None if stored is None else _read(_BYTES, stored, study.study_name, FREE_BYTES)
+
+
+def learning_rate_of(trial: FrozenTrial) -> float:
+    """Return the learning rate that a search has trained with."""
+    return _read(_NUMBER, trial.user_attrs.get(LEARNING_RATE), f"trial {trial.number}", LEARNING_RATE)
 
 
 def run_id_of(trial: FrozenTrial) -> str:

@@ -6,10 +6,12 @@ from optuna import Study, Trial
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from amp_track.study.database import SharedStorage
+from amp_track.study.storage import Direction
 
 __all__ = [
     "BaseDistribution",
     "CategoricalDistribution",
+    "Direction",
     "FloatDistribution",
     "IntDistribution",
     "SharedStorage",

@@ -63,6 +63,8 @@ class Run:
         self._flushed = time.monotonic()
         self._known_params = dict(existing.data.params) if existing is not None else {}
         self._tables: list[dict[str, str]] = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing else []
+        self._started_ms = (existing.info.start_time or 0) if existing is not None else 0
+        """Of a resumed run: the clock may have been set back since."""
         self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
@@ -202,7 +204,7 @@ class Run:
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
-        self._write(EndRun(status=status, end_time_ms=now_ms()))
+        self._write(EndRun(status=status, end_time_ms=max(now_ms(), self._started_ms)))
 
     def _write(self, write: Write, *, takes: bool = False) -> None:
         self._sink.write(self._key, write, takes=takes)

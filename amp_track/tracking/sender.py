@@ -202,6 +202,7 @@ class Sender:
             self._deliver(spool, merged)
         except Exception as error:
             if not spool.holds(merged):  # a newer checkpoint has replaced it
+                self._doubts = 0
                 return False
             self._doubts = 0 if answers.is_of_the_server(error) else self._doubts + 1
             if not answers.is_refusal(error) and self._doubts < _ATTEMPTS:

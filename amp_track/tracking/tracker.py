@@ -27,7 +27,7 @@ from amp_track.tracking.answers import reason_of
 from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key
 from amp_track.tracking.sinks import sink_for
-from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms
+from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
 from amp_track.workers import interrupts, processes, sqlite_files
 from amp_track.workers.locks import store_lock
 
@@ -65,6 +65,7 @@ class Tracker:
 
     def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL), resumes: bool = False) -> None:
         _hush()
+        set_clock()
         self.uri = uri
         if not addresses.exists(uri) and not resumes:
             environment.check_new_store(uri)
@@ -292,7 +293,7 @@ class Tracker:
         return len(gone)
 
     def _kill(self, run: StoredRun) -> None:
-        for write in killed():
+        for write in killed(run.info.start_time or 0):
             self._sink.write(run.info.run_id, write)
 
     def _children(self, parent_run_id: str, which: str) -> list[StoredRun]:

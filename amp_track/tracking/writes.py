@@ -115,23 +115,36 @@ WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="k
 """Reads a write from plain data, as `dataclasses.asdict` made it."""
 
 
-# Of Linux, it goes on while the machine sleeps; elsewhere there is none that does.
-_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_AHEAD_SECONDS = time.time() - time.clock_gettime(_STEADY_CLOCK)
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that nobody sets; Linux has one that goes on while the machine sleeps."""
+_ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
+
+
+def set_clock() -> None:
+    """Set the clock of `now_ms` by the system's, as each command does when it begins."""
+    global _ahead_seconds
+    _ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
 
 
 def now_ms() -> int:
     """Return the time as MLflow counts it, in milliseconds since 1970.
 
-    It is that of a clock which was set when this process began, so that no run ends before it has started: the
-    system's own may be set back by hours.
+    Within a command it never goes back: the system's own clock may be set back by hours, and a run would end before it
+    has started.
     """
-    return int((_AHEAD_SECONDS + time.clock_gettime(_STEADY_CLOCK)) * 1000)
+    return int((_ahead_seconds + time.clock_gettime(_CLOCK)) * 1000)
 
 
-def killed() -> tuple[Write, ...]:
-    """Return what ends a run now as Ctrl-C does: KILLED, with the verdict that says so."""
-    return LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}), EndRun(status="KILLED", end_time_ms=now_ms())
+def killed(started_ms: int) -> tuple[Write, ...]:
+    """Return what ends a run now as Ctrl-C does: KILLED, with the verdict that says so.
+
+    Args:
+        started_ms: when the run has started, which may be later than now: by a clock that has been set back since.
+    """
+    end_time_ms = max(now_ms(), started_ms)
+    return LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}), EndRun(
+        status="KILLED", end_time_ms=end_time_ms
+    )
 
 
 def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:

@@ -21,7 +21,7 @@ _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 
 
 @contextmanager
-def store_lock(url: str) -> Iterator[None]:
+def store_lock(url: str, *, part: str = "") -> Iterator[None]:
     """Hold the lock of a store, which has to be held while the store creates its tables.
 
     The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
@@ -32,8 +32,9 @@ def store_lock(url: str) -> Iterator[None]:
 
     Args:
         url: the store's address. Different spellings of the same address share one lock.
+        part: names a lock besides that of the store, which may be held meanwhile.
     """
-    file = _file_of(url)
+    file = _file_of(url, f".{part}.lock" if part else ".lock")
     interrupts.check()
     begun, has_said_so = time.monotonic(), False
     while (descriptor := _acquired(file)) is None:
@@ -62,10 +63,10 @@ def _acquired(file: Path) -> int | None:
     return None
 
 
-def _file_of(url: str) -> Path:
+def _file_of(url: str, suffix: str) -> Path:
     store = identity(url)
     if isinstance(store, Path):
-        return store.with_name(f"{store.name}.lock")
+        return store.with_name(f"{store.name}{suffix}")
     folder = platformdirs.user_cache_path("amp_track") / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}.lock"
+    return folder / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}{suffix}"

@@ -47,15 +47,19 @@ class Case:
     place: Place
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def disturb(self, strike: Callable[[Command], None]) -> Observation:
-        """Run the command, strike it at the moment, and wait until it ends."""
+    def disturb(self, strike: Callable[[Command], bool | None]) -> Observation:
+        """Run the command, strike it at the moment, and wait until it ends.
+
+        Args:
+            strike: returns False where the command was over before all of it had happened.
+        """
         with Command(self.place, self.work.arguments) as command:
             has_struck = self.moment.wait(command, self.seed)
             struck = time.monotonic()
             if has_struck:
-                strike(command)
+                has_struck = strike(command) is not False
             code = command.wait()
-            seconds = time.monotonic() - struck
+            seconds = max((command.ended or time.monotonic()) - struck, 0.0)
             return Observation(has_struck, code, seconds, command.lines, command.processes_left())
 
     @property

@@ -13,8 +13,8 @@ from benchmarks.faults.command import Place
 from benchmarks.faults.stores import Records
 
 _KEPT_BESIDE_STORES = {"mlflow.db", "optuna.db", "mlruns"}
-_KEPT_IN_TMPDIR = ("amp_track-*.lock", "torchinductor_*")
-"""What an undisturbed command leaves: the empty lock file of each store, which is used again, and torch's cache."""
+_KEPT_IN_TMPDIR = ("torchinductor_*",)
+"""What an undisturbed command leaves: torch's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

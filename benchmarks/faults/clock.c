@@ -1,5 +1,7 @@
 /* Tells programs another time of day than the system's: LD_PRELOAD this library, and let CLOCK_OFFSET name a file of eight
- * bytes, the seconds by which the clock is ahead. Clocks that cannot be set, such as CLOCK_MONOTONIC, are not touched. */
+ * bytes, the seconds by which the clock is ahead. Clocks that cannot be set, such as CLOCK_MONOTONIC, are not touched.
+ * Waits until a time of day (sem_timedwait, pthread_cond_timedwait) still go by the system's: a program that computes such
+ * a time while the clock is wrong waits too long, or not at all. Python waits by CLOCK_MONOTONIC. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -28,7 +30,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     if (!real_clock_gettime)
         begin();
     int result = real_clock_gettime(clock, now);
-    if (offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+    if (result == 0 && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         now->tv_sec += *offset;
     return result;
 }

@@ -79,6 +79,8 @@ class Command:
         self.lines: list[str] = []
         """What it has printed on stderr."""
         self.started = time.monotonic()
+        self.ended: float | None = None
+        """When its stderr was closed, in seconds as `started`; None before, and where nobody reads it."""
         with (place.folder / "stdout").open("wb") as stdout:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "amp_track", *arguments], cwd=place.stores, env=place.environment(),
@@ -181,6 +183,7 @@ class Command:
                 time.sleep(_POLL_SECONDS)
                 continue
             if not content:
+                self.ended = time.monotonic()
                 break
             *whole, rest = (rest + content).split(b"\n")
             self.lines += [line.decode(errors="replace") for line in whole]

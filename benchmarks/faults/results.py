@@ -20,7 +20,9 @@ _MUST_BE_THE_SAME = ("device", "driver", "versions", "code")
 
 def code_digest() -> str:
     """Return a digest of the package and of these faults: rows that other code has made say nothing of this one."""
-    files = sorted(file for folder in ("amp_track", "benchmarks/faults") for file in (ROOT / folder).rglob("*.py"))
+    folders = [ROOT / "amp_track", ROOT / "benchmarks" / "faults"]
+    files = sorted(file for folder in folders for kind in ("*.py", "*.c") for file in folder.rglob(kind))
+    files += [ROOT / "benchmarks" / name for name in ("processes.py", "servers.py")]
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(content).hexdigest()[:16]
 

@@ -97,11 +97,25 @@ def _offset_file(case: Case) -> Path:
 
 
 def _clock_jumps(case: Case) -> Observation:
+    def set_clock(hours: int) -> None:
+        with _offset_file(case).open("r+b") as file:  # in place: the commands have it in their memory
+            file.write(struct.pack("q", hours * 3600))
+
+    def strike(command: Command) -> bool:
+        set_clock(-1)
+        time.sleep(_CLOCK_SECONDS)
+        still_runs = command.exit_code is None
+        set_clock(1)
+        return still_runs
+
+    return case.disturb(strike)
+
+
+def _killed_with_a_clock_set_back(case: Case) -> Observation:
     def strike(command: Command) -> None:
-        for hours in (-1, 1):
-            with _offset_file(case).open("r+b") as file:  # in place: the commands have it in their memory
-                file.write(struct.pack("q", hours * 3600))
-            time.sleep(_CLOCK_SECONDS)
+        command.send(signal.SIGKILL)
+        with _offset_file(case).open("r+b") as file:
+            file.write(struct.pack("q", -3600))
 
     return case.disturb(strike)
 
@@ -109,9 +123,15 @@ def _clock_jumps(case: Case) -> Observation:
 CLOCKS = (
     Fault(
         "the clock jumps an hour back, then two ahead",
-        "The command goes on; times are counted by a clock that does not jump.",
-        _clock_jumps, each(moments.STORES, moments.JOB, moments.BETWEEN, of=works.STUDIES), set_up=_with_clock,
-        ends_itself=True, impossible=_cannot_compile,
+        "The command goes on; its runs are timed by a clock that does not jump.",
+        _clock_jumps, each(moments.STORES, moments.JOB), set_up=_with_clock, ends_itself=True,
+        impossible=_cannot_compile,
+    ),
+    Fault(
+        "SIGKILL of the command, and the clock is set back an hour",
+        "The next command ends the runs that were left, none before it has started.",
+        _killed_with_a_clock_set_back, each(moments.STORES, moments.JOB, moments.EVALUATION), set_up=_with_clock,
+        exit_codes=(0, -signal.SIGKILL), impossible=_cannot_compile,
     ),
 )  # fmt: skip
 
@@ -131,19 +151,27 @@ def _on_a_server(happen: Callable[[Case, Server], Observation]) -> Callable[[Cas
     return run
 
 
+def _told_once(seen: Observation, *texts: str) -> Observation:
+    """Return what was seen, with another exit code where the user is not told, or told twice."""
+    said = sum(any(text in line for text in texts) for line in seen.lines)
+    return seen if said == 1 or not seen.has_struck else dataclasses.replace(seen, exit_code=None)
+
+
 def _away(case: Case, server: Server) -> Observation:
-    def strike(command: Command) -> None:
+    def strike(command: Command) -> bool:
         server.kill()
         time.sleep(_AWAY_SECONDS)
+        still_runs = command.exit_code is None
         server.start()
+        return still_runs
 
-    return case.disturb(strike)
+    return _told_once(case.disturb(strike), "takes no records now")
 
 
 def _away_to_the_end(case: Case, server: Server) -> Observation:
     seen = case.disturb(lambda command: server.kill())
     server.start()
-    return seen
+    return _told_once(seen, "wait in", "waits in")
 
 
 def _both_killed(case: Case, server: Server) -> Observation:
@@ -159,7 +187,8 @@ def _both_killed(case: Case, server: Server) -> Observation:
 SERVERS = (
     Fault(
         "SIGKILL of the tracking server, which is started again",
-        "The command goes on; what the server has not taken waits on disk, and is delivered when it answers.",
+        "The command goes on, and says so once; what the server has not taken waits on disk until it answers, or until "
+        "the next command.",
         _on_a_server(_away), each(moments.JOB, moments.BETWEEN, moments.EVALUATION, of=works.STUDIES),
     ),
     Fault(

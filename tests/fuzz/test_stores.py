@@ -15,36 +15,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import request
 
-from amp_track.commands.fit import fit
+from amp_track.commands.compare import compare
+from amp_track.commands.request import CompareOptions
+from amp_track.commands.search import search
 from amp_track.records.job import Job
 
 pytestmark = pytest.mark.slow
 
 TINY = strategies.TINY
-COMMANDS = (
-    ["fit", TINY, "--study", "s"],
-    ["train", TINY],
-    ["compare", TINY, "--precision", "fp32"],
-    ["train", "--resume", "0" * 32],
-)
-STATEMENTS = (
-    "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
-    "INSERT INTO alembic_version VALUES ('y')", "DROP TABLE runs", "DROP TABLE experiments",
-    "DELETE FROM runs", "UPDATE runs SET lifecycle_stage = 'deleted'", "UPDATE runs SET status = 'x'",
-    "UPDATE experiments SET lifecycle_stage = 'deleted'", "DELETE FROM tags", "DROP TABLE metrics",
-    "DROP TABLE version_info",
-    "UPDATE version_info SET schema_version = 99", "DELETE FROM version_info", "DROP TABLE studies",
-    "DROP TABLE trials",
-    "UPDATE study_user_attributes SET value_json = '{'", "UPDATE study_user_attributes SET value_json = '5'",
-    "DELETE FROM study_user_attributes", "UPDATE trial_user_attributes SET value_json = '\"{\"'",
-    "DELETE FROM trial_user_attributes", "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'",
-    "DELETE FROM trial_params", "UPDATE trial_params SET distribution_json = '{'", "ALTER TABLE runs RENAME TO walks",
-    "CREATE TABLE extra (a)", "UPDATE study_directions SET direction = 'MINIMIZE'", "DELETE FROM study_directions",
-)  # fmt: skip
-"""What another version, or another program, may have left; a statement about the other store does nothing.
-
-Not "DELETE FROM experiments": MLflow makes the first one anew when it opens a store, even where a command is refused.
-"""
+READING = {
+    "optuna.db": (
+        ["fit", TINY, "--study", "s"],
+        ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2"],
+        ["compare", TINY, "--study", "s", "--precision", "fp32"],
+    ),
+    "mlflow.db": (
+        ["fit", TINY, "--study", "s"],
+        ["train", TINY],
+        ["train", "--resume", "0" * 32],
+    ),
+}
+"""The commands that read what each store holds."""
+_EMPTIED = "DELETE FROM experiments"
+"""MLflow makes the first one anew when it opens the store, even where a command is refused."""
+STATEMENTS = {
+    "mlflow.db": (
+        "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
+        "INSERT INTO alembic_version VALUES ('y')", "DROP TABLE runs", "DROP TABLE experiments", _EMPTIED,
+        "DELETE FROM runs", "UPDATE runs SET lifecycle_stage = 'deleted'",
+        "UPDATE experiments SET lifecycle_stage = 'deleted'", "DELETE FROM tags", "DROP TABLE metrics",
+        "ALTER TABLE runs RENAME TO walks", "CREATE TABLE extra (a)",
+    ),
+    "optuna.db": (
+        "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
+        "DROP TABLE version_info", "UPDATE version_info SET schema_version = 99", "DELETE FROM version_info",
+        "DROP TABLE studies", "DROP TABLE trials", "UPDATE study_user_attributes SET value_json = '{'",
+        "UPDATE study_user_attributes SET value_json = '5'", "UPDATE study_user_attributes SET value_json = '0'",
+        "DELETE FROM study_user_attributes", "UPDATE trial_user_attributes SET value_json = '\"{\"'",
+        "UPDATE trial_user_attributes SET value_json = '5'", "DELETE FROM trial_user_attributes",
+        "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'", "DELETE FROM trial_params",
+        "UPDATE trial_params SET distribution_json = '{'", "UPDATE study_directions SET direction = 'MINIMIZE'",
+        "DELETE FROM study_directions", "DELETE FROM trial_values", "CREATE TABLE extra (a)",
+    ),
+}  # fmt: skip
+"""What another version, another program or a person may have done to each store."""
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +66,13 @@ def used_stores(store_templates: Path, tmp_path_factory: pytest.TempPathFactory)
     """A folder with both stores, in which the study s has been found, as the command that is tried finds it."""
     folder = tmp_path_factory.mktemp("used")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
+    sandbox = simulated_sandbox()(TINY)
     with contextlib.chdir(folder):
-        asked = request(Job(workload=TINY), study="s", precisions=("fp32",))
-        fit(asked, sandbox=simulated_sandbox()(TINY))
+        search(request(Job(workload=TINY), study="s", precisions=("fp32",), trials=1), sandbox=sandbox)
+        compare(
+            request(Job(workload=TINY), study="s", precisions=("fp32",), compare_options=CompareOptions()),
+            sandbox=sandbox,
+        )
     return folder
 
 
@@ -72,39 +90,41 @@ def _no_page(content: bytes, at: int) -> bytes:
     return content[:at] + bytes(4096) + content[at + 4096 :]
 
 
-@st.composite
-def damages(draw: st.DrawFn) -> Callable[[Path], None]:
-    """Draw what happens to a file."""
-    if draw(st.booleans()):
-        statement = draw(st.sampled_from(STATEMENTS))
-
-        def change(file: Path) -> None:
-            with contextlib.closing(sqlite3.connect(file)) as opened, contextlib.suppress(sqlite3.Error):
-                opened.execute(statement)
-                opened.commit()
-
-        return change
-    how, at = (
-        draw(st.sampled_from((_cut, _flip, _no_page))),
-        draw(st.one_of(st.integers(0, 200), st.integers(0, 2**30))),
-    )
-    return lambda file: file.write_bytes(how(file.read_bytes(), at)) and None
-
-
-@given(st.sampled_from(COMMANDS), st.sampled_from(("mlflow.db", "optuna.db")), damages())
-@each_case
-def test_any_content_of_a_store(
-    attempt: Attempt,
-    monkeypatch: pytest.MonkeyPatch,
-    used_stores: Path,
-    command: list[str],
-    store: str,
-    damage: Callable[[Path], None],
+@pytest.mark.parametrize(
+    ("store", "statement"), [(store, statement) for store, statements in STATEMENTS.items() for statement in statements]
+)
+def test_what_others_do_to_a_store(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, used_stores: Path, store: str, statement: str
 ) -> None:
     train_simulated(monkeypatch)
 
     def prepare(folder: Path) -> None:
         shutil.copytree(used_stores, folder, dirs_exist_ok=True)
-        damage(folder / store)
+        with contextlib.closing(sqlite3.connect(folder / store)) as opened:
+            opened.execute(statement)
+            opened.commit()
+
+    for command in READING[store]:
+        attempt(*command, prepare=prepare, may_write=statement == _EMPTIED)
+
+
+@given(st.data(), st.sampled_from((_cut, _flip, _no_page)), st.one_of(st.integers(0, 200), st.integers(0, 2**30)))
+@each_case
+def test_bytes_of_a_store_that_are_lost(
+    attempt: Attempt,
+    monkeypatch: pytest.MonkeyPatch,
+    used_stores: Path,
+    data: st.DataObject,
+    damage: Callable[[bytes, int], bytes],
+    at: int,
+) -> None:
+    train_simulated(monkeypatch)
+    store = data.draw(st.sampled_from(tuple(READING)))
+    command = data.draw(st.sampled_from(READING[store]))
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(used_stores, folder, dirs_exist_ok=True)
+        file = folder / store
+        file.write_bytes(damage(file.read_bytes(), at))
 
     attempt(*command, prepare=prepare)

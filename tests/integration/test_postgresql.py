@@ -1,7 +1,11 @@
 """Studies in PostgreSQL, which is restarted, goes away, and loses answers."""
 
 import contextlib
+import os
+import select
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +20,7 @@ from support import DIGITS, request
 
 from amp_track.commands.fit import fit
 from amp_track.records.job import Job
+from amp_track.study.alone import alone
 from amp_track.study.storage import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
@@ -160,6 +165,40 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
             worker.let_go(0)
             assert edges(worker.result()) == undisturbed()
     assert [trial.state for trial in trials("s/fit", url)].count(TrialState.FAIL) == 2
+
+
+_TWO = """
+import sys
+from amp_track.study.alone import alone
+print("asks", flush=True)
+with alone(sys.argv[1], "run"):
+    print("is alone", flush=True)
+"""
+
+
+def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for_too_long(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", _TWO, url]
+    other_machine = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "other machine")}
+    pipe = subprocess.PIPE
+    with (
+        alone(url, "study"),
+        alone(url, "run"),
+        subprocess.Popen(command, stdout=pipe, text=True, env=other_machine) as waiting,
+    ):
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "asks\n"
+        assert select.select([waiting.stdout], [], [], 1.0)[0] == [], "it waits"
+        waiting.kill()
+    monkeypatch.setattr("amp_track.study.alone._HOLD_SECONDS", 1)
+    with alone(url, "run"):
+        done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
+    assert done.stdout.splitlines() == ["asks", "is alone"]
+    with pytest.raises(LookupError), alone(url, "run"):
+        raise LookupError
+    done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
+    assert done.stdout.splitlines() == ["asks", "is alone"]
 
 
 def test_workers_of_several_machines_that_begin_at_once_share_one_run(

@@ -93,6 +93,19 @@ def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Pa
     assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
 
 
+def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -> None:
+    """Programs that it starts look for modules where they always do."""
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text() + "\nassert 'PYTHONSAFEPATH' not in os.environ\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from amp_track.records.job import Job\nfrom amp_track.sandbox.sandbox import Sandbox\n"
+        f"print(Sandbox({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+
+
 _TOUCHES_CUDA = """
 import torch
 torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked from one that has initialized CUDA

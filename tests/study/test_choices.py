@@ -55,7 +55,7 @@ def test_fewer_precisions_are_refused_when_the_study_is_opened(part: str) -> Non
     opened = storage.open_storage(URL)
     refused = REFUSED.format(", ".join(FEWER), ", ".join(PRECISIONS))
     with pytest.raises(BadInput, match=refused):
-        storage.check_settings(f"old/{part}", opened, {})
+        storage.check_settings(f"old/{part}", opened, {}, ["maximize"])
     with pytest.raises(BadInput, match=refused):
         storage.open_study(f"old/{part}", opened, URL, directions=["maximize"], settings={})
     assert "settings" not in optuna.load_study(study_name=f"old/{part}", storage=URL).user_attrs

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 from pathlib import Path
 
 import mlflow
@@ -97,3 +98,18 @@ def test_what_is_sent_twice_is_there_once(tmp_path: Path) -> None:
     assert len(run.inputs.dataset_inputs) == 1
     assert [item.path for item in client.list_artifacts(run_id, "checkpoints")] == ["checkpoints/a.bin"]
     assert [item.path for item in client.list_artifacts(run_id, "files")] == ["files/a.bin"]
+
+
+def test_no_run_ends_before_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is set back an hour while a command runs; and before the next one, which ends what that has left."""
+    writes.set_clock()
+    begun, real = writes.now_ms(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    assert 0 <= writes.now_ms() - begun < 60_000
+    writes.set_clock()
+    assert writes.now_ms() < begun
+    *_, end = writes.killed(begun)
+    assert isinstance(end, EndRun)
+    assert end.end_time_ms == begun
+    monkeypatch.undo()
+    writes.set_clock()

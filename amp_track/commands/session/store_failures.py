@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import sqlite3
 import tempfile
@@ -11,8 +10,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from amp_track.commands.request import Stores
 from amp_track.records import addresses
@@ -25,6 +22,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", "amp_track.study")
 """Modules that call the databases."""
+_READERS = ("json", "sqlalchemy")
+"""Modules that make values of what databases hold."""
 _LONGEST_REASON = 200
 _ROOM_BYTES = 2**20
 """A disk with less room counts as full: what was written of the file may be deleted by now."""
@@ -57,13 +56,25 @@ def _message(error: Exception, stores: Stores) -> str | None:
             return _of_sqlite(cause, _store_of(causes, stores))
         if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
             return _of_disk(cause, stores)
-        if isinstance(cause, json.JSONDecodeError | ValidationError):  # stores keep what has parts as JSON
+        if type(cause).__name__ == "MlflowException" and not isinstance(cause.__cause__, OSError):
+            uri = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
+            said = str(cause).strip().splitlines()[0][:_LONGEST_REASON]
+            return f"{uri}: MLflow does not do what it is asked ({said}); restore a copy of the store, or name another"
+        if _is_of_reading(cause):
             store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
             return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
         if type(cause).__module__ == "sqlalchemy.exc" and type(cause).__name__ == "OperationalError":
             said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
             return f"{addresses.masked(_store_of(causes, stores))}: the database failed ({said}); see to it, {_THEN}"
     return None
+
+
+def _is_of_reading(error: BaseException) -> bool:
+    """Return whether a library that reads a database finds text there that is no JSON, or not one of several words."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called_by_a_store = any(name.startswith((*_HOME_OF_OPTUNA, *_HOME_OF_MLFLOW)) for name in modules)
+    reader = modules[-1].partition(".")[0] if modules else ""
+    return isinstance(error, ValueError | LookupError) and called_by_a_store and reader in _READERS
 
 
 def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:

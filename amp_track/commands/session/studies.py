@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from amp_track.commands.session import fingerprint
 from amp_track.commands.session.keep_curves import LatePictures, late_pictures
@@ -17,11 +17,9 @@ from amp_track.records.values import format_bytes
 from amp_track.report import progress
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
-    from amp_track.study.types import SharedStorage, Study
+    from amp_track.study.types import Direction, SharedStorage, Study
     from amp_track.tracking import Run, Tracker
 
-Direction = Literal["minimize", "maximize"]
-"""The direction of an objective, as Optuna names it."""
 _SETTINGS_OF = {
     "fit": fingerprint.edge_settings,
     "train": fingerprint.training_settings,
@@ -58,7 +56,8 @@ class Studies:
 
         if addresses.exists(self._url):
             for part in parts:
-                storage.check_settings(f"{self.name}/{part}", self._storage, _SETTINGS_OF[part](self.session))
+                settings = _SETTINGS_OF[part](self.session)
+                storage.check_settings(f"{self.name}/{part}", self._storage, settings, self._directions(part))
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
         """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
@@ -66,7 +65,7 @@ class Studies:
 
         storage.when_buried(self._storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
 
-    def open(self, part: str, directions: Sequence[Direction]) -> Study:
+    def open(self, part: str) -> Study:
         """Open a part of the study, new or resumed."""
         from amp_track.study import storage
 
@@ -74,34 +73,34 @@ class Studies:
             f"{self.name}/{part}",
             self._storage,
             self._url,
-            directions=directions,
+            directions=self._directions(part),
             settings=_SETTINGS_OF[part](self.session),
         )
         if part != "fit":  # whose sampler has claims of its own, and no queue
             storage.ask_in_turn(study, self._url)
         return study
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Keep all other search workers of this storage out of a block."""
+    def alone(self, part: str) -> AbstractContextManager[None]:
+        """Keep all other search workers of this storage out of a block; see `study.alone`."""
         from amp_track.study.alone import alone
 
-        return alone(self._url, patiently=self._storage.patiently)
+        return alone(self._url, part, storage=self._storage)
 
     def free_bytes(self, study: Study) -> int:
         """Return the bytes that were free when the fit study began: without a budget its edges are those."""
         from amp_track.study import storage
 
-        with self.alone():
+        with self.alone("free memory"):
             known_bytes = storage.free_bytes_of(study)
             if known_bytes is None:
                 known_bytes = self.session.inspection.free_bytes
                 study.set_user_attr(storage.FREE_BYTES, known_bytes)
         return known_bytes
 
-    @property
-    def direction_of_quality(self) -> Direction:
-        """Whether the workload wants its quality high or low."""
-        return "maximize" if self.session.inspection.higher_is_better else "minimize"
+    def _directions(self, part: str) -> list[Direction]:
+        """Return whether each objective of a part is wanted high or low."""
+        quality: Direction = "maximize" if self.session.inspection.higher_is_better else "minimize"
+        return {"train": [quality, "maximize"], "seeds": [quality]}.get(part, ["maximize"])
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,22 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         tracker: the store the run is in.
         given_run_id: the id of a run that exists already, to be this one if the study has none yet.
     """
+    from amp_track.study import storage
+
     with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
-        with studies.alone():  # else two workers that begin at the same time make a run each
-            known = _known_run(studies, study, tracker, given_run_id)
+        with studies.alone("run"):  # else two workers that begin at the same time make a run each
+            known = storage.parent_run_id_of(study)
+            if known is not None and not tracker.exists(known):
+                known = None  # another tracking store, or deleted there
             tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
             parent = stack.enter_context(tracker.run(studies.name, tags=tags, run_id=known or given_run_id))
             if known is None:
-                _begin(studies.session, study, parent)
+                study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
+        if known is None:
+            _describe(studies.session, parent)
+        elif given_run_id is not None and known != given_run_id:
+            with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
+                pass
         pictures = stack.enter_context(late_pictures())
         if known is not None:
             _resume(studies, study, tracker, known)
@@ -145,24 +153,9 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
 
 
-def _known_run(studies: Studies, study: Study, tracker: Tracker, given_run_id: str | None) -> str | None:
-    """Return the id of the run that a study has; None if it has none in this tracking store."""
-    from amp_track.study import storage
-
-    known = storage.parent_run_id_of(study)
-    if known is None or not tracker.exists(known):  # another tracking store, or deleted there
-        return None
-    if given_run_id is not None and known != given_run_id:
-        with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
-            pass
-    return known
-
-
-def _begin(session: Session, study: Study, parent: Run) -> None:
+def _describe(session: Session, parent: Run) -> None:
     from amp_track import tracking
-    from amp_track.study import storage
 
-    study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
     tracking.describe(parent, session.job, session.inspection, kind="study", with_params=False)
     parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
     parent.flush()
