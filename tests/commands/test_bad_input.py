@@ -33,6 +33,7 @@ ARGUMENTS = [
         "--storage: got sqlite:///:memory:, a database that ends with",
     ),
     (["fit", DIGITS, "--storage", "sqlite:////dev/null"], "expected a file, this is a pipe or a device"),
+    (["fit", DIGITS, "--storage", "sqlite:///%00"], "expected a file that can be opened"),
     (["fit", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "expected a file that can be opened"),
     (["fit", DIGITS, "--storage", "sqlite:///a\0b"], "expected a file that can be opened"),
     (["train", DIGITS, "--timeout", "1e300"], "--timeout: got '1e300', expected a number of seconds above 0, of a"),
