@@ -84,14 +84,14 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     request = request_of("fit", workload, given, owns_process=True)
     from amp_track.commands import fit
     from amp_track.report import fit as fit_report
-    from amp_track.report import terminal
+    from amp_track.report import links, terminal
 
     result = _print_or_return(fit.fit, request, as_json)
     if result is None:
         return
     terminal.print_table(fit_report.fit_table(result))
     _print_notes(fit_report.fit_notes(result))
-    _print_how_to_look(request, result.study)
+    _print_how_to_look(request, result.study, links.pages(result, _ui(request)))
 
 
 @app.command("search")
@@ -103,8 +103,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     """
     request = request_of("search", workload, given, owns_process=True)
     from amp_track.commands import search
+    from amp_track.report import links, terminal
     from amp_track.report import search as search_report
-    from amp_track.report import terminal
 
     result = _print_or_return(search.search, request, as_json)
     if result is None:
@@ -112,7 +112,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     for table in search_report.search_tables(result):
         terminal.print_table(table)
     _print_notes(search_report.notes(result))
-    _print_how_to_look(request, result.fit.study)
+    _print_how_to_look(request, result.fit.study, links.pages(result, _ui(request)))
 
 
 @app.command("dtypes")
@@ -175,7 +175,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     request = request_of("compare", workload, given, owns_process=True)
     from amp_track.commands import compare
     from amp_track.report import compare as compare_report
-    from amp_track.report import terminal
+    from amp_track.report import links, terminal
 
     result = _print_or_return(compare.compare, request, as_json)
     if result is None:
@@ -183,7 +183,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     for table in compare_report.tables(result):
         terminal.print_table(table)
     _print_notes([*result.answers, *compare_report.notes(result)])
-    _print_how_to_look(request, result.study)
+    _print_how_to_look(request, result.study, links.pages(result, _ui(request)))
 
 
 def main() -> NoReturn:
@@ -292,11 +292,19 @@ def _print_notes(lines: Sequence[str]) -> None:
         print(f"· {line}")
 
 
-def _print_how_to_look(request: Request, study: str) -> None:
+def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
     print(f"study {study}; look at it with:")
     print(f"  {_mlflow_ui(request)}")
+    for page in pages:
+        print(f"    {page}")
     dashboard = _program("optuna-dashboard")
     print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+
+
+def _ui(request: Request) -> str:
+    """Return the address of the UI that shows the runs: the server's, or that of the command which is printed."""
+    uri = addresses.tracking_uri(request.stores.tracking_uri)
+    return addresses.masked(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
 
 
 def _mlflow_ui(request: Request) -> str:

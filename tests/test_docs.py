@@ -90,14 +90,21 @@ def tables_made_today(name: str) -> list[Any]:
     seeds = SeedsResult(job=job, seeds=2, margin=Margin(fraction=0.01), trainings=trainings)
     fitted = PrecisionFit(edge=Edge(1, 2, "memory"), probes=1, at_edge=fits, run_id="")
     fit = FitResult(
-        study="", run_id="", job=job, hardware=Hardware(kind="cpu", name=""), precisions={"fp32": fitted}, skipped={}
+        study="",
+        run_id="",
+        experiment_id="1",
+        job=job,
+        hardware=Hardware(kind="cpu", name=""),
+        precisions={"fp32": fitted},
+        skipped={},
     )
     search = SearchResult(
         fit=fit, quality_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
         seeds=seeds if name == "seeds" else None,
     )  # fmt: skip
     compare = CompareResult(
-        study="", run_id="", job=job, hardware=Hardware(kind="cpu", name=""), quality_name="mse", option="width",
+        study="", run_id="", experiment_id="1",
+        job=job, hardware=Hardware(kind="cpu", name=""), quality_name="mse", option="width",
         values=("16", "64", "256", "1024"), precisions=("fp32",), skipped={}, seeds=2, margin=Margin(fraction=0.01),
         cells=tuple(
             Cell(value=value, precision="fp32", trainings=trainings) for value in ("16", "64", "256", "1024")

@@ -190,6 +190,7 @@ def _result(tracked_study: TrackedStudy, sessions: dict[str, Session], cells: li
     return CompareResult(
         study=tracked_study.name,
         run_id=tracked_study.parent.run_id,
+        experiment_id=tracked_study.parent.experiment_id,
         job=base.job,
         hardware=base.inspection.hardware,
         quality_name=base.inspection.quality_name,

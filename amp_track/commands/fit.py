@@ -96,6 +96,7 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     result = FitResult(
         study=tracked_study.name,
         run_id=parent.run_id,
+        experiment_id=parent.experiment_id,
         job=session.job,
         hardware=session.inspection.hardware,
         precisions=fits,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
+from amp_track.records.colors import PRECISION_COLORS
 from amp_track.results import compare as comparison
 from amp_track.results.compare import Cell, CompareResult
 
@@ -69,8 +70,8 @@ def _draw_lines(
 ) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    for index, (precision, numbers_of) in enumerate(heights.items()):
-        axes.plot(numbers, numbers_of, marker="o", markersize=5, color=f"C{index}", label=precision)
+    for precision, numbers_of in heights.items():
+        axes.plot(numbers, numbers_of, marker="o", markersize=5, color=PRECISION_COLORS[precision], label=precision)
     if min(numbers) > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -90,7 +91,7 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[flo
     axes.yaxis.set_major_formatter("{x:,g}")
     for index, (precision, numbers_of) in enumerate(heights.items()):
         shift = (index - (len(heights) - 1) / 2) * width
-        bars = axes.bar(places + shift, numbers_of, 0.9 * width, color=f"C{index}", label=precision)
+        bars = axes.bar(places + shift, numbers_of, 0.9 * width, color=PRECISION_COLORS[precision], label=precision)
         if result.option is None:
             axes.bar_label(bars, labels=[f"{precision}\n{_rounded(number)}" for number in numbers_of])
     if result.option is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.outcome import Outcome
 from amp_track.report.fit import edge_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
@@ -109,17 +110,17 @@ def draw(result: SearchResult, file: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     speed, quality = figure.subplots(1, 2)
-    for index, (name, fitted) in enumerate(result.fit.precisions.items()):
+    for name, fitted in result.fit.precisions.items():
         trials = sorted(
             (trial for trial in result.trials if trial.precision == name and trial.outcome.fits),
             key=lambda trial: trial.batch_size,
         )
         batches = [trial.batch_size for trial in trials]
-        style = {"marker": "o", "color": f"C{index}", "label": f"{name} (≤ {fitted.edge.largest_batch})"}
+        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.edge.largest_batch})"}
         speed.plot(batches, [trial.outcome.samples_per_second for trial in trials], **style)
         quality.plot(batches, [trial.outcome.quality for trial in trials], **style)
         for axes in (speed, quality):
-            axes.axvline(fitted.edge.largest_batch, color=f"C{index}", linestyle="--", linewidth=0.8)
+            axes.axvline(fitted.edge.largest_batch, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
     same = "epochs" if result.fit.job.steps is None else "steps"
     for axes, label in ((speed, "samples per second"), (quality, f"{result.quality_name}, same {same} for all")):
         axes.set_xscale("log", base=2)

@@ -165,6 +165,7 @@ class CompareResult(Shown):
 
     study: str
     run_id: str
+    experiment_id: str
     job: Job
     hardware: Hardware
     quality_name: str

@@ -108,6 +108,7 @@ class FitResult(Shown):
 
     study: str
     run_id: str
+    experiment_id: str
     job: Job
     hardware: Hardware
     precisions: dict[str, PrecisionFit]

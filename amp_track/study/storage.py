@@ -111,18 +111,24 @@ def open_study(
     storage: SharedStorage,
     url: str,
     *,
-    directions: Sequence[Direction],
+    objectives: Mapping[str, Direction],
     settings: dict[str, str],
 ) -> optuna.Study:
     """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
+
+    Args:
+        objectives: by the name that optuna-dashboard shows, whether it is wanted high or low.
 
     Raises:
         BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
             when other precisions were known, which Optuna cannot change.
     """
+    directions = list(objectives.values())
     check_settings(name, storage, settings, directions)
     with alone(url, "study", storage=storage):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
+        if study.metric_names != list(objectives):
+            study.set_metric_names(list(objectives))  # which optuna-dashboard shows
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)

@@ -16,6 +16,8 @@ NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's codes for an id of nothing, and for a text that can be no id."""
 _LONGEST_ID = 18
 """Digits that MLflow gives the id of an experiment at most."""
+_KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
+"""Else the UI of MLflow 3 shows the traces of language models first, of which there are none."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -67,7 +69,7 @@ def experiment(client: mlflow.MlflowClient) -> str:
     if (found := known_experiment(client)) is not None:
         return found
     try:
-        return str(client.create_experiment(experiment_name()))
+        return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
     except mlflow.exceptions.MlflowException:
         if (found := known_experiment(client)) is None:  # else another machine has just made it
             raise

@@ -55,7 +55,8 @@ def fitted(batch_size: int, phase: str) -> PrecisionFit:
 
 
 FIT = FitResult(
-    study="digits", run_id="parent", job=JOB, hardware=Hardware(kind="cpu", name=CPU), skipped={"tf32": TF32},
+    study="digits", run_id="parent", experiment_id="1",
+    job=JOB, hardware=Hardware(kind="cpu", name=CPU), skipped={"tf32": TF32},
     precisions={
         "fp32": fitted(10_949, "evaluation"),
         "amp": dataclasses.replace(fitted(13_333, "backward"), edge=Edge(13_333, None, "max_batch_size"), failure=None),
@@ -87,7 +88,7 @@ SEARCH = SearchResult(
 def comparison(option: str | None) -> CompareResult:
     values = ("16", "1024") if option is not None else ("",)
     return CompareResult(
-        study="s", run_id="parent", job=JOB, hardware=Hardware(kind="cpu", name=CPU),
+        study="s", run_id="parent", experiment_id="1", job=JOB, hardware=Hardware(kind="cpu", name=CPU),
         quality_name="accuracy", option=option,
         values=values, precisions=tuple(QUALITIES), skipped={}, seeds=3, margin=Margin(fraction=0.01),
         cells=tuple(

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
@@ -41,7 +42,7 @@ def result() -> SearchResult:
     )  # fmt: skip
     nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70 * MEBIBYTE)
     fit = FitResult(
-        study="s", run_id="parent", job=Job(memory_budget_bytes=64 * MEBIBYTE),
+        study="s", run_id="parent", experiment_id="1", job=Job(memory_budget_bytes=64 * MEBIBYTE),
         hardware=Hardware(kind="cpu", name="A CPU"),
         precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
         multiple_of=24, effective_batch_size=1008, headroom_bytes=3 * MEBIBYTE,
@@ -137,19 +138,19 @@ def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
     """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
     file = tmp_path / "search.png"
 
-    def pixels(colour: tuple[int, int, int]) -> list[int]:
+    def pixels(colour: tuple[int, ...]) -> list[int]:
         """How many are of about this colour, on the left and on the right."""
         with Image.open(file) as picture:
             distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
         middle = distance.shape[1] // 2
         return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
 
-    blue, orange = (31, 119, 180), (255, 127, 14)
+    amp, fp32 = (ImageColor.getrgb(PRECISION_COLORS[name])[:3] for name in ("amp", "fp32"))
     report.draw(result, file)
-    drawn, legend_only = pixels(blue), pixels(orange)
+    drawn, legend_only = pixels(amp), pixels(fp32)
     untrained = dataclasses.replace(result, trials=())
     report.draw(untrained, file)
-    without_trials = pixels(blue)
+    without_trials = pixels(amp)
     assert drawn[0] > without_trials[0] + 500, "a line and three markers"
     assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"
     assert all(edge > 100 for edge in without_trials), "the edge of amp, and the legend"

@@ -65,7 +65,7 @@ def compared(
         for speed in [of_precision[index]]
     ]
     return CompareResult(
-        study="s", run_id="parent", job=Job(batch_size=8, epochs=2, learning_rate=0.1),
+        study="s", run_id="parent", experiment_id="1", job=Job(batch_size=8, epochs=2, learning_rate=0.1),
         hardware=Hardware(kind="cuda", name="A GPU"),
         quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
         skipped={"tf32": "needs another GPU"}, seeds=seeds, margin=Margin(fraction=0.01), cells=tuple(cells),

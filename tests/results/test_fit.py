@@ -34,7 +34,7 @@ NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id
 
 def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: Any) -> FitResult:
     return FitResult(
-        study="study", run_id="parent", job=Job(memory_budget_bytes=64, processes=processes),
+        study="study", run_id="parent", experiment_id="1", job=Job(memory_budget_bytes=64, processes=processes),
         hardware=Hardware(kind="cpu", name="A CPU"), precisions=precisions,
         skipped={"tf32": "needs another GPU"}, **settings,
     )  # fmt: skip

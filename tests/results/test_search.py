@@ -15,7 +15,8 @@ OUTCOME = Outcome(
 )  # fmt: skip
 TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, outcome=OUTCOME, run_id="run3")
 FIT = FitResult(
-    study="study", run_id="parent", job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
+    study="study", run_id="parent", experiment_id="1",
+    job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
     precisions={"amp": PrecisionFit(edge=Edge(512, 513, "memory"), probes=5, at_edge=OUTCOME, run_id="edge")},
 )  # fmt: skip
 SEEDS = SeedsResult(

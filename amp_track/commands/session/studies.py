@@ -57,7 +57,9 @@ class Studies:
         if addresses.exists(self._url):
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
-                storage.check_settings(f"{self.name}/{part}", self._storage, settings, self._directions(part))
+                storage.check_settings(
+                    f"{self.name}/{part}", self._storage, settings, list(self._objectives(part).values())
+                )
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
         """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
@@ -73,7 +75,7 @@ class Studies:
             f"{self.name}/{part}",
             self._storage,
             self._url,
-            directions=self._directions(part),
+            objectives=self._objectives(part),
             settings=_SETTINGS_OF[part](self.session),
         )
         if part != "fit":  # whose sampler has claims of its own, and no queue
@@ -97,10 +99,21 @@ class Studies:
                 study.set_user_attr(storage.FREE_BYTES, known_bytes)
         return known_bytes
 
-    def _directions(self, part: str) -> list[Direction]:
-        """Return whether each objective of a part is wanted high or low."""
-        quality: Direction = "maximize" if self.session.inspection.higher_is_better else "minimize"
-        return {"train": [quality, "maximize"], "seeds": [quality]}.get(part, ["maximize"])
+    def _objectives(self, part: str) -> dict[str, Direction]:
+        """Return the objectives of a part by name, and whether each is wanted high or low."""
+        inspection = self.session.inspection
+        speed: dict[str, Direction] = {"samples/s": "maximize"}
+        quality: dict[str, Direction] = {
+            inspection.quality_name: "maximize" if inspection.higher_is_better else "minimize"
+        }
+        match part:
+            case "fit":
+                return {"largest batch that fits": "maximize"}
+            case "train":
+                return quality | speed
+            case "seeds":
+                return quality
+        return speed
 
 
 @dataclass(frozen=True)
