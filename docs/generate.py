@@ -29,7 +29,7 @@ from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 from amp_track import cli  # noqa: E402
 from amp_track.commands.arguments import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finders, overhead, trials  # noqa: E402
+from benchmarks import finders, overhead, server, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
@@ -182,6 +182,16 @@ def startup_table(device: str) -> None:
         rows.append([f"the digits, {precision}", ours, theirs, f"{found['ratio_median']:.2f} ×", "≤ 0.75 ×"])
     rows.append(["first line on a terminal", f"{result['first_line_seconds_median']:.2f} s", "", "", "≤ 1 s"])
     _print_table(["", "amp-track train", "bare script", "ratio", "aim"], rows)
+    print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+
+
+def server_table(device: str) -> None:
+    """Print what a training takes whose records go to a server, against a database file."""
+    result = _result(f"server-{device}")
+    seconds = [f"{result['seconds_median'][way]:.1f} s" for way in server.WAYS]
+    ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
+    row = [f"{result['steps']:,} steps", *seconds, ratios, f"≤ {server.AIM} ×"]
+    _print_table(["", *server.WAYS, "ratio (of all pairs)", "aim"], [row])
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
 
 
