@@ -304,7 +304,7 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
 def _ui(request: Request) -> str:
     """Return the address of the UI that shows the runs: the server's, or that of the command which is printed."""
     uri = addresses.tracking_uri(request.stores.tracking_uri)
-    return addresses.masked(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
+    return addresses.server(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
 
 
 def _mlflow_ui(request: Request) -> str:

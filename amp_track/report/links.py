@@ -34,8 +34,7 @@ def _trainings(ui: str, found: FitResult | CompareResult) -> str:
 
     Child runs are folded under their parent, and not drawn, unless the order is another than the date's.
     """
-    mark = '"' if "'" in found.study else "'"
-    kinds = f"tags.`optuna.study` LIKE {mark}{found.study}/%{mark} AND tags.`amp_track.kind` = 'train'"
+    kinds = f"tags.`mlflow.parentRunId` = '{found.run_id}' AND tags.`amp_track.kind` = 'train'"
     query = {
         "workflowType": "machine_learning",
         "compareRunsMode": "CHART",

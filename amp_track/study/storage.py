@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -37,8 +37,8 @@ _SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_i
 PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Json[Outcome])
 _SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
-_BYTES = TypeAdapter(Annotated[int, Field(strict=True, gt=0)])
-_TEXT, _WORKER, _NUMBER = TypeAdapter(str), TypeAdapter(dict[str, Any]), TypeAdapter(float)
+_BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
+_TEXT, _NUMBER = TypeAdapter(str), TypeAdapter(float)
 _OVER_ALL_PRECISIONS = ("fit", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
@@ -111,24 +111,24 @@ def open_study(
     storage: SharedStorage,
     url: str,
     *,
-    objectives: Mapping[str, Direction],
+    objectives: Sequence[tuple[str, Direction]],
     settings: dict[str, str],
 ) -> optuna.Study:
     """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
 
     Args:
-        objectives: by the name that optuna-dashboard shows, whether it is wanted high or low.
+        objectives: of each the name that optuna-dashboard shows, and whether it is wanted high or low.
 
     Raises:
         BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
             when other precisions were known, which Optuna cannot change.
     """
-    directions = list(objectives.values())
+    names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
     with alone(url, "study", storage=storage):
         study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
-        if study.metric_names != list(objectives):
-            study.set_metric_names(list(objectives))  # which optuna-dashboard shows
+        if study.metric_names != names:
+            study.set_metric_names(names)
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
     fail_dead_trials(study)
@@ -162,8 +162,6 @@ def check_settings(
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
-    if [direction.name.lower() for direction in storage.get_study_directions(study_id)] != list(directions):
-        raise _unreadable(name, "its objectives")
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
     known = settings if stored is None else _read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
     for setting in sorted(known.keys() | settings.keys()):
@@ -172,6 +170,14 @@ def check_settings(
                 f"--study: got {setting} {settings.get(setting)}, expected the {known.get(setting)} that study {name} "
                 "was made with; use that setting or name another --study"
             )
+    found = [direction.name.lower() for direction in storage.get_study_directions(study_id)]
+    if not found or "not_set" in found:
+        raise _unreadable(name, "objectives")
+    if found != list(directions):
+        raise BadInput(
+            f"--study: got {name}, which was made to {' and '.join(found)}, expected to {' and '.join(directions)} its "
+            "objectives; name another --study"
+        )
     # The trainings of a search choose among their own edges: those are compared when they are known.
     if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
         trials = storage.get_all_trials(study_id, deepcopy=False)
@@ -215,7 +221,7 @@ def fail_dead_trials(study: optuna.Study) -> None:
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         worker = trial.user_attrs.get(WORKER)
-        if worker is None or not processes.is_gone(_read(_WORKER, worker, f"trial {trial.number}", WORKER)):
+        if worker is None or not processes.is_gone(worker):
             continue
         # It may have ended, and its process after it, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
@@ -251,10 +257,10 @@ def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
 
 
 def measured(trial: FrozenTrial) -> Outcome:
-    """Return the outcome of a COMPLETE trial."""
+    """Return the outcome of a trial that has run, and check that the rest of it is there."""
     outcome = outcome_of(trial)
-    if outcome is None:
-        raise _unreadable(f"trial {trial.number}", OUTCOME)
+    if outcome is None or not trial.params or (trial.state is TrialState.COMPLETE and not trial.values):
+        raise _unreadable(f"trial {trial.number}", "params, values or an outcome")
     return outcome
 
 

@@ -67,6 +67,8 @@ def known_experiment(client: mlflow.MlflowClient) -> str | None:
 def experiment(client: mlflow.MlflowClient) -> str:
     """Return the id of the experiment of new runs, which is made if it is not there. Raises BadInput as above."""
     if (found := known_experiment(client)) is not None:
+        if experiment_name() == EXPERIMENT and not os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            _say_its_kind(client, found)
         return found
     try:
         return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
@@ -74,6 +76,14 @@ def experiment(client: mlflow.MlflowClient) -> str:
         if (found := known_experiment(client)) is None:  # else another machine has just made it
             raise
         return found
+
+
+def _say_its_kind(client: mlflow.MlflowClient, experiment_id: str) -> None:
+    """Tag an experiment that an earlier version has made; what people have chosen in the UI stays."""
+    tags = client.get_experiment(experiment_id).tags
+    for name, kind in _KIND_OF_EXPERIMENT.items():
+        if name not in tags:
+            client.set_experiment_tag(experiment_id, name, kind)
 
 
 def check_new_store(uri: str) -> None:

@@ -53,7 +53,9 @@ class Run:
         existing: the run as the store has it, unless it is yet to be made; its params cannot be changed.
     """
 
-    def __init__(self, sink: Sink, key: str, experiment_id: str, *, existing: StoredRun | None = None) -> None:
+    def __init__(
+        self, sink: Sink, key: str, experiment_id: str, *, existing: StoredRun | None = None, started_ms: int = 0
+    ) -> None:
         self.experiment_id = experiment_id
         self._sink = sink
         self._key = key
@@ -63,8 +65,8 @@ class Run:
         self._flushed = time.monotonic()
         self._known_params = dict(existing.data.params) if existing is not None else {}
         self._tables: list[dict[str, str]] = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing else []
-        self._started_ms = (existing.info.start_time or 0) if existing is not None else 0
-        """Of a resumed run: the clock may have been set back since."""
+        self._started_ms = (existing.info.start_time or 0) if existing is not None else started_ms
+        """The clock may have been set back since."""
         self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []

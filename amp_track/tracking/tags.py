@@ -7,6 +7,7 @@ import importlib.metadata
 import subprocess
 from pathlib import Path
 
+from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 from amp_track.tracking import abandoned
@@ -20,7 +21,12 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_para
     """
     if with_params:
         run.params(job.params())
-        run.tags({"amp_track.precision_reason": inspection.support(job.precision).reason})
+        run.tags(
+            {
+                "amp_track.precision_reason": inspection.support(job.precision).reason,
+                "mlflow.runColor": PRECISION_COLORS[job.precision],
+            }
+        )
     run.tags(
         {
             "amp_track.kind": kind,

@@ -137,7 +137,7 @@ class Tracker:
         tags = private.context_tags() | tags
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
         if parent is not None:
-            return Run(self._sink, self._sink.create(write), experiment_id)
+            return Run(self._sink, self._sink.create(write), experiment_id, started_ms=write.start_time_ms)
         made = self._ask(lambda: create(self._client, write), writes=True)
         return Run(self._sink, made.info.run_id, experiment_id, existing=made)
 

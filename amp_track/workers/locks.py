@@ -34,7 +34,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
         url: the store's address. Different spellings of the same address share one lock.
         part: names a lock besides that of the store, which may be held meanwhile.
     """
-    file = _file_of(url, f".{part}.lock" if part else ".lock")
+    file = _file_of(url, f".{_digest(part)[:2]}.lock" if part else ".lock")
     interrupts.check()
     begun, has_said_so = time.monotonic(), False
     while (descriptor := _acquired(file)) is None:
@@ -63,10 +63,14 @@ def _acquired(file: Path) -> int | None:
     return None
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _file_of(url: str, suffix: str) -> Path:
     store = identity(url)
     if isinstance(store, Path):
         return store.with_name(f"{store.name}{suffix}")
     folder = platformdirs.user_cache_path("amp_track") / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"{hashlib.sha256(store.encode()).hexdigest()[:16]}{suffix}"
+    return folder / f"{_digest(store)[:16]}{suffix}"

@@ -36,7 +36,12 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: dict[str, Any]) -> bool:
-    """True if a process has ended. False where that cannot be known: on another machine, or in another container."""
+    """True if a process has ended.
+
+    False where that cannot be known: on another machine, in another container, or if a store holds no identity.
+    """
+    if not _is_identity(process):
+        return False
     if _was_before_a_reboot(process):
         return True
     return _is_visible(process) and _find(process) is None
@@ -44,7 +49,7 @@ def is_gone(process: dict[str, Any]) -> bool:
 
 def is_at_work(process: dict[str, Any]) -> bool:
     """True if a process that can be seen from here runs, and is not stopped (SIGSTOP, Ctrl-Z)."""
-    found = _find(process) if _is_visible(process) else None
+    found = _find(process) if _is_identity(process) and _is_visible(process) else None
     try:
         return found is not None and found.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.NoSuchProcess:
@@ -64,6 +69,12 @@ def _find(process: dict[str, Any]) -> psutil.Process | None:
     except psutil.NoSuchProcess:
         return None
     return found if is_same else None
+
+
+def _is_identity(process: object) -> bool:
+    """Return whether this is what `this_process` has returned; a store may hold anything."""
+    known: dict[str, type | tuple[type, ...]] = {"host": str, "pid": int, "started": (int, float)}
+    return isinstance(process, dict) and all(isinstance(process.get(name), kind) for name, kind in known.items())
 
 
 def _is_visible(process: dict[str, Any]) -> bool:

@@ -59,7 +59,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert set(asked) <= {"127.0.0.1", ""}, "no request leaves the machine"
 
 
-def test_the_printed_pages_show_the_study_and_compare_its_trainings(server: Server, page: Page) -> None:
+def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, server: Server) -> None:
     asked = request(
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
@@ -68,10 +68,12 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(server: Serv
     page.goto(of_the_study)
     page.get_by_text("Child runs").wait_for()
     assert page.get_by_text("it's", exact=True).count()
+    page.get_by_text("Model registry").wait_for()  # the menu of training
     assert page.get_by_text("Judges").count() == 0, "the menu of language models"
 
     page.goto(of_the_trainings)
     page.get_by_text(f"{TRAININGS} matching runs").wait_for()
+    page.get_by_role("link").filter(has_text=" batch ").nth(9).wait_for()
     names = page.get_by_role("link").all_inner_texts()
     assert {name.split()[0] for name in names if " batch " in name} == {"fp32", "amp", "bf16"}
     assert sum(" batch " in name for name in names) >= 10

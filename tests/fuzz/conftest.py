@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from simulated import SimulatedSandbox
 from support import Done
 
+from amp_track.commands.arguments import FLAGS
 from amp_track.commands.session import session
 from amp_track.sandbox.sandbox import Sandbox
 
@@ -60,7 +61,7 @@ def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pyt
                 patch.setenv(name, value)
             done = amp_track(*arguments)
         gc.unfreeze()  # a command keeps what it has imported for good, and this process runs hundreds
-        check(done, as_json="--json" in arguments)
+        check(done, as_json=_asks_for_json(arguments))
         if done.returncode == 2 and not may_write:
             assert contents(folder) == before, "bad input writes nothing"
         monkeypatch.chdir(clean_folder)
@@ -68,6 +69,16 @@ def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pyt
         return done
 
     return run
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Return whether `--json` is a flag there, and not the value of one."""
+    switches = {flag.name for flags in FLAGS.values() for flag in flags if flag.is_switch} | {"--json"}
+    before = ("", *arguments)
+    return any(
+        word == "--json" and (not last.startswith("--") or last in switches or "=" in last)
+        for last, word in zip(before, arguments, strict=False)
+    )
 
 
 def check(done: Done, *, as_json: bool) -> None:

@@ -191,13 +191,14 @@ def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for
         assert waiting.stdout.readline() == "asks\n"
         assert select.select([waiting.stdout], [], [], 1.0)[0] == [], "it waits"
         waiting.kill()
-    monkeypatch.setattr("amp_track.study.alone._HOLD_SECONDS", 1)
-    with alone(url, "run"):
-        done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr("amp_track.study.alone._HOLD_SECONDS", 1)
+        with alone(url, "run"):
+            done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
     assert done.stdout.splitlines() == ["asks", "is alone"]
     with pytest.raises(LookupError), alone(url, "run"):
         raise LookupError
-    done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
+    done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=30)
     assert done.stdout.splitlines() == ["asks", "is alone"]
 
 

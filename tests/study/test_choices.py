@@ -57,13 +57,13 @@ def test_fewer_precisions_are_refused_when_the_study_is_opened(part: str) -> Non
     with pytest.raises(BadInput, match=refused):
         storage.check_settings(f"old/{part}", opened, {}, ["maximize"])
     with pytest.raises(BadInput, match=refused):
-        storage.open_study(f"old/{part}", opened, URL, objectives={"value": "maximize"}, settings={})
+        storage.open_study(f"old/{part}", opened, URL, objectives=[("value", "maximize")], settings={})
     assert "settings" not in optuna.load_study(study_name=f"old/{part}", storage=URL).user_attrs
 
 
 def test_the_same_precisions_are_opened() -> None:
     made_with("fit", PRECISIONS)
-    storage.open_study("old/fit", storage.open_storage(URL), URL, objectives={"value": "maximize"}, settings={})
+    storage.open_study("old/fit", storage.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
     trial = optuna.load_study(study_name="old/fit", storage=URL).ask()  # no heartbeat
     assert trial.suggest_categorical("precision", PRECISIONS) in PRECISIONS
 

@@ -26,7 +26,7 @@ def grace() -> int:
 def study(grace: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.Study]:
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=grace))
     opened = storage.open_storage(URL)
-    yield storage.open_study("s", opened, URL, objectives={"value": "maximize"}, settings={})
+    yield storage.open_study("s", opened, URL, objectives=[("value", "maximize")], settings={})
     opened.engine.dispose()
 
 

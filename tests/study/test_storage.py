@@ -17,7 +17,7 @@ URL = "sqlite:///optuna.db"
 
 def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
-        "s", storage.open_storage(URL), URL, objectives={"value": "maximize"}, settings=settings,
+        "s", storage.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
     )  # fmt: skip
 
 

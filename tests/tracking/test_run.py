@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from amp_track.commands.train import train
 from amp_track.records.events import StepsRecorded
 from amp_track.records.job import Job
 from amp_track.records.outcome import ScaleReport
-from amp_track.tracking import Run, Tracker
+from amp_track.tracking import Run, Tracker, writes
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
@@ -109,3 +110,17 @@ def test_a_table_is_read_back_as_mlflows_own(client: mlflow.MlflowClient, monkey
     assert found.to_dict("list") == {"step": [1, 2], "loss": [0.5, 0.25]}
     tables = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
     assert [table["path"] for table in tables] == ["a.json", "b.json"]
+
+
+def test_a_run_that_the_clock_overtakes_ends_when_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command of the same process begins while the clock has been set back an hour."""
+    tracker = Tracker(stores()["tracking_uri"])
+    real = time.time
+    with tracker.run("parent", tags={}) as parent, tracker.run("child", tags={}, parent=parent) as child:
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        writes.set_clock()
+    monkeypatch.undo()
+    writes.set_clock()
+    for run_id in (parent.run_id, child.run_id):
+        info = mlflow.MlflowClient(tracker.uri).get_run(run_id).info
+        assert info.end_time == info.start_time

@@ -56,17 +56,25 @@ def _message(error: Exception, stores: Stores) -> str | None:
             return _of_sqlite(cause, _store_of(causes, stores))
         if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
             return _of_disk(cause, stores)
-        if type(cause).__name__ == "MlflowException" and not isinstance(cause.__cause__, OSError):
-            uri = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
-            said = str(cause).strip().splitlines()[0][:_LONGEST_REASON]
-            return f"{uri}: MLflow does not do what it is asked ({said}); restore a copy of the store, or name another"
         if _is_of_reading(cause):
             store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
             return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
         if type(cause).__module__ == "sqlalchemy.exc" and type(cause).__name__ == "OperationalError":
             said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
             return f"{addresses.masked(_store_of(causes, stores))}: the database failed ({said}); see to it, {_THEN}"
-    return None
+    return _of_mlflow(error, stores)
+
+
+def _of_mlflow(error: BaseException | None, stores: Stores) -> str | None:
+    """Return what MLflow says that it cannot do; None if it is not MLflow that has raised the error."""
+    while error is not None and "MlflowException" not in (base.__name__ for base in type(error).__mro__):
+        error = error.__cause__
+    if error is None:
+        return None
+    from amp_track.tracking.answers import reason_of
+
+    uri = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
+    return f"{uri}: MLflow cannot do that ({reason_of(error)}); restore a copy of the store, or name another"
 
 
 def _is_of_reading(error: BaseException) -> bool:

@@ -57,9 +57,8 @@ class Studies:
         if addresses.exists(self._url):
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
-                storage.check_settings(
-                    f"{self.name}/{part}", self._storage, settings, list(self._objectives(part).values())
-                )
+                directions = [direction for _, direction in self._objectives(part)]
+                storage.check_settings(f"{self.name}/{part}", self._storage, settings, directions)
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
         """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
@@ -92,28 +91,28 @@ class Studies:
         """Return the bytes that were free when the fit study began: without a budget its edges are those."""
         from amp_track.study import storage
 
-        with self.alone("free memory"):
+        with self.alone("memory"):
             known_bytes = storage.free_bytes_of(study)
             if known_bytes is None:
                 known_bytes = self.session.inspection.free_bytes
                 study.set_user_attr(storage.FREE_BYTES, known_bytes)
         return known_bytes
 
-    def _objectives(self, part: str) -> dict[str, Direction]:
-        """Return the objectives of a part by name, and whether each is wanted high or low."""
+    def _objectives(self, part: str) -> list[tuple[str, Direction]]:
+        """Return the objectives of a part: the name of each, and whether it is wanted high or low."""
         inspection = self.session.inspection
-        speed: dict[str, Direction] = {"samples/s": "maximize"}
-        quality: dict[str, Direction] = {
-            inspection.quality_name: "maximize" if inspection.higher_is_better else "minimize"
+        quality: tuple[str, Direction] = (
+            inspection.quality_name,
+            "maximize" if inspection.higher_is_better else "minimize",
+        )
+        speed: tuple[str, Direction] = "samples/s", "maximize"
+        of_parts: dict[str, list[tuple[str, Direction]]] = {
+            "fit": [("largest batch that fits", "maximize")],
+            "train": [quality, speed],
+            "seeds": [quality],
+            "compare": [speed],
         }
-        match part:
-            case "fit":
-                return {"largest batch that fits": "maximize"}
-            case "train":
-                return quality | speed
-            case "seeds":
-                return quality
-        return speed
+        return of_parts[part]
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
     from amp_track.study import storage
 
     with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
-        with studies.alone("run"):  # else two workers that begin at the same time make a run each
+        # Else two workers that begin at the same time make a run each.
+        with studies.alone(f"run of {study.study_name}"):
             known = storage.parent_run_id_of(study)
             if known is not None and not tracker.exists(known):
                 known = None  # another tracking store, or deleted there
@@ -189,7 +189,7 @@ def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str
 def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
     """Say so where the edges of a study without a budget hold for another amount of free memory than there is now."""
     now_bytes = session.inspection.free_bytes
-    if session.job.memory_budget_bytes is None and abs(now_bytes / then_bytes - 1) > _MOST_DRIFT:
+    if session.job.memory_budget_bytes is None and abs(now_bytes - then_bytes) > _MOST_DRIFT * then_bytes:
         progress.say(
             f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
             "are: give a --memory-budget, or another --study to find them again"

@@ -10,7 +10,6 @@ from amp_track.commands.session.failures import raise_on_crash
 from amp_track.commands.session.keep_curves import LatePictures, kept_curves
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
-from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
@@ -47,11 +46,7 @@ def run_trial(
 
     kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
     title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "") + (f" {note}" if note else "")
-    tags = {
-        "optuna.study": tracked.study.study_name,
-        "optuna.trial": str(trial.number),
-        "mlflow.runColor": PRECISION_COLORS[job.precision],
-    }
+    tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
     if task is not None:
         tags["amp_track.reason"] = task.reason
     with tracked.tracker.run(title, parent=tracked.parent, tags=tags) as run:
