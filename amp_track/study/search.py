@@ -146,12 +146,11 @@ def _finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def _result_of(trial: FrozenTrial) -> TrialResult:
-    outcome = storage.measured(trial)  # which checks that its params are there
     return TrialResult(
         number=trial.number,
-        precision=trial.params["precision"],
-        batch_size=trial.params["batch_size"],
+        precision=storage.param_of(trial, "precision"),
+        batch_size=storage.param_of(trial, "batch_size"),
         learning_rate=storage.learning_rate_of(trial),
-        outcome=outcome,
+        outcome=storage.measured(trial),
         run_id=storage.run_id_of(trial),
     )

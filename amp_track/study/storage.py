@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -257,11 +257,18 @@ def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
 
 
 def measured(trial: FrozenTrial) -> Outcome:
-    """Return the outcome of a trial that has run, and check that the rest of it is there."""
+    """Return the outcome of a trial that has run, and check that its values are there."""
     outcome = outcome_of(trial)
-    if outcome is None or not trial.params or (trial.state is TrialState.COMPLETE and not trial.values):
-        raise _unreadable(f"trial {trial.number}", "params, values or an outcome")
+    if outcome is None or (trial.state is TrialState.COMPLETE and not trial.values):
+        raise _unreadable(f"trial {trial.number}", "values or an outcome")
     return outcome
+
+
+def param_of(trial: FrozenTrial, name: str) -> Any:
+    """Return a param that a trial was made with."""
+    if name not in trial.params:
+        raise _unreadable(f"trial {trial.number}", f"a param {name}")
+    return trial.params[name]
 
 
 def outcome_of(trial: FrozenTrial) -> Outcome | None:
