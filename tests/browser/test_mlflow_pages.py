@@ -66,9 +66,9 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     of_the_study, of_the_trainings = links.pages(search(asked, sandbox=SimulatedSandbox(samples=512)), server.address)
 
     page.goto(of_the_study)
-    page.get_by_text("Child runs").wait_for()
-    assert page.get_by_text("it's", exact=True).count()
-    page.get_by_text("Model registry").wait_for()  # the menu of training
+    page.get_by_text("Child runs", exact=True).wait_for()
+    page.get_by_text("it's", exact=True).first.wait_for()
+    page.get_by_text("Model registry", exact=True).first.wait_for()  # the menu of training
     assert page.get_by_text("Judges").count() == 0, "the menu of language models"
 
     page.goto(of_the_trainings)
