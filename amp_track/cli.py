@@ -47,6 +47,8 @@ Workload = Annotated[
     typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+_UI_HOST, _UI_PORT = "127.0.0.1", 5000
+"""Where the printed `mlflow ui` listens."""
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
 
 
@@ -304,16 +306,15 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
 def _ui(request: Request) -> str:
     """Return the address of the UI that shows the runs: the server's, or that of the command which is printed."""
     uri = addresses.tracking_uri(request.stores.tracking_uri)
-    return addresses.server(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
+    return addresses.server(uri) if uri.startswith("http") else f"http://{_UI_HOST}:{_UI_PORT}"
 
 
 def _mlflow_ui(request: Request) -> str:
     uri = addresses.tracking_uri(request.stores.tracking_uri)
     if uri.startswith("http"):
         return addresses.masked(uri)
-    return (
-        f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(addresses.masked(uri))} --host 127.0.0.1 --port 5000"
-    )
+    store = shlex.quote(addresses.masked(uri))
+    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {_UI_HOST} --port {_UI_PORT}"
 
 
 def _program(name: str) -> str:

@@ -73,7 +73,7 @@ def open_storage(url: str) -> SharedStorage:
     """
     times = database.TIMES
     file = addresses.sqlite_file(url)
-    with store_lock(url), alone(url, "tables"):
+    with alone(url, "tables"):
         if file is not None and not sqlite_files.read(file).tables:
             sqlite_files.make_tables(file, _statements())
         try:

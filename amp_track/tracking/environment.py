@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import mlflow
+from mlflow.entities import Experiment
 
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
@@ -38,8 +39,8 @@ def experiment_name() -> str:
     return name
 
 
-def known_experiment(client: mlflow.MlflowClient) -> str | None:
-    """Return the id of the experiment of new runs; None if it is yet to be made.
+def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
+    """Return the experiment of new runs; None if it is yet to be made.
 
     Raises:
         BadInput: it has been deleted, or the environment names it by an id that is none.
@@ -61,7 +62,7 @@ def known_experiment(client: mlflow.MlflowClient) -> str | None:
             "one that is there; restore it (mlflow experiments restore --experiment-id "
             f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
         )
-    return str(found.experiment_id)
+    return found
 
 
 def experiment(client: mlflow.MlflowClient) -> str:
@@ -69,21 +70,20 @@ def experiment(client: mlflow.MlflowClient) -> str:
     if (found := known_experiment(client)) is not None:
         if experiment_name() == EXPERIMENT and not os.environ.get("MLFLOW_EXPERIMENT_ID"):
             _say_its_kind(client, found)
-        return found
+        return str(found.experiment_id)
     try:
         return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
     except mlflow.exceptions.MlflowException:
         if (found := known_experiment(client)) is None:  # else another machine has just made it
             raise
-        return found
+        return str(found.experiment_id)
 
 
-def _say_its_kind(client: mlflow.MlflowClient, experiment_id: str) -> None:
+def _say_its_kind(client: mlflow.MlflowClient, found: Experiment) -> None:
     """Tag an experiment that an earlier version has made; what people have chosen in the UI stays."""
-    tags = client.get_experiment(experiment_id).tags
     for name, kind in _KIND_OF_EXPERIMENT.items():
-        if name not in tags:
-            client.set_experiment_tag(experiment_id, name, kind)
+        if name not in found.tags:
+            client.set_experiment_tag(found.experiment_id, name, kind)
 
 
 def check_new_store(uri: str) -> None:

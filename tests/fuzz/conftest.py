@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from simulated import SimulatedSandbox
 from support import Done
 
-from amp_track.commands.arguments import FLAGS
+from amp_track import cli
 from amp_track.commands.session import session
 from amp_track.sandbox.sandbox import Sandbox
 
@@ -73,10 +73,9 @@ def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pyt
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
     """Return whether `--json` is a flag there, and not the value of one."""
-    switches = {flag.name for flags in FLAGS.values() for flag in flags if flag.is_switch} | {"--json"}
     before = ("", *arguments)
     return any(
-        word == "--json" and (not last.startswith("--") or last in switches or "=" in last)
+        word == "--json" and (not last.startswith("--") or last in cli._SWITCHES or "=" in last)
         for last, word in zip(before, arguments, strict=False)
     )
 
