@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -47,8 +48,6 @@ Workload = Annotated[
     typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
-_UI_HOST, _UI_PORT = "127.0.0.1", 5000
-"""Where the printed `mlflow ui` listens."""
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
 
 
@@ -85,15 +84,8 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     """
     request = request_of("fit", workload, given, owns_process=True)
     from amp_track.commands import fit
-    from amp_track.report import fit as fit_report
-    from amp_track.report import links, terminal
 
-    result = _print_or_return(fit.fit, request, as_json)
-    if result is None:
-        return
-    terminal.print_table(fit_report.fit_table(result))
-    _print_notes(fit_report.fit_notes(result))
-    _print_how_to_look(request, result.study, links.pages(result, _ui(request)))
+    _print_study(_print_or_return(fit.fit, request, as_json), request)
 
 
 @app.command("search")
@@ -105,16 +97,8 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     """
     request = request_of("search", workload, given, owns_process=True)
     from amp_track.commands import search
-    from amp_track.report import links, terminal
-    from amp_track.report import search as search_report
 
-    result = _print_or_return(search.search, request, as_json)
-    if result is None:
-        return
-    for table in search_report.search_tables(result):
-        terminal.print_table(table)
-    _print_notes(search_report.notes(result))
-    _print_how_to_look(request, result.fit.study, links.pages(result, _ui(request)))
+    _print_study(_print_or_return(search.search, request, as_json), request)
 
 
 @app.command("dtypes")
@@ -176,16 +160,28 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     """
     request = request_of("compare", workload, given, owns_process=True)
     from amp_track.commands import compare
-    from amp_track.report import compare as compare_report
-    from amp_track.report import links, terminal
 
-    result = _print_or_return(compare.compare, request, as_json)
-    if result is None:
-        return
-    for table in compare_report.tables(result):
-        terminal.print_table(table)
-    _print_notes([*result.answers, *compare_report.notes(result)])
-    _print_how_to_look(request, result.study, links.pages(result, _ui(request)))
+    _print_study(_print_or_return(compare.compare, request, as_json), request)
+
+
+@app.command("report")
+@flags.with_flags(FLAGS["report"])
+def report_command(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Make the page of a study again, finished or not, from what is stored: the answer, its proof, every trial.
+
+    amp-track report digits-cpu-64MiB-43995c --out report.html
+
+    Without --out the page is kept with the study's run, as report.html and report.md.
+    """
+    request = request_of("report", DEFAULT_WORKLOAD, given, owns_process=True)
+    request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
+    from amp_track.commands import report
+
+    _print_study(_print_or_return(report.report, request, as_json), request)
 
 
 def main() -> NoReturn:
@@ -294,8 +290,31 @@ def _print_notes(lines: Sequence[str]) -> None:
         print(f"· {line}")
 
 
-def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
-    print(f"study {study}; look at it with:")
+def _print_study(result: Any, request: Request) -> None:
+    """Print the tables of a study, what to keep in mind, where to look, and as the last lines its answer.
+
+    Prints nothing where the result is None, because `--json` has printed it.
+    """
+    if result is None:
+        return
+    from amp_track.report import answer, links, terminal
+
+    said = answer.answer(result)
+    for table in answer.tables(result):
+        terminal.print_table(table)
+    _print_notes(said.caveats)
+    study = answer.name(result)
+    print(f"study {study}, on a page: {result.report}")
+    _print_how_to_look(request, links.pages(result, _ui(request)))
+    print()
+    for line in (said.headline, *said.more):
+        print(line)
+    if said.command is not None:
+        print(f"  {said.command}")
+
+
+def _print_how_to_look(request: Request, pages: Sequence[str]) -> None:
+    print("look at it with:")
     print(f"  {_mlflow_ui(request)}")
     for page in pages:
         print(f"    {page}")
@@ -304,9 +323,7 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
 
 
 def _ui(request: Request) -> str:
-    """Return the address of the UI that shows the runs: the server's, or that of the command which is printed."""
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
-    return addresses.server(uri) if uri.startswith("http") else f"http://{_UI_HOST}:{_UI_PORT}"
+    return addresses.ui(addresses.tracking_uri(request.stores.tracking_uri))
 
 
 def _mlflow_ui(request: Request) -> str:
@@ -314,7 +331,7 @@ def _mlflow_ui(request: Request) -> str:
     if uri.startswith("http"):
         return addresses.masked(uri)
     store = shlex.quote(addresses.masked(uri))
-    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {_UI_HOST} --port {_UI_PORT}"
+    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
 
 
 def _program(name: str) -> str:

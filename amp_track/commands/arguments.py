@@ -11,6 +11,7 @@ from amp_track.commands.request import (
     Example,
     FitOptions,
     PlanOptions,
+    ReportOptions,
     Request,
     Resumption,
     SearchOptions,
@@ -62,6 +63,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         ),
         flag_named(flags_of(Stores), "--tracking-uri"),
     ),
+    "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
 }
 """By command, in the order of its `--help`."""
 
@@ -105,6 +107,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
         plan_options=build(PlanOptions, flags, given),
+        report_options=build(ReportOptions, flags, given),
         given=given_fields(Job, flags, given),
         owns_process=owns_process,
         **fixed,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks, keep, over
+from amp_track.commands.session import checks, keep, over, remembered
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
+from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.outcome import Outcome, Verdict
@@ -21,7 +21,7 @@ from amp_track.results.seeds import SeedResult
 
 if TYPE_CHECKING:
     from amp_track.study import grid
-    from amp_track.study.types import BaseDistribution, Trial
+    from amp_track.study.types import BaseDistribution, Study, Trial
 
 _NEARLY_AS_LONG = 0.9
 """A training given up after this part of today's --timeout is not tried again: clocks differ a little."""
@@ -56,10 +56,13 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     tracker = base.open_tracker()
     study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
-        cells = _train(tracked_study, sessions)
-        result = _result(tracked_study, sessions, cells)
-        result = dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
-        result = dataclasses.replace(result, report=keep.keep_compare(result, tracked_study.parent, tracker))
+        remembered.keep(tracked_study, compared=sessions)
+        _train(tracked_study, sessions)
+        tracker.settle()
+        result = result_of(base, study, sessions, tracked_study.run)
+        result = dataclasses.replace(
+            result, report=keep.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
+        )
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
         return result
@@ -90,14 +93,13 @@ def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dic
     return base, {value: by_value[value] for value in in_order(list(by_value))}
 
 
-def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Cell]:
+def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None:
     from amp_track.study import grid, storage
     from amp_track.study.fit import memory_violation
 
     base = tracked_study.session
-    option = _option(base.request)
-    param = f"option.{option}"  # told from precision, seed and dataset, whatever the workload's option is called
-    points = _points(base, sessions, param if option is not None else None)
+    option, param = _option(base.request), _param(base)
+    points = _points(base, sessions)
     progress.say(
         f"comparing {', '.join(base.precisions)}"
         + (f" at {option}={','.join(sessions)}" if option is not None else "")
@@ -116,22 +118,59 @@ def _train(tracked_study: TrackedStudy, sessions: dict[str, Session]) -> list[Ce
         storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))
         return outcome, run_id
 
-    trained = grid.train_grid(
+    grid.train_grid(
         tracked_study.study,
         points,
         distributions=_distributions(base, param, list(sessions)),
         run_training=run_training,
         value=lambda outcome: outcome.samples_per_second or 0.0,
-        is_known=lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds),
+        is_known=_is_known(base),
     )
-    tracked_study.tracker.settle()
-    id_of = tracked_study.tracker.id_of
-    trained = [dataclasses.replace(training, run_id=id_of(training.run_id)) for training in trained]
-    return [
-        Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
-        for value in sessions
-        for precision in base.precisions
-    ]
+
+
+def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:
+    """Return what the trainings of a comparison have found, at each value that every precision was trained at.
+
+    Args:
+        base: what all trainings have in common.
+        study: NAME/compare.
+        sessions: by value of the option.
+        run: the run that stands for the study.
+    """
+    from amp_track.study import grid
+
+    points, param = _points(base, sessions), _param(base)
+    trained = grid.trained(study, points, is_known=_is_known(base))
+    missing = len(points) - len(trained)
+    made = {(training.point.get(param, ""), training.point["precision"]) for training in trained}
+    values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
+    trained = [dataclasses.replace(training, run_id=run.id_of(training.run_id)) for training in trained]
+    result = CompareResult(
+        study=run.name,
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        job=base.job,
+        hardware=base.inspection.hardware,
+        quality_name=base.inspection.quality_name,
+        option=_option(base.request),
+        values=tuple(values),
+        precisions=base.precisions,
+        skipped=base.unsupported,
+        cautions=base.cautions,
+        seeds=base.request.search_options.seeds,
+        margin=base.request.search_options.margin,
+        cells=tuple(
+            Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
+            for value in values
+            for precision in base.precisions
+        ),
+        missing=missing,
+    )
+    return dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
+
+
+def _is_known(base: Session) -> Callable[[Outcome], bool]:
+    return lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds)
 
 
 def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
@@ -141,14 +180,14 @@ def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
     return timeout_seconds is None or outcome.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
 
 
-def _points(base: Session, sessions: dict[str, Session], param: str | None) -> list[grid.Point]:
+def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
     """Return the trainings wanted, precisions innermost: what is compared is trained close together.
 
     The data is part of a point because an option may change it, and what was measured on other data says nothing.
     """
     return [
         {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
-        | ({param: value} if param is not None else {})
+        | ({_param(base): value} if _option(base.request) is not None else {})
         for seed in _seeds_asked(base)
         for value, session in sessions.items()
         for precision in base.precisions
@@ -180,26 +219,11 @@ def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) 
             yield SeedResult(precision=precision, seed=point["seed"], outcome=training.outcome, run_id=training.run_id)
 
 
+def _param(base: Session) -> str:
+    """Return the name of the option among a trial's: told from precision, seed and dataset, whatever it is called."""
+    return f"option.{_option(base.request)}"
+
+
 def _option(request: Request) -> str | None:
     assert request.compare_options is not None
     return request.compare_options.over[0] if request.compare_options.over is not None else None
-
-
-def _result(tracked_study: TrackedStudy, sessions: dict[str, Session], cells: list[Cell]) -> CompareResult:
-    base = tracked_study.session
-    return CompareResult(
-        study=tracked_study.name,
-        run_id=tracked_study.parent.run_id,
-        experiment_id=tracked_study.parent.experiment_id,
-        job=base.job,
-        hardware=base.inspection.hardware,
-        quality_name=base.inspection.quality_name,
-        option=_option(base.request),
-        values=tuple(sessions),
-        precisions=base.precisions,
-        skipped=base.unsupported,
-        cautions=base.cautions,
-        seeds=base.request.search_options.seeds,
-        margin=base.request.search_options.margin,
-        cells=tuple(cells),
-    )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import probes
+from amp_track.commands.session import keep, probes, remembered
 from amp_track.commands.session.failures import limit_in_words, why_nothing_fits
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
+from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import NothingFits
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import steps_per_epoch
 from amp_track.report import progress
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.fit import FitResult, PrecisionFit, ProbeResult
 
 if TYPE_CHECKING:
     from amp_track.study.edge_sampler import EdgeSampler, Task
@@ -47,7 +48,8 @@ def fit_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> F
     """Find the edges of a prepared session, in a study of their own."""
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
-        return find_edges(tracked_study, sampler)
+        result = find_edges(tracked_study, sampler)
+        return dataclasses.replace(result, report=keep.keep_page(result, tracked_study.parent, ui=studies.session.ui))
 
 
 def open_study(studies: Studies) -> tuple[Study, EdgeSampler]:
@@ -68,6 +70,7 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     from amp_track.study import fit, storage
 
     session, study, parent = tracked_study.session, tracked_study.study, tracked_study.parent
+    remembered.keep(tracked_study)
     progress.say(
         f"finding the largest batch that fits {limit_in_words(session.job)} at {', '.join(session.precisions)}"
     )
@@ -84,39 +87,69 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
         return run_trial(tracked_study, trial, probes.job_of(session, task, budget, known), task=task)
 
     fits = fit.find_edges(study, sampler, run_task=run_task)
-    parent.table("probes.json", fit.table_of(study.get_trials(deepcopy=False)))
+    fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
+    tracked_study.tracker.settle()
+    result = result_of(session, study, sampler, fits, run=tracked_study.run)
+    parent.table("probes.json", keep.columns([probe.as_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)
         if fitted.efficient_batch is not None:
             parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
-    fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
-    fits = {name: _with_steps_of_an_epoch(session, fitted) for name, fitted in fits.items()}
-    fits = {name: _with_run_id(tracked_study, fitted) for name, fitted in fits.items()}
-    options = session.request.fit_options
-    result = FitResult(
-        study=tracked_study.name,
-        run_id=parent.run_id,
-        experiment_id=parent.experiment_id,
-        job=session.job,
-        hardware=session.inspection.hardware,
-        precisions=fits,
-        skipped=session.skipped,
-        cautions=session.cautions,
-        headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
-        multiple_of=options.multiple_of,
-        effective_batch_size=options.effective_batch_size,
-        plan_seconds=sampler.goal.forecasts.seconds,
-    )
     if all(fitted.edge.largest_batch == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(sampler.goal.budget_bytes, fits), result.as_json())
     return result
 
 
-def _with_run_id(tracked_study: TrackedStudy, fitted: PrecisionFit) -> PrecisionFit:
-    """Name the run at the edge by its id, which a server that was down may have given it since."""
-    if fitted.run_id is None:
-        return fitted
-    return dataclasses.replace(fitted, run_id=tracked_study.tracker.id_of(fitted.run_id))
+def result_of(
+    session: Session,
+    study: Study,
+    sampler: EdgeSampler,
+    fits: Mapping[str, PrecisionFit],
+    *,
+    run: StudyRun,
+) -> FitResult:
+    """Return what a fit study has found, whose edges `fits` are proven. The others are left out, and the reason."""
+    from amp_track.study import fit, storage
+
+    found = fit.probe_results(study.get_trials(deepcopy=False))
+    fits = {precision: _with_steps_of_an_epoch(session, fitted) for precision, fitted in fits.items()}
+    open_edges = {precision: _not_proven(precision, found) for precision in session.precisions if precision not in fits}
+    free_bytes = storage.free_bytes_of(study)
+    assert free_bytes is not None, "it is on record since the study was opened"
+    options = session.request.fit_options
+    return FitResult(
+        study=run.name,
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        job=session.job,
+        asked=session.request.job,
+        hardware=session.inspection.hardware,
+        precisions={precision: _with_run_id(fitted, run.id_of) for precision, fitted in fits.items()},
+        skipped=session.skipped | open_edges,
+        cautions=session.cautions,
+        probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in found),
+        limit_bytes=sampler.goal.budget_bytes,
+        headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
+        multiple_of=options.multiple_of,
+        effective_batch_size=options.effective_batch_size,
+        plan_seconds=sampler.goal.forecasts.seconds,
+    )
+
+
+def _not_proven(precision: str, probes: Sequence[ProbeResult]) -> str:
+    """Say what is known of an edge that is not proven, as in a study that was interrupted."""
+    own = [probe for probe in probes if probe.precision == precision]
+    fits = max((probe.batch_size for probe in own if probe.outcome.fits), default=0)
+    fails = min((probe.batch_size for probe in own if not probe.outcome.fits), default=None)
+    known = f"batch {fits} fits" if fits else "nothing has fitted yet"
+    return (
+        f"not proven yet: {known}" + (f", {fails} does not" if fails is not None else "") + "; give the command again"
+    )
+
+
+def _with_run_id(fitted: PrecisionFit, id_of: Callable[[str], str]) -> PrecisionFit:
+    """Name the run at the edge by its id."""
+    return fitted if fitted.run_id is None else dataclasses.replace(fitted, run_id=id_of(fitted.run_id))
 
 
 def _with_steps_of_an_epoch(session: Session, fitted: PrecisionFit) -> PrecisionFit:

@@ -220,6 +220,20 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where `report` writes the page."""
+
+    out: str | None = setting(
+        None,
+        "Write the page to this file, as its name says: .html or .md. Needs no tracking store.",
+        str,
+        expected="a file",
+        metavar="FILE",
+        shown_default="artifacts of the study's run",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything that one command is asked for."""
 
@@ -233,6 +247,7 @@ class Request:
     search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
     plan_options: PlanOptions = PlanOptions()
+    report_options: ReportOptions = ReportOptions()
     compare_options: CompareOptions | None = None
     """Only `compare` has them."""
     owns_process: bool = False

@@ -13,14 +13,14 @@ from amp_track.commands import fit
 from amp_track.commands.request import Request
 from amp_track.commands.session import keep
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies, TrackedStudy, tracked
+from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.report import progress
 from amp_track.results.fit import FitResult
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 
 if TYPE_CHECKING:
@@ -54,22 +54,33 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         fitted = fit.find_edges(tracked_study, sampler)
-        trials, pareto = _train_inside(tracked_study, studies, fitted, is_time_up)
-        seeds = _train_seeds(tracked_study, studies, fitted, is_time_up) if compares_seeds else None
+        _train_inside(tracked_study, studies, fitted, is_time_up)
+        if compares_seeds:
+            _train_seeds(tracked_study, studies, fitted, is_time_up)
         tracker.settle()
-        trials = [dataclasses.replace(trial, run_id=tracker.id_of(trial.run_id)) for trial in trials]
-        result = SearchResult(
-            fit=fitted,
-            seeds=seeds,
-            quality_name=session.inspection.quality_name,
-            higher_is_better=session.inspection.higher_is_better,
-            workload_batch_size=session.inspection.batch_size,
-            trials=tuple(trials),
-            pareto=tuple(pareto),
-            trials_wanted=request.search_options.trials,
-            seeds_wanted=request.search_options.seeds,
-        )
-        return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent))
+        result = result_of(studies, fitted, tracked_study.run)
+        return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent, ui=session.ui))
+
+
+def result_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SearchResult:
+    """Return what the trainings of a study have found inside its edges."""
+    from amp_track.study import search
+
+    session, options = studies.session, studies.session.request.search_options
+    trained = studies.existing("train")
+    trials, pareto = search.trainings(trained) if trained is not None else ([], [])
+    return SearchResult(
+        fit=fitted,
+        seeds=_seeds_of(studies, fitted, run) if options.seeds > 1 else None,
+        quality_name=session.inspection.quality_name,
+        higher_is_better=session.inspection.higher_is_better,
+        workload_batch_size=session.inspection.batch_size,
+        trials=tuple(dataclasses.replace(trial, run_id=run.id_of(trial.run_id)) for trial in trials),
+        pareto=tuple(pareto),
+        trials_wanted=options.trials,
+        seeds_wanted=options.seeds,
+        margin=options.margin,
+    )
 
 
 def _check_seeds(session: Session) -> None:
@@ -86,10 +97,8 @@ def _check_seeds(session: Session) -> None:
         )
 
 
-def _train_inside(
-    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]
-) -> tuple[list[TrialResult], list[int]]:
-    """Train at batches and precisions inside the edges; return the trainings and the numbers of the Pareto front."""
+def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]) -> None:
+    """Train at batches and precisions inside the edges."""
     from amp_track.study import search
 
     session, options = fit_study.session, fit_study.session.request.search_options
@@ -105,7 +114,7 @@ def _train_inside(
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
         return run_trial(tracked_study, trial, job)
 
-    return search.train_inside(
+    search.train_inside(
         tracked_study.study,
         space,
         session.job,
@@ -116,29 +125,22 @@ def _train_inside(
     )
 
 
-def _train_seeds(
-    fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]
-) -> SeedsResult | None:
-    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
-
-    Where time is up, the seeds count that every precision was trained with; None if there are fewer than two.
-    """
+def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]) -> None:
+    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all."""
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
-    session, options = fit_study.session, fit_study.session.request.search_options
-    job = dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))
+    job, seeds = _job_of_seeds(studies, fitted), _seeds_asked(studies)
     tracked_study = fit_study.beside(studies.open("seeds"))
-    progress.say(f"comparing {', '.join(fitted.edges)} over {options.seeds} seeds at batch {job.batch_size}")
+    progress.say(f"comparing {', '.join(fitted.edges)} over {len(seeds)} seeds at batch {job.batch_size}")
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
         chosen = dataclasses.replace(job, **point)
         return run_trial(tracked_study, trial, chosen, note=f"seed {chosen.seed}")
 
-    seeds = range(job.seed, job.seed + options.seeds)
-    trained = grid.train_grid(
+    grid.train_grid(
         tracked_study.study,
-        [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.edges],
+        _points_of_seeds(seeds, fitted),
         distributions={
             "precision": CategoricalDistribution(tuple(fitted.edges)),
             "seed": IntDistribution(seeds[0], seeds[-1]),
@@ -147,13 +149,41 @@ def _train_seeds(
         value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
         is_time_up=is_time_up,
     )
+
+
+def _seeds_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SeedsResult | None:
+    """Return the seeds that every precision was trained with; None if there are fewer than two."""
+    from amp_track.study import grid
+
+    study, seeds = studies.existing("seeds"), _seeds_asked(studies)
+    if study is None or not fitted.edges:
+        return None
+    trained = grid.trained(study, _points_of_seeds(seeds, fitted))
     made = Counter(training.point["seed"] for training in trained)
     whole = [seed for seed in seeds if made[seed] == len(fitted.edges)]
     if len(whole) < _FEWEST_SEEDS:
         return None
-    trained = [training for training in trained if training.point["seed"] in whole]
-    trainings = [
-        SeedResult(**training.point, outcome=training.outcome, run_id=fit_study.tracker.id_of(training.run_id))
-        for training in trained
-    ]
-    return SeedsResult(job=job, seeds=len(whole), margin=options.margin, trainings=tuple(trainings))
+    return SeedsResult(
+        job=_job_of_seeds(studies, fitted),
+        seeds=len(whole),
+        margin=studies.session.request.search_options.margin,
+        trainings=tuple(
+            SeedResult(**training.point, outcome=training.outcome, run_id=run.id_of(training.run_id))
+            for training in trained
+            if training.point["seed"] in whole
+        ),
+    )
+
+
+def _seeds_asked(studies: Studies) -> range:
+    first = studies.session.job.seed
+    return range(first, first + studies.session.request.search_options.seeds)
+
+
+def _points_of_seeds(seeds: range, fitted: FitResult) -> list[dict[str, str | int]]:
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.edges]
+
+
+def _job_of_seeds(studies: Studies, fitted: FitResult) -> Job:
+    session = studies.session
+    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))

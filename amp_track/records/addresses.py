@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
+UI_HOST, UI_PORT = "127.0.0.1", 5000
+"""Where `mlflow ui` listens, unless it is told otherwise."""
 SPOOL = "amp_track-spool"
 """The folder, beside the study, where records wait for a tracking server that does not answer."""
 _SQLITE = "sqlite:///"
@@ -79,6 +81,11 @@ def server(url: str) -> str:
     named = [(name, value) for name, value in parse_qsl(parts.query) if name in ("host", "port")]  # as libpq allows
     place = f"{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
     return f"{parts.scheme.partition('+')[0]}://{place}" + (f"?{urlencode(named)}" if named else "")
+
+
+def ui(uri: str) -> str:
+    """Return the address of the UI that shows a tracking store: the server's, or where `mlflow ui` listens."""
+    return server(uri) if uri.startswith("http") else f"http://{UI_HOST}:{UI_PORT}"
 
 
 def spool_folder(storage: str) -> Path:

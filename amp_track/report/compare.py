@@ -186,6 +186,8 @@ def notes(result: CompareResult) -> list[str]:
         for cell in result.cells
         if cell.failure is not None and cell.failure.verdict is Verdict.UNSUPPORTED
     ]
+    if result.missing:
+        lines.append(f"{result.missing:,} trainings are not there yet: the same command makes them.")
     return lines + of_precisions(result.cautions, result.skipped)
 
 

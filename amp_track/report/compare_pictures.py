@@ -14,6 +14,7 @@ from amp_track.results.compare import Cell, CompareResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 TARGET = "target"
@@ -28,9 +29,18 @@ _CELL_INCHES = 3.0
 
 
 def draw(result: CompareResult, file: Path) -> bool:
+    """Write the picture of a comparison as a PNG. Returns whether there was anything to draw."""
+    figure = figure_of(result)
+    if figure is None:
+        return False
+    figure.savefig(file, dpi=110)
+    return True
+
+
+def figure_of(result: CompareResult) -> Figure | None:
     """Draw speed and memory: lines over the option's values where these are numbers, else bars, one for each precision.
 
-    Returns whether there was anything to draw.
+    None where there is nothing to draw.
     """
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
@@ -38,7 +48,7 @@ def draw(result: CompareResult, file: Path) -> bool:
     measures = (("samples_per_second", 1.0, "samples per second"), ("train_memory_bytes", 2**20, "peak memory, MiB"))
     known = [item for item in measures if any(getattr(cell, item[0]) is not None for cell in result.cells)]
     if not known:
-        return False
+        return None
     figure = Figure(figsize=(5.5 * len(known), 4.5), layout="constrained")
     panels = figure.subplots(1, len(known), squeeze=False)[0]
     for axes, (measure, unit, label) in zip(panels, known, strict=True):
@@ -53,8 +63,7 @@ def draw(result: CompareResult, file: Path) -> bool:
         axes.set_ylabel(f"{label} in training")
         axes.set_axisbelow(True)
         axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
-    figure.savefig(file, dpi=110)
-    return True
+    return figure
 
 
 def _scaled(number: float | None, unit: float) -> float:

@@ -181,6 +181,8 @@ class CompareResult(Shown):
     """Ordered by value, then by precision."""
     cautions: dict[str, str] = field(default_factory=dict)
     """By precision that the device emulates, what to expect of it."""
+    missing: int = 0
+    """How many of the trainings are not there yet."""
     answers: tuple[str, ...] = ()
     report: str = ""
 

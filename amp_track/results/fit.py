@@ -18,6 +18,46 @@ NO_SLOWER = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """One job of a fit study: what was tried, why, and what it took."""
+
+    trial: int
+    precision: str
+    batch_size: int
+    kind: str
+    """`probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `amp_track.study.edge_sampler.Task`."""
+    reason: str
+    predicted_bytes: int | None
+    outcome: Outcome
+    run_id: str
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """The peak by the finest meter, which is what was predicted; of a failure, about what it needs."""
+        if not self.outcome.fits:
+            return self.outcome.wanted_bytes
+        return self.outcome.peak_allocated_bytes or self.outcome.max_memory_bytes
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the job as a row of MLflow's table."""
+        return {
+            "trial": self.trial,
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "kind": self.kind,
+            "verdict": str(self.outcome.verdict),
+            "phase": self.outcome.phase,
+            "predicted_bytes": self.predicted_bytes,
+            "max_allocated_bytes": self.outcome.peak_allocated_bytes,
+            "max_reserved_bytes": self.outcome.max_memory_bytes,
+            "wanted_bytes": self.outcome.wanted_bytes,
+            "samples_per_second": self.outcome.samples_per_second,
+            "wall_seconds": self.outcome.wall_seconds,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrecisionFit:
     """The edge of one precision, with the cost of training there."""
 
@@ -115,12 +155,20 @@ class FitResult(Shown):
     skipped: dict[str, str]
     cautions: dict[str, str] = field(default_factory=dict)
     """By precision that the device emulates, what to expect of it."""
+    asked: Job = Job()
+    """The job as it was given: what is None is the workload's own."""
+    probes: tuple[ProbeResult, ...] = field(default=(), repr=False)
+    """Every job that has looked for an edge, in the order of the trials."""
+    limit_bytes: int | None = None
+    """The memory that a job of the study may take: the budget, or what was free, less the headroom."""
     headroom_bytes: int = 0
     """The part of the budget that is left free at the edges."""
     multiple_of: int = 1
     effective_batch_size: int | None = None
     plan_seconds: float | None = field(default=None, compare=False)
     """How long it took to predict where memory ends; None if that was not needed."""
+    report: str = ""
+    """Where its page is."""
 
     @property
     def edges(self) -> dict[str, int]:
@@ -152,6 +200,7 @@ class FitResult(Shown):
             "plan_seconds": self.plan_seconds,
             "precisions": {name: self._precision_as_json(name) for name in self.precisions}
             | {name: {"skipped": reason} for name, reason in self.skipped.items()},
+            "report": self.report,
         }
 
     def _precision_as_json(self, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.outcome import Outcome
+from amp_track.records.values import Margin
 from amp_track.results.fit import FitResult
 from amp_track.results.seeds import SeedsResult
 from amp_track.results.shown import Shown
@@ -52,6 +53,8 @@ class SearchResult(Shown):
     """How many trainings were asked for; time may have been up before."""
     seeds: SeedsResult | None = None
     seeds_wanted: int = 1
+    margin: Margin = Margin(fraction=0.01)
+    """The difference of quality that does not matter."""
     report: str = ""
 
     def as_json(self) -> dict[str, Any]:

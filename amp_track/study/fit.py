@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial
 
 from amp_track.planner.frontier import Edge
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.results.fit import PrecisionFit
+from amp_track.results.fit import PrecisionFit, ProbeResult
 from amp_track.study import storage, trials
 from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
 from amp_track.workers import interrupts
@@ -43,8 +42,16 @@ def find_edges(
 
     while _is_anything_left(study, sampler):
         trials.run_one(study, objective)
+    fits = proven(study, sampler)
+    assert set(fits) == set(sampler.goal.precisions), "nothing is left to probe"
+    return fits
+
+
+def proven(study: optuna.Study, sampler: EdgeSampler) -> dict[str, PrecisionFit]:
+    """Return the edges that a study has proven so far, by precision, in the order of the sampler's goal."""
     done = done_tasks(study.get_trials(deepcopy=False))
-    return {precision: _fit_of(done, precision, sampler) for precision in sampler.goal.precisions}
+    edges = {precision: sampler.edge(done, precision) for precision in sampler.goal.precisions}
+    return {name: _fit_of(done, name, edge, sampler) for name, edge in edges.items() if edge is not None}
 
 
 def _is_anything_left(study: optuna.Study, sampler: EdgeSampler) -> bool:
@@ -67,9 +74,7 @@ def memory_violation(outcome: Outcome, budget_bytes: int | None) -> float:
     return max((outcome.wanted_bytes or 0) / budget_bytes - 1, 0.001) if budget_bytes else 1.0
 
 
-def _fit_of(done_everywhere: Done, precision: str, sampler: EdgeSampler) -> PrecisionFit:
-    edge = sampler.edge(done_everywhere, precision)
-    assert edge is not None
+def _fit_of(done_everywhere: Done, precision: str, edge: Edge, sampler: EdgeSampler) -> PrecisionFit:
     done = [job for job in done_everywhere if job[0].precision == precision]
     at_edge = [(task, outcome, trial) for task, outcome, trial in done if task.batch_size == edge.largest_batch]
     speeds = {
@@ -138,24 +143,18 @@ def _failure_at(edge: Edge, done: Done) -> Outcome | None:
     return None
 
 
-def table_of(trials: Sequence[FrozenTrial]) -> dict[str, list[Any]]:
-    """Return every finished job of the fit study as columns, in the order of the trials."""
-    rows: list[dict[str, Any]] = [
-        {
-            "trial": trial.number,
-            "precision": task.precision,
-            "batch_size": task.batch_size,
-            "kind": task.kind,
-            "verdict": str(outcome.verdict),
-            "phase": outcome.phase,
-            "predicted_bytes": task.predicted_bytes,
-            "max_allocated_bytes": outcome.peak_allocated_bytes,
-            "max_reserved_bytes": outcome.max_memory_bytes,
-            "wanted_bytes": outcome.wanted_bytes,
-            "samples_per_second": outcome.samples_per_second,
-            "wall_seconds": outcome.wall_seconds,
-            "reason": task.reason,
-        }
+def probe_results(trials: Sequence[FrozenTrial]) -> tuple[ProbeResult, ...]:
+    """Return every finished job of the fit study, in the order of the trials."""
+    return tuple(
+        ProbeResult(
+            trial=trial.number,
+            precision=task.precision,
+            batch_size=task.batch_size,
+            kind=task.kind,
+            reason=task.reason,
+            predicted_bytes=task.predicted_bytes,
+            outcome=outcome,
+            run_id=storage.run_id_of(trial),
+        )
         for task, outcome, trial in done_tasks(trials)
-    ]
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+    )

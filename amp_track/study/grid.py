@@ -81,6 +81,13 @@ def train_grid(
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
+    return trained(study, points, is_known=is_known)
+
+
+def trained(
+    study: optuna.Study, points: Sequence[Point], *, is_known: Callable[[Outcome], bool] = lambda outcome: True
+) -> list[Trained]:
+    """Return one result for each point that a study has trained, in the order of the points."""
     finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
     # A study made by an older version may hold a point twice, from two search workers: the first counts.
     firsts = (next((trial for known, trial in finished if known == point), None) for point in points)

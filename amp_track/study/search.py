@@ -130,8 +130,12 @@ def train_inside(
     while len(_finished(study)) < trials and not is_time_up():
         run_one(study, objective)
         space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
-    results = [_result_of(trial) for trial in _finished(study)]
-    return results, sorted(trial.number for trial in study.best_trials)
+    return trainings(study)
+
+
+def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
+    """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
+    return [_result_of(trial) for trial in _finished(study)], sorted(trial.number for trial in study.best_trials)
 
 
 def _is_queued_twice(number: int, trials: Sequence[FrozenTrial]) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
+import sqlalchemy
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, Json, TypeAdapter, ValidationError
@@ -34,7 +35,7 @@ Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
 Value = TypeVar("Value")
 _SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
-PARENT_RUN_ID, FREE_BYTES = "mlflow_parent_run_id", "free_bytes"
+PARENT_RUN_ID, FREE_BYTES, _COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
 _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Json[Outcome])
 _SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
 _BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
@@ -85,14 +86,48 @@ def open_storage(url: str) -> SharedStorage:
                 skip_table_creation=file is not None,  # else it would mend another version's before it complains
             )
         except RuntimeError as error:
-            raise BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}") from None
+            raise _of_another_version(url, error) from None
     if file is not None and (missing := private.tables() - sqlite_files.read(file).tables):
         storage.engine.dispose()
-        raise BadInput(
-            f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
-            "makes; restore a copy of it, or name another"
-        )
+        raise _lacking(url, missing)
     return storage
+
+
+def _of_another_version(url: str, error: RuntimeError) -> BadInput:
+    return BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}")
+
+
+def _lacking(url: str, missing: set[str]) -> BadInput:
+    return BadInput(
+        f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
+        "makes; restore a copy of it, or name another"
+    )
+
+
+def open_existing_storage(url: str) -> SharedStorage:
+    """Return the storage at `url`, which the command has checked, to read what it holds. Writes nothing.
+
+    Raises:
+        BadInput: there is none yet, or another version of Optuna has made it.
+    """
+    file = addresses.sqlite_file(url)
+    if file is not None:  # to connect to a file would make it
+        tables = set(sqlite_files.read(file).tables)
+    else:
+        engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
+        tables = set(sqlalchemy.inspect(engine).get_table_names())
+        engine.dispose()
+    if not tables & private.tables():
+        raise BadInput(
+            f"--storage: got {addresses.masked(url)}, expected a database that holds studies, and there is none yet; "
+            "name another, or make a study with amp-track fit"
+        )
+    if missing := private.tables() - tables:
+        raise _lacking(url, missing)
+    try:
+        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), skip_table_creation=True)
+    except RuntimeError as error:
+        raise _of_another_version(url, error) from None
 
 
 def _statements() -> tuple[str, ...]:
@@ -287,14 +322,32 @@ def _parsed_outcome(text: str) -> Outcome:
 
 def parent_run_id_of(study: optuna.Study) -> str | None:
     """Return the id of the MLflow run that stands for a study; None if it has none yet."""
-    stored = study.user_attrs.get(PARENT_RUN_ID)
-    return None if stored is None else _read(_TEXT, stored, study.study_name, PARENT_RUN_ID)
+    return parent_run_id(study.study_name, study.user_attrs)
+
+
+def parent_run_id(name: str, user_attributes: Mapping[str, Any]) -> str | None:
+    """Return the same from a study's name and user attributes."""
+    stored = user_attributes.get(PARENT_RUN_ID)
+    return None if stored is None else _read(_TEXT, stored, name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
     """Return the bytes that were free when a study without a budget began; None where that is not known."""
     stored = study.user_attrs.get(FREE_BYTES)
     return None if stored is None else _read(_BYTES, stored, study.study_name, FREE_BYTES)
+
+
+def remember_command(study: optuna.Study, command_as_json: str) -> None:
+    """Store what a study is asked, so that it can be reported without its workload."""
+    study.set_user_attr(_COMMAND, command_as_json)
+
+
+def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None:
+    """Return what `remember_command` has stored, as `adapter` reads it; None for a study of an older version."""
+    stored = study.user_attrs.get(_COMMAND)
+    if stored is None:
+        return None
+    return _read(adapter, stored, study.study_name, _COMMAND)
 
 
 def learning_rate_of(trial: FrozenTrial) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
@@ -14,13 +15,13 @@ from amp_track.tracking import abandoned
 from amp_track.tracking.run import Run
 
 
-def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, with_params: bool = True) -> None:
+def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: Collection[str] = ()) -> None:
     """Log what describes a run: the job, the device, the versions, the data, and the workload's commit.
 
-    A study's run has no single precision or batch size: `with_params=False`.
+    A study's run has no single value of what its trials vary: of these params none is logged.
     """
-    if with_params:
-        run.params(job.params())
+    run.params({name: value for name, value in job.params().items() if name not in varied})
+    if "precision" not in varied:
         run.tags(
             {
                 "amp_track.precision_reason": inspection.support(job.precision).reason,

@@ -128,6 +128,15 @@ class Tracker:
             if not self._open_runs:
                 self._sink.finish(seconds=_SECONDS_AFTER_AN_INTERRUPT if status == "KILLED" else math.inf)
 
+    @contextmanager
+    def finished_run(self, run_id: str) -> Iterator[Run]:
+        """Open a run to add artifacts and tags to it: whether it runs, and when it ended, stays as it is."""
+        existing = self._ask(lambda: self._client.get_run(run_id))
+        run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
+        yield run
+        run.flush()
+        self._sink.finish(seconds=math.inf)
+
     def _open(self, name: str, tags: dict[str, str], run_id: str | None, parent: Run | None) -> Run:
         if run_id is not None:
             return self._opened_again(run_id, tags)

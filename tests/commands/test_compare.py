@@ -55,7 +55,7 @@ def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
         kept = mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(cell.trainings[0].run_id)
         assert [item.path for item in kept] == ["curves.png"]
     artifacts = {item.path for item in mlflow.MlflowClient(stores()["tracking_uri"]).list_artifacts(first.run_id)}
-    assert artifacts == {"compare.json", "compare.png", "report.txt"}
+    assert artifacts == {"compare.json", "compare.png", "report.html", "report.md"}
 
 
 def test_out_of_memory_is_a_result_and_nothing_else_is_none() -> None:

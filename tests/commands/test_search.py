@@ -41,7 +41,7 @@ def test_trainings_lie_inside_the_edges_under_one_run() -> None:
         assert run.data.tags["mlflow.parentRunId"] == result.fit.run_id
         assert run.data.params["learning_rate"] == str(trial.learning_rate)
     artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
-    assert artifacts == {"probes.json", "report.txt", "search.png", "trials.json"}
+    assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     with open(result.report) as report:
         assert f"within {8} MiB" in report.read()
 

@@ -68,7 +68,7 @@ def test_more_values_and_seeds_are_added_to_what_is_known(compare: Compare) -> N
         assert "curves.png" in [item.path for item in client().list_artifacts(run_id)]
     assert len(first["answers"]) == 1
     artifacts = {item.path for item in client().list_artifacts(first["run_id"])}
-    assert artifacts == {"compare.json", "compare.png", "report.txt"}
+    assert artifacts == {"compare.json", "compare.png", "report.html", "report.md"}
 
     done = compare(*alike, "--over", "width=4,8,016", "--seeds", "2")
     assert done.returncode == 0, done.stderr

@@ -52,7 +52,7 @@ def test_search_trains_inside_the_edges_under_one_run() -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     assert client.get_run(result.fit.run_id).info.status == "FINISHED"
     artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
-    assert artifacts == {"probes.json", "report.txt", "search.png", "trials.json"}
+    assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     for trial in result.trials:
         run = client.get_run(trial.run_id)
         assert run.data.tags["mlflow.parentRunId"] == result.fit.run_id

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.planner.snapshot import snapshot
-from amp_track.report import compare, compare_pictures, memory_picture, plan, search
+from amp_track.report import compare_pictures, memory_picture, plan, search
+from amp_track.report.answer import Result
+from amp_track.report.page.content import page_of
+from amp_track.report.page.render import note_markdown, page_html, page_markdown
 from amp_track.report.terminal import render_text
 from amp_track.results.compare import CompareResult
 from amp_track.results.plan import PlanResult
@@ -18,26 +21,23 @@ from amp_track.workers import processes
 if TYPE_CHECKING:
     from amp_track.tracking import Run, Tracker
 
-_REPORT = "report.txt"
+_PAGE, _PLAN = "report.html", "report.txt"
 
 
-def keep_search(result: SearchResult, parent: Run) -> str:
-    """Keep tables, notes and picture of a search. Return the path of the report."""
-    parent.text(_REPORT, render_text(search.search_tables(result), search.notes(result)))
+def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
+    """Keep page, table and picture of a search. Return the path of the report."""
     rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in result.trials]
-    parent.table("trials.json", _columns(rows))
+    parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
         picture = folder / "search.png"
         search.draw(result, picture)
         parent.artifact(picture)
-    return parent.artifact_path(_REPORT)
+    return keep_page(result, parent, ui=ui)
 
 
-def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
-    """Keep tables, answers and pictures of a comparison. Return the path of the report."""
-    lines = (*result.answers, *compare.notes(result))
-    parent.text(_REPORT, render_text(compare.tables(result), lines))
-    parent.table("compare.json", _columns([result.row(cell) for cell in result.cells]))
+def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: str) -> str:
+    """Keep page, table and pictures of a comparison. Return the path of the report."""
+    parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
         picture = folder / "compare.png"
         if compare_pictures.draw(result, picture):
@@ -45,12 +45,27 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker) -> str:
         side_by_side = folder / "side-by-side.png"
         if compare_pictures.draw_side_by_side(result, _pictures_of(result, tracker, folder), side_by_side):
             parent.artifact(side_by_side)
-    return parent.artifact_path(_REPORT)
+    return keep_page(result, parent, ui=ui)
+
+
+def keep_page(result: Result, parent: Run, *, ui: str) -> str:
+    """Keep the page of a study as HTML and Markdown, and its answer as the run's description. Return the HTML's path.
+
+    Args:
+        result: of the study.
+        parent: its run.
+        ui: the address of MLflow's UI, which the page's links lead to.
+    """
+    page = page_of(result)
+    parent.text(_PAGE, page_html(page, ui=ui))
+    parent.text("report.md", page_markdown(page, ui=ui))
+    parent.tags({"mlflow.note.content": note_markdown(page)})
+    return parent.artifact_path(_PAGE)
 
 
 def keep_plan(result: PlanResult, run: Run) -> str:
     """Keep tables, numbers, picture and snapshots of a plan. Return the path of the report."""
-    run.text(_REPORT, render_text(plan.plan_tables(result), plan.plan_notes(result)))
+    run.text(_PLAN, render_text(plan.plan_tables(result), plan.plan_notes(result)))
     run.text("plan.json", json.dumps(result.as_json(), indent=2))
     for name, value in plan.metrics(result).items():
         run.metric(name, value)
@@ -62,10 +77,11 @@ def keep_plan(result: PlanResult, run: Run) -> str:
             file = folder / f"memory-{of_precision.precision}.pickle"
             file.write_bytes(snapshot(of_precision.trace))
             run.artifact(file)
-    return run.artifact_path(_REPORT)
+    return run.artifact_path(_PLAN)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows, all with the same names, as the columns of a table."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 

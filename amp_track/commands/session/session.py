@@ -171,6 +171,11 @@ class Session:
         """The address of MLflow's store."""
         return addresses.tracking_uri(self.request.stores.tracking_uri)
 
+    @property
+    def ui(self) -> str:
+        """The address of the UI that shows that store."""
+        return addresses.ui(self.tracking_uri)
+
     def open_tracker(self) -> Tracker:
         """Open MLflow's store."""
         from amp_track import tracking

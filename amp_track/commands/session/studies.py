@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,10 +32,16 @@ _MOST_DRIFT = 0.05
 
 
 class Studies:
-    """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage."""
+    """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session: the command.
+        storage: their storage, where it is open already; else it is opened when it is first needed.
+    """
+
+    def __init__(self, session: Session, *, storage: SharedStorage | None = None) -> None:
         self.session = session
+        self._opened = storage
         self._url = session.request.stores.storage
         self.name = session.request.stores.study or fingerprint.default_study_name(session)
 
@@ -43,7 +49,7 @@ class Studies:
     def _storage(self) -> SharedStorage:
         from amp_track.study import storage
 
-        return storage.open_storage(self._url)
+        return self._opened or storage.open_storage(self._url)
 
     def close(self) -> None:
         """Let go of the storage's connections."""
@@ -81,6 +87,12 @@ class Studies:
             storage.ask_in_turn(study, self._url)
         return study
 
+    def existing(self, part: str) -> Study | None:
+        """Return a part of the study as it is, to read it; None if it is not there."""
+        from amp_track.study import reading
+
+        return reading.load_study(f"{self.name}/{part}", self._storage)
+
     def alone(self, part: str) -> AbstractContextManager[None]:
         """Keep all other search workers of this storage out of a block; see `study.alone`."""
         from amp_track.study.alone import alone
@@ -115,6 +127,17 @@ class Studies:
         return of_parts[part]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """A study's name, and the MLflow run that stands for it."""
+
+    name: str
+    run_id: str
+    experiment_id: str
+    id_of: Callable[[str], str]
+    """Returns the id of a trial's run, which a server that was down may have given it since."""
+
+
 @dataclass(frozen=True)
 class TrackedStudy:
     """An Optuna study whose trials are runs of MLflow under one parent run."""
@@ -130,6 +153,14 @@ class TrackedStudy:
     def beside(self, study: Study) -> TrackedStudy:
         """Return another part of the same study, under the same run."""
         return dataclasses.replace(self, study=study)
+
+    @property
+    def run(self) -> StudyRun:
+        """The run that stands for the study."""
+        parent = self.parent
+        return StudyRun(
+            name=self.name, run_id=parent.run_id, experiment_id=parent.experiment_id, id_of=self.tracker.id_of
+        )
 
 
 @contextmanager
@@ -169,9 +200,22 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
 def _describe(session: Session, parent: Run) -> None:
     from amp_track import tracking
 
-    tracking.describe(parent, session.job, session.inspection, kind="study", with_params=False)
+    tracking.describe(parent, session.job, session.inspection, kind="study", varied=_varied(session))
     parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
     parent.flush()
+
+
+def _varied(session: Session) -> set[str]:
+    """Return the fields of a job that differ among the trials of a study."""
+    request = session.request
+    varied = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
+    if request.compare_options is None:
+        varied.add("batch_size")
+    elif request.compare_options.over is not None:
+        varied.add("options")
+    if request.search_options.learning_rates is not None:
+        varied.add("learning_rate")
+    return varied | ({"seed"} if request.search_options.seeds > 1 else set())
 
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:

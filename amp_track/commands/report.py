@@ -1,0 +1,145 @@
+"""report: the page of a study, made again from the stores alone: neither its workload nor its device is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from amp_track.commands import compare, fit, search
+from amp_track.commands.request import Request
+from amp_track.commands.session import keep, probes, remembered, store_checks
+from amp_track.commands.session.session import interrupted_safely
+from amp_track.commands.session.studies import Studies, StudyRun
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput
+from amp_track.report.answer import Result
+from amp_track.report.page.content import page_of
+from amp_track.report.page.render import page_html, page_markdown
+from amp_track.workers import interrupts
+
+if TYPE_CHECKING:
+    from amp_track.study.types import SharedStorage, Study
+
+_RENDER = {".html": page_html, ".md": page_markdown}
+"""By the end of a file's name, what writes the page."""
+
+
+@interrupted_safely
+def report(request: Request) -> Result:
+    """Make the page of a study again, and keep it with the study's run, or in a file.
+
+    Args:
+        request: the study's name in `stores.study`, and the file in `report_options.out`.
+
+    Raises:
+        BadInput: there is no such study, none of its trials is finished, or the file cannot be written. Nothing is
+            written then.
+    """
+    out = request.report_options.out
+    write = _writer(out) if out is not None else None
+    tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
+    with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+        store_checks.check_storage("--storage", request.stores.storage)
+        if write is None:
+            store_checks.check_tracking("--tracking-uri", tracking_uri)
+    from amp_track.study import names, reading, storage
+
+    shared = storage.open_existing_storage(request.stores.storage)
+    try:
+        name, part = _named(request, names.parts_by_study(reading.study_names(shared)))
+        study = reading.load_study(f"{name}/{part}", shared)
+        assert study is not None, "its name has just been read"
+        result = _read(request, name, part, study, shared)
+        ui = addresses.ui(tracking_uri)
+        kept = _kept(result, study, tracking_uri, ui) if write is None else write(result, ui)
+        return dataclasses.replace(result, report=kept)
+    finally:
+        shared.engine.dispose()
+
+
+def _writer(out: str) -> Callable[[Result, str], str]:
+    """Return what writes the page to a file. Raises BadInput if that cannot be."""
+    file = Path(out)
+    render = _RENDER.get(file.suffix.lower())
+    if render is None:
+        raise BadInput(f"--out: got {out}, expected a file that ends in {' or '.join(_RENDER)}; name one")
+    if not file.parent.is_dir():
+        raise BadInput(f"--out: got {out}, expected a file in a folder that exists; make {file.parent} or name another")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise BadInput(f"--out: got {out}, expected a file that can be written; name another")
+
+    def write(result: Result, ui: str) -> str:
+        file.write_text(render(page_of(result), ui=ui), encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+def _named(request: Request, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """Return the name of the study, and the part of it that is reported: its edges, and all inside them, come first."""
+    from amp_track.study import names
+
+    assert request.stores.study is not None
+    storage = addresses.masked(request.stores.storage)
+    name = names.known_study(request.stores.study, known, storage=storage)
+    asked = request.stores.study.partition("/")[2]
+    parts = [part for part in ("fit", "compare") if f"{name}/{part}" in known[name]]
+    if asked == "compare" or "fit" not in parts:
+        parts = parts[::-1]
+    if not parts:
+        raise BadInput(
+            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/fit too; give the "
+            "command that made it again"
+        )
+    return name, parts[0]
+
+
+def _read(request: Request, name: str, part: str, study: Study, shared: SharedStorage) -> Result:
+    """Return the result of a study, finished or not, as it is in its storage."""
+    from amp_track.study import storage
+    from amp_track.study.edge_sampler import EdgeSampler
+    from amp_track.study.fit import proven
+
+    known = remembered.of(study)
+    session = known.session(dataclasses.replace(request.stores, study=name))
+    parent_run_id, free_bytes = storage.parent_run_id_of(study), storage.free_bytes_of(study)
+    run = StudyRun(
+        name=name, run_id=parent_run_id or "", experiment_id=known.experiment_id, id_of=lambda run_id: run_id
+    )
+    if part == "compare":
+        compared = compare.result_of(session, study, known.compared(session), run)
+        return compared if compared.cells else _nothing_finished(name)
+    if free_bytes is None:
+        return _nothing_finished(name)
+    sampler = EdgeSampler(probes.goal_of(session, free_bytes))
+    fitted = fit.result_of(session, study, sampler, proven(study, sampler), run=run)
+    if not fitted.probes:
+        return _nothing_finished(name)
+    searched = search.result_of(Studies(session, storage=shared), fitted, run)
+    return searched if searched.trials or searched.seeds else fitted
+
+
+def _nothing_finished(name: str) -> NoReturn:
+    raise BadInput(
+        f"STUDY: got {name}, none of whose trials is finished, expected one that has measured something; give its "
+        "command again"
+    )
+
+
+def _kept(result: Result, study: Study, tracking_uri: str, ui: str) -> str:
+    """Keep the page with the study's run, and return where."""
+    from amp_track import tracking
+    from amp_track.study import storage
+
+    run_id, store = storage.parent_run_id_of(study), addresses.masked(tracking_uri)
+    tracker = tracking.Tracker(tracking_uri, resumes=True) if addresses.exists(tracking_uri) else None
+    if run_id is None or tracker is None or not tracker.exists(run_id):
+        raise BadInput(
+            f"--tracking-uri: got {store}, expected the store that has the run {run_id} of study {study.study_name}; "
+            "name that, or write the page to a file with --out"
+        )
+    with tracker.finished_run(run_id) as run:
+        return keep.keep_page(result, run, ui=ui)

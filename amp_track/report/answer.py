@@ -1,0 +1,185 @@
+"""The answer of a study in words: what to train with, the command for it, and what is to be kept in mind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amp_track.records.outcome import Outcome
+from amp_track.report import compare, fit, search
+from amp_track.report.command_line import train_command
+from amp_track.report.table import Table
+from amp_track.report.text import UNKNOWN, speed_text
+from amp_track.results.choice import Choice, choose
+from amp_track.results.compare import REFERENCE, CompareResult, Speed, judge
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT
+from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.search import SearchResult
+
+Result = FitResult | SearchResult | CompareResult
+"""The result of a study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a study says to somebody who has a minute."""
+
+    headline: str
+    more: tuple[str, ...] = ()
+    """Further sentences of the answer."""
+    command: str | None = None
+    """What to type to train so; None where nothing fits, and of a comparison."""
+    caveats: tuple[str, ...] = ()
+    """What is true of this study and might mislead."""
+
+
+def answer(result: Result) -> Answer:
+    """Return the answer of a study."""
+    if isinstance(result, CompareResult):
+        first, *more = result.answers or ("there is nothing to compare: one precision was trained",)
+        return Answer(headline=first, more=tuple(more), caveats=tuple(compare.notes(result)))
+    choice = choose(result)
+    found = result.fit if isinstance(result, SearchResult) else result
+    notes = search.notes(result) if isinstance(result, SearchResult) else fit.fit_notes(result)
+    if choice is None:
+        return Answer(headline="Nothing fits: not even one sample, at any precision", caveats=tuple(notes))
+    return Answer(
+        headline=_headline(result, choice),
+        more=tuple(_more(found, choice)),
+        command=train_command(choice.job),
+        caveats=(*_caveats(found, choice), *notes),
+    )
+
+
+def name(result: Result) -> str:
+    """Return the name of a result's study."""
+    return result.fit.study if isinstance(result, SearchResult) else result.study
+
+
+def tables(result: Result) -> list[Table]:
+    """Return the tables that a command prints of a study."""
+    if isinstance(result, CompareResult):
+        return compare.tables(result)
+    return search.search_tables(result) if isinstance(result, SearchResult) else [fit.fit_table(result)]
+
+
+def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
+    parts = [_largest(choice), _speed(choice), _quality(result, choice)]
+    if choice.precision == REFERENCE:
+        parts.insert(0, _nothing_is_faster(result))
+    said = ", ".join(part for part in parts if part)
+    return f"{choice.precision} at batch {choice.batch_size:,}" + (f": {said}" if said else "")
+
+
+def _largest(choice: Choice) -> str:
+    """Return how the largest batch compares with fp32's, where that is the one to train with."""
+    if choice.batch_ratio is None or choice.largest_batch != choice.batch_size:
+        return ""
+    return f"{choice.batch_ratio:.1f} × {REFERENCE}'s largest batch"
+
+
+def _speed(choice: Choice) -> str:
+    if choice.speed_ratio is None:
+        return f"{speed_text(choice.samples_per_second)} samples/s" if choice.samples_per_second else ""
+    if judge(choice.speed_ratio) is Speed.SAME:
+        return f"as fast as {REFERENCE} (within 3 %)"
+    return f"{choice.speed_ratio:.1f} × {REFERENCE}'s speed"
+
+
+def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
+    if not isinstance(result, SearchResult) or choice.outcome is None or choice.outcome.quality is None:
+        return ""
+    name, quality = result.quality_name, choice.outcome.quality
+    if choice.precision == REFERENCE:
+        return f"{name} {quality:.4f}"
+    against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
+    if result.seeds is not None and against is not None:
+        over = f"over {result.seeds.seeds} seeds"
+        if against.verdict == EQUIVALENT:
+            return f"{name} equivalent {over}"
+        if against.verdict == DIFFERENT:
+            return f"{name} differs by {against.difference:+.4f} {over}"
+        return f"{name} neither equivalent nor different {over}"
+    of_fp32 = f" against {choice.quality_of_fp32:.4f}" if choice.quality_of_fp32 is not None else ""
+    return f"{name} {quality:.4f}{of_fp32} with one seed"
+
+
+def _nothing_is_faster(result: FitResult | SearchResult) -> str:
+    found = result.fit if isinstance(result, SearchResult) else result
+    others = [name for name in found.edges if name != REFERENCE]
+    if not others:
+        return "the only precision that was tried"
+    return f"no faster with {' or '.join(others)} on this device"
+
+
+def _more(found: FitResult, choice: Choice) -> list[str]:
+    """Return how the edge is proven, and where a larger batch buys no speed."""
+    fitted = found.precisions[choice.precision]
+    lines = []
+    if choice.largest_batch != choice.batch_size:
+        ratio = f", {choice.batch_ratio:.1f} × {REFERENCE}'s" if choice.batch_ratio is not None else ""
+        lines.append(f"The largest batch that fits at {choice.precision} is {choice.largest_batch:,}{ratio}.")
+    lines.append(proof(choice.precision, fitted))
+    efficient = fitted.efficient_batch
+    if efficient is not None and efficient[0] < choice.batch_size:
+        lines.append(
+            f"Batch {efficient[0]:,} trains as fast ({efficient[1]:,.0f} samples/s when probed): a larger one buys no "
+            "speed."
+        )
+    return lines
+
+
+def proof(precision: str, fitted: PrecisionFit) -> str:
+    """Return how the largest batch of a precision is proven, in one sentence."""
+    edge = fitted.edge
+    if not edge.largest_batch:
+        return f"{precision}: {fit.edge_cells(fitted)[1]}."
+    ran = f"{precision} ran at batch {edge.largest_batch:,} in {_processes(fitted.runs_at_edge)}"
+    if fitted.confirmation is not None:
+        which = "one of them a" if fitted.runs_at_edge > 1 else "a"
+        ran += f", {which} training of {fitted.confirmation.steps:,} steps"
+    _, why, memory, _ = fit.edge_cells(fitted)
+    peak = f", and took {memory}" if memory != UNKNOWN else ""
+    if edge.first_failing_batch is None:
+        return f"{ran}{peak}; no larger one was tried: {why}."
+    where = f" in {fitted.failure.phase}" if fitted.failure is not None and fitted.failure.phase else ""
+    fails = "ran out of memory" if edge.bound == "memory" else "is more than a kernel takes"
+    return f"{ran}{peak}; batch {edge.first_failing_batch:,} {fails}{where}."
+
+
+def _processes(count: int) -> str:
+    return "one fresh process" if count == 1 else f"{count} fresh processes"
+
+
+def _caveats(found: FitResult, choice: Choice) -> list[str]:
+    """Return what is true of the choice alone; the notes beside the tables say the rest."""
+    lines = []
+    if found.job.memory_budget_bytes is not None and found.hardware.kind == "cpu":
+        lines.append(
+            "The memory budget is one that amp_track enforces on a CPU: a GPU with as much memory has other edges."
+        )
+    if choice.is_emulated:
+        lines.append(f"{choice.precision} is emulated on this device: it saves memory, and time is lost.")
+    if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
+        lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
+    lines += _slower_than_fp32(found, choice)
+    if choice.outcome is not None and choice.outcome.waits_for_data:
+        lines.append(_waits(choice.outcome))
+    return lines
+
+
+def _slower_than_fp32(found: FitResult, choice: Choice) -> list[str]:
+    reference = found.precisions.get(REFERENCE)
+    of_fp32 = max((speed for _, speed in reference.throughput), default=0.0) if reference is not None else 0.0
+    slower = []
+    for name, fitted in found.precisions.items():
+        best = max((speed for _, speed in fitted.throughput), default=0.0)
+        if name not in (REFERENCE, choice.precision) and of_fp32 and best and judge(best / of_fp32) is Speed.SLOWER:
+            slower.append(f"{name} {best / of_fp32:.2g} ×")
+    return [f"Slower than {REFERENCE} on this device, when probed: {', '.join(slower)}."] if slower else []
+
+
+def _waits(outcome: Outcome) -> str:
+    return (
+        f"This training waited for data {outcome.waited_fraction:.0%} of its time: its speed is that of loading; give "
+        "more --loader-workers."
+    )

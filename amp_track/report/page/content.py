@@ -1,0 +1,236 @@
+"""What a study's page says: the answer, then sections with tables and charts, then every trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amp_track.records.outcome import Outcome
+from amp_track.report import answer as answers
+from amp_track.report import compare, compare_pictures, fit, search
+from amp_track.report.answer import Answer, Result
+from amp_track.report.page import charts
+from amp_track.report.page.charts import Chart
+from amp_track.report.seeds import seeds_table
+from amp_track.report.table import Column, Table
+from amp_track.report.text import title
+from amp_track.results.compare import CompareResult
+from amp_track.results.fit import FitResult
+from amp_track.results.search import SearchResult
+
+_MEBIBYTE = 2**20
+_TRIALS = (
+    Column("part", key=True),
+    Column("trial", right=True),
+    Column("precision"),
+    Column("batch", right=True),
+    Column("verdict"),
+    Column("quality", right=True),
+    Column("samples/s", right=True),
+    Column("seconds", right=True),
+    Column("MiB", right=True),
+    Column("predicted MiB", right=True),
+    Column("skipped steps", right=True),
+    Column("final scale", right=True),
+    Column("why"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page under one heading."""
+
+    heading: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """A trial as the cells of the table of all trials, and the id of its MLflow run."""
+
+    cells: tuple[str, ...]
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The page of a study."""
+
+    study: str
+    subtitle: str
+    answer: Answer
+    sections: tuple[Section, ...]
+    columns: tuple[Column, ...]
+    trials: tuple[TrialRow, ...]
+    experiment_id: str
+    run_id: str
+
+
+def page_of(result: Result) -> Page:
+    """Return the page of a study."""
+    if isinstance(result, CompareResult):
+        found: FitResult | CompareResult = result
+        sections, subtitle = _of_compare(result), compare.table(result).title
+    else:
+        found = result.fit if isinstance(result, SearchResult) else result
+        sections, subtitle = _of_search(result) if isinstance(result, SearchResult) else _of_fit(result), title(found)
+    return Page(
+        study=found.study,
+        subtitle=subtitle,
+        answer=answers.answer(result),
+        sections=tuple(section for section in sections if section.tables or section.charts or section.lines),
+        columns=_TRIALS,
+        trials=tuple(_trials(result)),
+        experiment_id=found.experiment_id,
+        run_id=found.run_id,
+    )
+
+
+def _of_fit(result: FitResult) -> list[Section]:
+    proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
+    return [
+        Section(heading="The largest batch, and its proof", lines=proofs, tables=(fit.fit_table(result),)),
+        Section(heading="Memory", charts=_there(charts.memory(result), charts.predicted(result))),
+        Section(heading="Speed", charts=_there(charts.speed(result))),
+    ]
+
+
+def _of_search(result: SearchResult) -> list[Section]:
+    edges, memory, _ = _of_fit(result.fit)
+    compared = result.seeds
+    over_seeds = (charts.seeds(result, compared), seeds_table(compared, result.quality_name)) if compared else None
+    by_batch, by_time = charts.quality(result, "batch size"), charts.quality(result, "seconds")
+    return [
+        Section(heading="The precisions side by side", tables=(search.search_table(result),)),
+        edges,
+        memory,
+        Section(heading="Speed and quality", charts=_there(charts.speed(result), by_batch, by_time)),
+        Section(
+            heading="The same training over several seeds",
+            charts=_there(over_seeds[0]) if over_seeds else (),
+            tables=(over_seeds[1],) if over_seeds else (),
+        ),
+        Section(heading="What the GradScaler did", charts=_there(charts.scales(result))),
+    ]
+
+
+def _of_compare(result: CompareResult) -> list[Section]:
+    figure = compare_pictures.figure_of(result)
+    drawn = Chart("Speed and memory", figure, "; ".join(result.answers)) if figure is not None else None
+    table, *over_seeds = compare.tables(result)
+    return [
+        Section(heading="The precisions side by side", tables=(table,), charts=_there(drawn)),
+        Section(heading="The same training over several seeds", tables=tuple(over_seeds)),
+    ]
+
+
+def _there(*drawn: Chart | None) -> tuple[Chart, ...]:
+    return tuple(chart for chart in drawn if chart is not None)
+
+
+def _trials(result: Result) -> list[TrialRow]:
+    """Return every trial of a study: probes, trainings, and trainings over seeds."""
+    if isinstance(result, CompareResult):
+        return [
+            _row(
+                "compare",
+                "",
+                cell.precision,
+                result.job.batch_size,
+                each.outcome,
+                each.run_id,
+                why=_of_seed(cell.value, each.seed),
+            )
+            for cell in result.cells
+            for each in cell.trainings
+        ]
+    fitted = result.fit if isinstance(result, SearchResult) else result
+    rows = [
+        _row(
+            "fit",
+            str(each.trial),
+            each.precision,
+            each.batch_size,
+            each.outcome,
+            each.run_id,
+            why=f"{each.kind}: {each.reason}",
+            predicted_bytes=each.predicted_bytes,
+        )
+        for each in fitted.probes
+    ]
+    if not isinstance(result, SearchResult):
+        return rows
+    rows += [
+        _row(
+            "train",
+            str(each.number),
+            each.precision,
+            each.batch_size,
+            each.outcome,
+            each.run_id,
+            why=_on_front(result, each.number),
+        )
+        for each in result.trials
+    ]
+    if result.seeds is not None:
+        batch = result.seeds.job.batch_size
+        rows += [
+            _row("seeds", "", each.precision, batch, each.outcome, each.run_id, why=_of_seed("", each.seed))
+            for each in result.seeds.trainings
+        ]
+    return rows
+
+
+def _of_seed(value: str, seed: int) -> str:
+    return f"{value} seed {seed}".strip()
+
+
+def _on_front(result: SearchResult, number: int) -> str:
+    return "Pareto: nothing is better and faster" if number in result.pareto else ""
+
+
+def _row(
+    part: str,
+    number: str,
+    precision: str,
+    batch_size: int | None,
+    outcome: Outcome,
+    run_id: str,
+    *,
+    why: str,
+    predicted_bytes: int | None = None,
+) -> TrialRow:
+    return TrialRow(
+        cells=(
+            part,
+            number,
+            precision,
+            str(batch_size),
+            str(outcome.verdict) + (f" in {outcome.phase}" if outcome.phase and not outcome.fits else ""),
+            _number(outcome.quality, ".4f"),
+            _number(outcome.samples_per_second, ".0f"),
+            _number(outcome.wall_seconds, ".1f"),
+            _mebibytes(outcome.max_memory_bytes),
+            _mebibytes(predicted_bytes),
+            str(outcome.skipped_steps) if outcome.scale is not None else "",
+            _number(outcome.scale.final if outcome.scale is not None else None, "g"),
+            why,
+        ),
+        run_id=run_id,
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return format(value, form) if value is not None and math.isfinite(value) else ""
+
+
+def _mebibytes(size_bytes: int | None) -> str:
+    return _number(size_bytes / _MEBIBYTE if size_bytes is not None else None, ".1f")
+
+
+def tables_of(page: Page) -> Sequence[Table]:
+    """Return the tables of all sections."""
+    return [table for section in page.sections for table in section.tables]

@@ -1,0 +1,81 @@
+"""A study's page as HTML, which needs nothing beside it, and as Markdown."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from amp_track.report import links
+from amp_track.report.html import table_html
+from amp_track.report.page import svg
+from amp_track.report.page.charts import Chart
+from amp_track.report.page.content import Page
+from amp_track.report.table import Table
+
+
+def page_html(page: Page, *, ui: str) -> str:
+    """Return the page as one HTML file: it asks for nothing, keeps nothing, and opens from disk.
+
+    Args:
+        page: of a study.
+        ui: the address of MLflow's UI, which the links lead to.
+    """
+    return _environment().get_template("page.html").render(
+        page=page,
+        run_url=functools.partial(links.run, ui, page.experiment_id),
+        trainings_url=links.trainings(ui, page.experiment_id, page.run_id),
+        svg=_svg,
+        table=lambda table: Markup(table_html(table)),
+    )  # fmt: skip
+
+
+def page_markdown(page: Page, *, ui: str) -> str:
+    """Return the page as Markdown: the answer and the tables, without charts and without the list of trials."""
+    return _environment().get_template("page.md").render(
+        page=page,
+        run_url=functools.partial(links.run, ui, page.experiment_id),
+        trainings_url=links.trainings(ui, page.experiment_id, page.run_id),
+        table=_markdown_table,
+    )  # fmt: skip
+
+
+def note_markdown(page: Page) -> str:
+    """Return the answer as the description of the study's run, with links that hold wherever the UI is served."""
+    return _environment().get_template("note.md").render(
+        page=page, trainings_url=links.trainings("", page.experiment_id, page.run_id)
+    )  # fmt: skip
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["md"] = _escaped
+    return environment
+
+
+def _svg(chart: Chart, number: int) -> Markup:
+    return Markup(svg.inline(chart.figure, alt=f"{chart.title}. {chart.alt}", prefix=f"chart{number}"))
+
+
+def _markdown_table(table: Table) -> str:
+    rule = ["--:" if column.right else "---" for column in table.columns]
+    rows = [[column.heading for column in table.columns], rule, *table.rows]
+    return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    return _escaped(text).replace("\n", " ") if set(text) - set("-:") else text
+
+
+def _escaped(text: str) -> str:
+    """Return text with what Markdown reads as markup escaped: workloads and options have names of their own."""
+    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!~" else sign for sign in text)

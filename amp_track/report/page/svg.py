@@ -1,0 +1,40 @@
+"""Figures of matplotlib as SVG that stands in a page: text that can be selected, and the page's own color of ink."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK = "#000000"
+"""What is drawn in it has the color of the page's text, in a light theme and in a dark one."""
+_IDS = re.compile(r'(id="|url\(#|href="#)')
+_SIZE = re.compile(r'<svg ([^>]*?)width="[\d.]+pt"([^>]*?)>', re.DOTALL)
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+
+
+def inline(figure: Figure, *, alt: str, prefix: str) -> str:
+    """Return a figure as an SVG element.
+
+    Args:
+        figure: drawn in `INK` and colors that are legible on white and on black.
+        alt: what it shows, in words.
+        prefix: unique in the page: the ids of two figures are alike.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    # With text as text, in whatever font the reader has; with the same ids every time.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    svg = _METADATA.sub("", text[text.index("<svg") :])
+    svg = _IDS.sub(rf"\g<1>{prefix}-", svg).replace(INK, "currentColor")
+    svg = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[\d.]+pt"', r"\1", svg)
+    svg = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[\d.]+pt"', r"\1", svg)
+    label = f'<svg role="img" aria-label="{escape(alt)}"'
+    return svg.replace("<svg", label, 1)

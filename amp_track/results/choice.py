@@ -1,0 +1,147 @@
+"""The precision and the batch size to train with: the fastest whose quality is as good as the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.results.compare import REFERENCE
+from amp_track.results.equivalence import DIFFERENT
+from amp_track.results.fit import NO_SLOWER, FitResult
+from amp_track.results.search import SearchResult, TrialResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What to train with, beside fp32."""
+
+    job: Job
+    """As it was asked for, with the precision, the batch size and the learning rate that were chosen."""
+    precision: str
+    batch_size: int
+    samples_per_second: float | None
+    largest_batch: int
+    speed_ratio: float | None
+    """Its speed over the best of fp32; None where one of the two is not known, and for fp32 itself."""
+    batch_ratio: float | None
+    """Its largest batch over that of fp32."""
+    is_emulated: bool
+    outcome: Outcome | None = None
+    """The training that it is chosen for; None where only edges are known."""
+    quality_of_fp32: float | None = None
+    """That of the training of fp32 it is compared with."""
+
+
+def choose(result: FitResult | SearchResult) -> Choice | None:
+    """Return what to train with; None where nothing fits."""
+    if isinstance(result, SearchResult):
+        return _of_search(result) or _of_fit(result.fit)
+    return _of_fit(result)
+
+
+def _of_fit(fitted: FitResult) -> Choice | None:
+    """Choose the fastest precision, at its largest batch; of several as fast the one with the largest batch."""
+    speeds = {
+        name: max((speed for _, speed in found.throughput), default=found.samples_per_second or 0.0)
+        for name, found in fitted.precisions.items()
+        if found.edge.largest_batch
+    }
+    if not speeds:
+        return None
+    fast = [name for name, speed in speeds.items() if speed >= NO_SLOWER * max(speeds.values())]
+    precision = max(fast, key=lambda name: fitted.edges[name])
+    found = fitted.precisions[precision]
+    batch_size = found.largest_multiple or found.edge.largest_batch
+    return _choice(
+        fitted,
+        dataclasses.replace(fitted.asked, precision=precision, batch_size=batch_size),
+        speed=speeds[precision] or None,
+        speed_of_fp32=speeds.get(REFERENCE),
+    )
+
+
+def _of_search(result: SearchResult) -> Choice | None:
+    """Choose the fastest training whose quality is within the margin of the best; of several as fast the best one."""
+    trained = [trial for trial in result.trials if trial.outcome.fits and trial.outcome.samples_per_second]
+    good = _as_good_as_the_best(result, trained)
+    chosen = _fastest(result, good)
+    if chosen is None:
+        return None
+    of_fp32 = [trial for trial in good if trial.precision == REFERENCE] or [
+        trial for trial in trained if trial.precision == REFERENCE
+    ]
+    reference = _fastest(result, of_fp32)
+    job = dataclasses.replace(result.fit.asked, precision=chosen.precision, batch_size=chosen.batch_size)
+    if chosen.learning_rate != result.fit.job.learning_rate:
+        job = dataclasses.replace(job, learning_rate=chosen.learning_rate)
+    return dataclasses.replace(
+        _choice(
+            result.fit,
+            job,
+            speed=chosen.outcome.samples_per_second,
+            speed_of_fp32=reference.outcome.samples_per_second if reference is not None else None,
+        ),
+        outcome=chosen.outcome,
+        quality_of_fp32=reference.outcome.quality if reference is not None else None,
+    )
+
+
+def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trainings whose quality is within the margin of the best; all where there is no quality.
+
+    Precisions that several seeds have shown to be worse than fp32 are left out.
+    """
+    rated = [trial for trial in trained if trial.outcome.quality is not None and math.isfinite(trial.outcome.quality)]
+    if not rated:
+        return list(trained)
+    rated = [trial for trial in rated if not _is_worse(result, trial.precision)] or rated
+    sign = 1 if result.higher_is_better else -1
+    best = max(sign * _quality(trial) for trial in rated)
+    return [trial for trial in rated if sign * _quality(trial) >= best - result.margin.of(abs(best))]
+
+
+def _is_worse(result: SearchResult, precision: str) -> bool:
+    against = result.seeds.comparison(precision) if result.seeds is not None else None
+    if against is None or against.verdict != DIFFERENT:
+        return False
+    return (against.difference < 0) == result.higher_is_better
+
+
+def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
+    best = max((_speed(trial) for trial in trials), default=0.0)
+    fast = [trial for trial in trials if _speed(trial) >= NO_SLOWER * best]
+    sign = 1 if result.higher_is_better else -1
+    return max(
+        fast,
+        key=lambda trial: (sign * _quality(trial), _speed(trial), result.fit.edges.get(trial.precision, 0)),
+        default=None,
+    )
+
+
+def _speed(trial: TrialResult) -> float:
+    return trial.outcome.samples_per_second or 0.0
+
+
+def _quality(trial: TrialResult) -> float:
+    return trial.outcome.quality if trial.outcome.quality is not None else 0.0
+
+
+def _choice(fitted: FitResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Choice:
+    precision, edges = job.precision, fitted.edges
+    assert job.batch_size is not None
+    is_reference = precision == REFERENCE
+    of_fp32 = edges.get(REFERENCE)
+    return Choice(
+        job=job,
+        precision=precision,
+        batch_size=job.batch_size,
+        samples_per_second=speed,
+        largest_batch=edges[precision],
+        speed_ratio=speed / speed_of_fp32 if speed and speed_of_fp32 and not is_reference else None,
+        batch_ratio=edges[precision] / of_fp32 if of_fp32 and not is_reference else None,
+        is_emulated=precision in fitted.cautions,
+    )

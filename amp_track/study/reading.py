@@ -1,0 +1,20 @@
+"""Studies are read here as they are: nothing is made, and no trial is ended."""
+
+from __future__ import annotations
+
+import optuna
+
+from amp_track.study.database import SharedStorage
+
+
+def study_names(storage: SharedStorage) -> list[str]:
+    """Return the names of all studies of a storage."""
+    return optuna.get_all_study_names(storage)
+
+
+def load_study(name: str, storage: SharedStorage) -> optuna.Study | None:
+    """Return a study; None if there is none of that name."""
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        return None

@@ -1,0 +1,152 @@
+"""`report` makes the page of a study again from the stores alone; the device that filled them is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, request, stores
+
+from amp_track.commands.compare import compare
+from amp_track.commands.fit import fit
+from amp_track.commands.report import report
+from amp_track.commands.request import CompareOptions, ReportOptions, Request
+from amp_track.commands.search import search
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.results.compare import CompareResult
+from amp_track.results.fit import FitResult
+from amp_track.results.search import SearchResult
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+
+
+def asked(**options: Any) -> Request:
+    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
+    return request(job, precisions=("fp32", "bf16"), study="mine", **options)
+
+
+def reported(study: str = "mine", out: str | None = None) -> FitResult | SearchResult | CompareResult:
+    return report(request(Job(), study=study, report_options=ReportOptions(out=out)))
+
+
+def test_a_search_is_reported_as_it_was() -> None:
+    result = search(asked(trials=5, seeds=2, learning_rates=(1e-3, 1e-2)), sandbox=SimulatedSandbox())
+    assert reported() == result
+
+
+def test_a_fit_is_reported_as_it_was() -> None:
+    found = fit(asked(multiple_of=8, max_batch_size=200), sandbox=SimulatedSandbox(longer_bytes=10_000))
+    assert reported() == found
+
+
+def test_a_fit_after_a_search_does_not_hide_its_trainings() -> None:
+    searched = search(asked(trials=4), sandbox=SimulatedSandbox())
+    fit(asked(), sandbox=SimulatedSandbox())
+    assert reported() == searched
+
+
+def test_a_comparison_is_reported_as_it_was() -> None:
+    over = CompareOptions(over=("width", ("8", "4")))
+    made = compare(asked(compare_options=over, seeds=2), sandbox=SimulatedSandbox())
+    assert reported() == made
+    assert isinstance(searched := search(asked(trials=1), sandbox=SimulatedSandbox()), SearchResult)
+    assert reported() == searched
+    assert reported("mine/compare") == made
+
+
+def test_neither_workload_nor_tracking_store_is_needed_for_a_file(tmp_path: Path) -> None:
+    workload = tmp_path / "gone.py"
+    workload.write_text(Path(DIGITS).read_text())
+    made = fit(request(Job(workload=str(workload)), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    workload.unlink()
+    Path("mlflow.db").unlink()
+    assert dataclasses.replace(reported(out="page.md"), report=made.report) == made
+    assert Path("page.md").read_text().startswith("# ")
+
+
+def test_what_an_interrupted_search_has_found_is_reported() -> None:
+    def interrupted(job: Job) -> Outcome | None:
+        if job.precision == "bf16":
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        search(asked(max_batch_size=64), sandbox=SimulatedSandbox(fails=interrupted))
+    found = reported()
+    assert isinstance(found, FitResult)
+    assert found.edges == {"fp32": 64}
+    assert found.skipped["bf16"].startswith("not proven yet: ")
+    page = Path(found.report).read_text()
+    assert "fp32 at batch 64" in page
+    assert "not proven yet" in page
+
+
+def test_a_comparison_that_was_interrupted_shows_the_values_that_are_whole() -> None:
+    def interrupted(job: Job) -> Outcome | None:
+        if dict(job.options)["width"] == "8" and job.precision == "bf16":
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(
+            asked(compare_options=CompareOptions(over=("width", ("4", "8")))),
+            sandbox=SimulatedSandbox(fails=interrupted),
+        )
+    found = reported()
+    assert isinstance(found, CompareResult)
+    assert found.values == ("4",)
+    assert found.missing == 1
+
+
+def test_a_run_that_has_ended_is_not_touched_but_for_its_page() -> None:
+    result = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    before = client.get_run(result.run_id).info
+    Path(result.report).unlink()
+    reported()
+    after = client.get_run(result.run_id).info
+    assert (after.status, after.end_time) == (before.status, before.end_time)
+    assert Path(result.report).exists()
+
+
+def test_a_study_of_an_older_version_says_what_to_do() -> None:
+    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    study.set_user_attr("command", "{}")
+    with pytest.raises(Exception, match="cannot read"):
+        reported()
+    study._storage.set_study_user_attr(study._study_id, "command", None)
+    with pytest.raises(BadInput, match=r"^STUDY: got mine/fit, which an older version .* give that command again"):
+        reported()
+
+
+@pytest.mark.parametrize(
+    ("study", "out", "message"),
+    [
+        ("mien", None, "^STUDY: got mien, expected a study in sqlite:////.*, such as mine; "),
+        ("mine", "page.pdf", r"^--out: got page.pdf, expected a file that ends in .html or .md; "),
+        ("mine", "there/page.md", "^--out: got there/page.md, expected a file in a folder that exists; "),
+        ("mine", "folder.md", "^--out: got folder.md, expected a file that can be written; "),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(study: str, out: str | None, message: str) -> None:
+    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    Path("folder.md").mkdir()
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(BadInput, match=message):
+        reported(study, out)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_no_store_is_made() -> None:
+    Path("optuna.db").unlink()
+    with pytest.raises(BadInput, match=r"^--storage: got sqlite:////.*, expected a database that holds studies"):
+        reported()
+    assert not Path("optuna.db").exists()

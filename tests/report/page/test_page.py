@@ -1,0 +1,145 @@
+"""The page of a study as HTML and Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+from markdown_it import MarkdownIt
+from table_samples import COMPARE, FIT, SEARCH, training
+
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.report.answer import Result
+from amp_track.report.page.content import page_of
+from amp_track.report.page.render import note_markdown, page_html, page_markdown
+from amp_track.results.fit import ProbeResult
+from amp_track.results.search import TrialResult
+
+UI = "http://127.0.0.1:5000"
+HOSTILE = '</script><script>alert(1)</script> | [x](javascript:0) <b> & "q" `c`'
+MEBIBYTE = 2**20
+
+
+def probe(trial: int, batch_size: int, *, fits: bool) -> ProbeResult:
+    outcome = dataclasses.replace(training("fp32"), max_memory_bytes=batch_size * MEBIBYTE, max_allocated_bytes=None)
+    if not fits:
+        outcome = Outcome(verdict=Verdict.OOM, phase="forward", max_allocated_bytes=batch_size * MEBIBYTE)
+    return ProbeResult(
+        trial=trial, precision="fp32", batch_size=batch_size, kind="probe", reason="to see", outcome=outcome,
+        predicted_bytes=batch_size * MEBIBYTE, run_id=f"probe{trial}",
+    )  # fmt: skip
+
+
+PROBED = dataclasses.replace(
+    FIT, limit_bytes=100 * MEBIBYTE,
+    probes=(probe(0, 16, fits=True), probe(1, 90, fits=True), probe(2, 101, fits=False)),
+)  # fmt: skip
+SEARCHED = dataclasses.replace(SEARCH, fit=PROBED)
+RESULTS = {"fit": PROBED, "search": SEARCHED, "compare": dataclasses.replace(COMPARE, answers=("it pays",))}
+
+
+class Reader(HTMLParser):
+    """Collects what a page holds, and fails on tags that are not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "input", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(result: Result) -> Reader:
+    reader = Reader()
+    reader.feed(page_html(page_of(result), ui=UI))
+    assert reader.open == []
+    return reader
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str) -> None:
+    page = read(RESULTS[kind])
+    said = page_of(RESULTS[kind]).answer
+    assert said.headline in page.text
+    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(charts) == {"fit": 3, "search": 7, "compare": 1}[kind]
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
+    rows = sum(tag == "tr" for tag, _ in page.tags)
+    assert rows > len(page_of(RESULTS[kind]).trials) > 0
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "image"), "nothing is fetched"
+        assert not any(name.startswith("on") for name in attributes), "no script in an attribute"
+        assert "src" not in attributes
+        if tag == "a":
+            assert (attributes["href"] or "").startswith(UI)
+
+
+def test_no_two_elements_have_the_same_id() -> None:
+    ids = [attributes["id"] for _, attributes in read(SEARCHED).tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_precision_has_its_color_and_its_name() -> None:
+    html = page_html(page_of(PROBED), ui=UI)
+    assert html.count("#0072b2") > 2
+    assert re.search(r"<text[^>]*>fp32</text>", html)
+
+
+def test_what_people_wrote_is_shown_and_not_run() -> None:
+    hostile = dataclasses.replace(
+        SEARCHED,
+        quality_name=HOSTILE,
+        fit=dataclasses.replace(PROBED, job=dataclasses.replace(PROBED.job, workload=HOSTILE), study=HOSTILE),
+    )
+    page = read(hostile)
+    assert sum(tag == "script" for tag, _ in page.tags) == 1
+    assert not any(tag == "b" for tag, _ in page.tags)
+    assert HOSTILE in page.text
+    rendered = MarkdownIt("js-default").enable("table").render(page_markdown(page_of(hostile), ui=UI))
+    assert "<script" not in rendered
+    assert 'href="javascript' not in rendered
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_the_markdown_has_the_same_tables(kind: str) -> None:
+    page = page_of(RESULTS[kind])
+    rendered = MarkdownIt().enable("table").render(page_markdown(page, ui=UI))
+    tables = [table for section in page.sections for table in section.tables]
+    assert rendered.count("<table>") == len(tables)
+    assert rendered.count("<tr>") == sum(len(table.rows) + 1 for table in tables)
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind: str) -> None:
+    note = note_markdown(page_of(RESULTS[kind]))
+    assert len(note) < 5000, "MLflow takes 8,000"
+    assert "](/#/experiments/1/runs?" in note
+    assert UI not in note
+
+
+def test_ten_thousand_trials_weigh_less_than_five_megabytes() -> None:
+    trials = tuple(
+        TrialResult(
+            number=number, precision=("fp32", "amp")[number % 2], batch_size=16 + number, learning_rate=0.1,
+            outcome=dataclasses.replace(training("amp"), wall_seconds=number / 7), run_id=f"{number:032x}",
+        )
+        for number in range(10_000)
+    )  # fmt: skip
+    html = page_html(page_of(dataclasses.replace(SEARCHED, trials=trials)), ui=UI)
+    assert html.count("<tr>") > 10_000
+    assert len(html.encode()) < 5_000_000

@@ -1,0 +1,57 @@
+"""The answer in words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from table_samples import COMPARE, FIT, SEARCH
+
+from amp_track.planner.frontier import Edge
+from amp_track.report.answer import answer, name, proof, tables
+from amp_track.results.fit import PrecisionFit
+
+
+def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
+    said = answer(SEARCH)
+    assert said.headline == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds"
+    assert said.more[0] == "The largest batch that fits at amp is 13,333, 1.2 × fp32's."
+    assert said.command == "amp-track train experiments/digits.py --precision amp --batch-size 128"
+    assert any("enforces on a CPU" in line for line in said.caveats)
+
+
+def test_edges_alone_say_how_they_are_proven() -> None:
+    said = answer(FIT)
+    assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
+    assert said.more[1] == (
+        "amp ran at batch 13,333 in one fresh process, a training of 12,345 steps, and took 72 GiB; no "
+        "larger one was tried: as far as --max-batch-size lets it look."
+    ).replace("72 GiB", "72\u00a0GiB")
+    assert "Batch 512 trains as fast" in said.more[2]
+
+
+def test_a_failure_above_the_edge_is_part_of_its_proof() -> None:
+    assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
+    assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")
+
+
+def test_where_nothing_fits_there_is_no_command() -> None:
+    nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None)
+    said = answer(dataclasses.replace(FIT, precisions={"fp32": nothing}))
+    assert said.headline.startswith("Nothing fits")
+    assert said.command is None
+
+
+def test_the_reference_says_that_nothing_is_faster() -> None:
+    said = answer(dataclasses.replace(FIT, precisions={"fp32": FIT.precisions["fp32"]}))
+    assert said.headline.startswith("fp32 at batch 10,944: the only precision that was tried, 1,234,567 samples/s")
+
+
+def test_a_comparison_answers_with_its_own_sentences() -> None:
+    result = dataclasses.replace(COMPARE, answers=("one", "two"))
+    said = answer(result)
+    assert (said.headline, said.more, said.command) == ("one", ("two",), None)
+
+
+def test_every_result_has_a_name_and_tables() -> None:
+    assert [name(result) for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
+    assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]

@@ -1,0 +1,146 @@
+"""What to train with: the fastest whose quality is as good as the best."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from amp_track.planner.frontier import Edge
+from amp_track.records.hardware import Hardware
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.values import Margin
+from amp_track.results.choice import choose
+from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.seeds import SeedResult, SeedsResult
+
+
+def fitted(largest_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionFit:
+    return PrecisionFit(
+        edge=Edge(largest_batch, largest_batch + 1, "memory"),
+        probes=3,
+        at_edge=Outcome(verdict=Verdict.FITS) if largest_batch else None,
+        run_id="run",
+        throughput=throughput,
+        largest_multiple=multiple,
+    )
+
+
+def fit(**precisions: PrecisionFit) -> FitResult:
+    return FitResult(
+        study="s",
+        run_id="parent",
+        experiment_id="1",
+        job=Job(batch_size=16, learning_rate=0.1),
+        asked=Job(memory_budget_bytes=2**20),
+        hardware=Hardware(kind="cpu", name="CPU"),
+        precisions=precisions,
+        skipped={},
+    )
+
+
+EDGES = fit(fp32=fitted(100, (50, 900.0), (100, 1000.0)), bf16=fitted(200, (200, 1900.0)))
+
+
+def trained(number: int, precision: str, batch_size: int, speed: float, quality: float | None) -> TrialResult:
+    outcome = Outcome(verdict=Verdict.FITS, samples_per_second=speed, quality=quality)
+    return TrialResult(
+        number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, outcome=outcome, run_id=""
+    )  # fmt: skip
+
+
+def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
+    return SearchResult(
+        fit=EDGES,
+        quality_name="accuracy",
+        higher_is_better=higher_is_better,
+        workload_batch_size=16,
+        trials=trials,
+        pareto=(),
+        seeds=seeds,
+    )
+
+
+def test_of_edges_alone_it_is_the_fastest_at_its_largest_batch() -> None:
+    choice = choose(EDGES)
+    assert choice is not None
+    assert (choice.precision, choice.batch_size) == ("bf16", 200)
+    assert (choice.batch_ratio, choice.speed_ratio) == (2.0, 1.9)
+    assert choice.job == Job(memory_budget_bytes=2**20, precision="bf16", batch_size=200)
+
+
+def test_of_edges_as_fast_it_is_the_largest() -> None:
+    choice = choose(fit(fp32=fitted(100, (100, 1000.0)), bf16=fitted(200, (200, 980.0)), amp=fitted(300, (9, 500.0))))
+    assert choice is not None
+    assert (choice.precision, choice.batch_size) == ("bf16", 200)
+
+
+def test_the_multiple_that_was_asked_for_is_chosen() -> None:
+    choice = choose(fit(fp32=fitted(101, (101, 1000.0), multiple=96)))
+    assert choice is not None
+    assert (choice.batch_size, choice.largest_batch) == (96, 101)
+    assert choice.speed_ratio is choice.batch_ratio is None
+
+
+def test_where_nothing_fits_nothing_is_chosen() -> None:
+    assert choose(fit(fp32=fitted(0))) is None
+
+
+def test_a_fast_training_that_is_worse_is_not_chosen() -> None:
+    result = search(
+        trained(0, "fp32", 16, 700, 0.90), trained(1, "bf16", 16, 1400, 0.895), trained(2, "bf16", 200, 1900, 0.85)
+    )
+    choice = choose(result)
+    assert choice is not None
+    assert (choice.precision, choice.batch_size, choice.speed_ratio) == ("bf16", 16, 2.0)
+    assert choice.quality_of_fp32 == 0.90
+    wide = choose(dataclasses.replace(result, margin=Margin(absolute=0.1)))
+    assert wide is not None
+    assert wide.batch_size == 200
+
+
+def test_a_low_loss_is_good() -> None:
+    result = search(trained(0, "fp32", 16, 700, 0.5), trained(1, "bf16", 16, 1400, 0.9), higher_is_better=False)
+    choice = choose(result)
+    assert choice is not None
+    assert choice.precision == "fp32"
+
+
+@pytest.mark.parametrize("quality", [None, float("nan")])
+def test_without_a_quality_it_is_the_fastest(quality: float | None) -> None:
+    choice = choose(search(trained(0, "fp32", 16, 700, quality), trained(1, "bf16", 200, 1900, quality)))
+    assert choice is not None
+    assert (choice.precision, choice.batch_size) == ("bf16", 200)
+
+
+def test_of_trainings_as_fast_it_is_the_best() -> None:
+    choice = choose(search(trained(0, "bf16", 200, 1000, 0.899), trained(1, "bf16", 100, 990, 0.9)))
+    assert choice is not None
+    assert choice.batch_size == 100
+
+
+def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
+    seeds = SeedsResult(
+        job=Job(batch_size=16),
+        seeds=3,
+        margin=Margin(fraction=0.01),
+        trainings=tuple(
+            SeedResult(
+                precision=name, seed=seed, run_id="", outcome=Outcome(verdict=Verdict.FITS, quality=of + seed / 1e4)
+            )
+            for name, of in (("fp32", 0.9), ("bf16", 0.8))
+            for seed in range(3)
+        ),
+    )
+    trials = trained(0, "fp32", 16, 700, 0.9), trained(1, "bf16", 16, 1400, 0.9)
+    choice = choose(search(*trials, seeds=seeds))
+    assert choice is not None
+    assert choice.precision == "fp32"
+
+
+def test_without_trainings_the_edges_answer() -> None:
+    choice = choose(search())
+    assert choice is not None
+    assert (choice.precision, choice.batch_size, choice.outcome) == ("bf16", 200, None)
