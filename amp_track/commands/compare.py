@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import checks, keep, over, remembered
+from amp_track.commands.session import checks, keep, keep_notes, over, remembered
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
@@ -60,6 +60,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
+        keep_notes.note_answer(studies, result, parts=("compare",))
         result = dataclasses.replace(
             result, report=keep.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
-from amp_track.commands.session import keep, probes, remembered
+from amp_track.commands.session import keep, keep_notes, probes, remembered
 from amp_track.commands.session.failures import limit_in_words, why_nothing_fits
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
@@ -48,7 +48,8 @@ def fit_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> F
     """Find the edges of a prepared session, in a study of their own."""
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
-        result = find_edges(tracked_study, sampler)
+        result = find_edges(tracked_study, studies, sampler)
+        keep_notes.note_answer(studies, result, parts=("fit",))
         return dataclasses.replace(result, report=keep.keep_page(result, tracked_study.parent, ui=studies.session.ui))
 
 
@@ -61,7 +62,7 @@ def open_study(studies: Studies) -> tuple[Study, EdgeSampler]:
     return study, sampler
 
 
-def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
+def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampler) -> FitResult:
     """Probe until every edge is proven and confirmed, and log the edges to the study's run.
 
     Raises:
@@ -90,6 +91,7 @@ def find_edges(tracked_study: TrackedStudy, sampler: EdgeSampler) -> FitResult:
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
+    keep_notes.show_edges(studies, study, result, most=sampler.goal.limit.batch_size)
     parent.table("probes.json", keep.columns([probe.as_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)

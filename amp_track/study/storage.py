@@ -25,7 +25,7 @@ from amp_track.records import addresses
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
-from amp_track.study import database, private
+from amp_track.study import database, notes, private
 from amp_track.study.alone import alone
 from amp_track.study.database import WORKER, SharedStorage
 from amp_track.workers import processes, sqlite_files
@@ -287,6 +287,8 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
     """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
     trial.set_user_attr(OUTCOME, json.dumps(dataclasses.asdict(outcome)))
+    if not outcome.fits:
+        notes.note_failure(trial, outcome)
     if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
         trial.set_user_attr(RUN_ID, run_id)
 

@@ -46,15 +46,16 @@ class Studies:
         self.name = session.request.stores.study or fingerprint.default_study_name(session)
 
     @functools.cached_property
-    def _storage(self) -> SharedStorage:
+    def storage(self) -> SharedStorage:
+        """Their storage, opened."""
         from amp_track.study import storage
 
         return self._opened or storage.open_storage(self._url)
 
     def close(self) -> None:
         """Let go of the storage's connections."""
-        if "_storage" in vars(self):
-            self._storage.engine.dispose()
+        if "storage" in vars(self):
+            self.storage.engine.dispose()
 
     def check(self, *parts: str) -> None:
         """Raise BadInput when a part exists and was made with other settings. Writes nothing."""
@@ -64,13 +65,13 @@ class Studies:
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
                 directions = [direction for _, direction in self._objectives(part)]
-                storage.check_settings(f"{self.name}/{part}", self._storage, settings, directions)
+                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions)
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
         """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
         from amp_track.study import storage
 
-        storage.when_buried(self._storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
+        storage.when_buried(self.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
 
     def open(self, part: str) -> Study:
         """Open a part of the study, new or resumed."""
@@ -78,7 +79,7 @@ class Studies:
 
         study = storage.open_study(
             f"{self.name}/{part}",
-            self._storage,
+            self.storage,
             self._url,
             objectives=self._objectives(part),
             settings=_SETTINGS_OF[part](self.session),
@@ -91,13 +92,13 @@ class Studies:
         """Return a part of the study as it is, to read it; None if it is not there."""
         from amp_track.study import reading
 
-        return reading.load_study(f"{self.name}/{part}", self._storage)
+        return reading.load_study(f"{self.name}/{part}", self.storage)
 
     def alone(self, part: str) -> AbstractContextManager[None]:
         """Keep all other search workers of this storage out of a block; see `study.alone`."""
         from amp_track.study.alone import alone
 
-        return alone(self._url, part, storage=self._storage)
+        return alone(self._url, part, storage=self.storage)
 
     def free_bytes(self, study: Study) -> int:
         """Return the bytes that were free when the fit study began: without a budget its edges are those."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -47,6 +48,11 @@ def note_markdown(page: Page) -> str:
     return _environment().get_template("note.md").render(
         page=page, trainings_url=links.trainings("", page.experiment_id, page.run_id)
     )  # fmt: skip
+
+
+def dashboard_markdown(page: Page, *, pages: Sequence[str]) -> str:
+    """Return the answer as a note for optuna-dashboard, with links to MLflow's `pages`."""
+    return _environment().get_template("dashboard.md").render(page=page, pages=pages)
 
 
 @functools.cache

@@ -1,0 +1,46 @@
+"""Keep what optuna-dashboard shows of a study beside its trials: notes, and the edges of each precision apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amp_track.commands.session.studies import Studies
+from amp_track.report import links
+from amp_track.report.answer import Result, proof
+from amp_track.report.page.content import page_of
+from amp_track.report.page.render import dashboard_markdown
+from amp_track.results.fit import FitResult
+
+if TYPE_CHECKING:
+    from amp_track.study.types import Study
+
+
+def show_edges(studies: Studies, study: Study, fitted: FitResult, *, most: int) -> None:
+    """Show the search of each precision as a study of its own, with the proof of its edge.
+
+    Args:
+        studies: of the command.
+        study: NAME/fit.
+        fitted: what it has found.
+        most: the largest batch worth trying.
+    """
+    from amp_track.study import notes, reading, views
+
+    assert fitted.limit_bytes is not None, "a fit study has a limit"
+    with studies.alone("views"):
+        views.show_by_precision(study, most=most, limit_bytes=fitted.limit_bytes)
+        for precision, found in fitted.precisions.items():
+            view = reading.load_study(f"{study.study_name}/{precision}", studies.storage)
+            if view is not None:
+                notes.note_on(view, proof(precision, found))
+
+
+def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
+    """Write the answer as the note on parts of a study, with links to MLflow's pages."""
+    from amp_track.study import notes
+
+    text = dashboard_markdown(page_of(result), pages=links.pages(result, studies.session.ui))
+    for part in parts:
+        study = studies.existing(part)
+        if study is not None:
+            notes.note_on(study, text)

@@ -1,0 +1,30 @@
+"""Notes on studies and trials, which optuna-dashboard shows as Markdown."""
+
+from __future__ import annotations
+
+import optuna
+
+from amp_track.records.outcome import Outcome
+from amp_track.records.values import format_bytes
+from amp_track.study import private
+
+
+def note_on(study: optuna.Study, text: str) -> None:
+    """Replace the note on a study, unless it is the same."""
+    private.write_note(private.storage_of(study), private.study_id_of(study), None, text)
+
+
+def note_failure(trial: optuna.Trial, outcome: Outcome) -> None:
+    """Say on a trial that did not fit what happened to it."""
+    private.write_note(trial.storage, private.study_id_of(trial.study), private.id_of(trial), _failure(outcome))
+
+
+def _failure(outcome: Outcome) -> str:
+    where = f" in {outcome.phase}" if outcome.phase else ""
+    lines = [f"**{outcome.verdict}**{where}"]
+    if outcome.peak_allocated_bytes and outcome.requested_bytes:
+        had, asked = format_bytes(outcome.peak_allocated_bytes), format_bytes(outcome.requested_bytes)
+        lines.append(f"It had {had}, and asked for {asked} more.")
+    if outcome.message:
+        lines.append("\n".join(f"    {line}" for line in outcome.message.splitlines()))
+    return "\n\n".join(lines)

@@ -1,0 +1,71 @@
+"""The study `NAME/fit` once more, as one study for each precision: `NAME/fit/bf16`.
+
+optuna-dashboard draws one best value for a whole study, and one history. Over all precisions that says nothing; of one
+it shows how its bracket closes. Nothing reads these studies but people.
+"""
+
+from __future__ import annotations
+
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from amp_track.results.fit import ProbeResult
+from amp_track.study import private
+from amp_track.study.fit import memory_violation, probe_results
+
+_MEBIBYTE = 2**20
+_TRIAL = "trial of the search"
+
+
+def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> list[str]:
+    """Copy the finished trials of a fit study that are not there yet. Return the names of the studies.
+
+    Args:
+        study: NAME/fit. No other search worker may copy at the same time.
+        most: the largest batch worth trying.
+        limit_bytes: the memory that a job may take.
+    """
+    found = probe_results(study.get_trials(deepcopy=False))
+    names = {}
+    for precision in dict.fromkeys(probe.precision for probe in found):
+        view = optuna.create_study(
+            study_name=f"{study.study_name}/{precision}",
+            storage=private.storage_of(study),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        if view.metric_names is None:
+            view.set_metric_names(["largest batch that fits"])
+        known = {trial.user_attrs.get(_TRIAL) for trial in view.get_trials(deepcopy=False)}
+        own = [probe for probe in found if probe.precision == precision and probe.trial not in known]
+        view.add_trials([_copy(probe, most=most, limit_bytes=limit_bytes) for probe in own])
+        names[precision] = view.study_name
+    return list(names.values())
+
+
+def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
+    """Return a probe as a trial whose columns say what a person looks for."""
+    outcome = probe.outcome
+    columns: dict[str, str | float | int | None] = {
+        _TRIAL: probe.trial,
+        "kind": probe.kind,
+        "reason": probe.reason,
+        "verdict": str(outcome.verdict) + (f" in {outcome.phase}" if outcome.phase and not outcome.fits else ""),
+        "predicted MiB": _mebibytes(probe.predicted_bytes),
+        "peak MiB": _mebibytes(outcome.max_memory_bytes),
+        "samples/s": round(outcome.samples_per_second) if outcome.samples_per_second else None,
+        "MLflow run": probe.run_id,
+    }
+    return optuna.trial.create_trial(
+        state=TrialState.COMPLETE,
+        value=float(probe.batch_size if outcome.fits else 0),
+        params={"batch_size": probe.batch_size},
+        distributions={"batch_size": IntDistribution(1, max(most, probe.batch_size), log=True)},
+        user_attrs=columns,
+        system_attrs=private.dashboard_constraint(memory_violation(outcome, limit_bytes)),
+    )
+
+
+def _mebibytes(size_bytes: int | None) -> float | None:
+    return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None

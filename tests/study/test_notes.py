@@ -1,0 +1,88 @@
+"""What optuna-dashboard shows of a study: notes, read back with its own functions, and each precision apart."""
+
+from __future__ import annotations
+
+import optuna
+import optuna_dashboard
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, request, stores
+
+from amp_track.commands.compare import compare
+from amp_track.commands.fit import fit
+from amp_track.commands.request import CompareOptions
+from amp_track.commands.search import search
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.study.notes import note_failure, note_on
+
+JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
+
+
+def study_of(name: str) -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=stores()["storage"])
+
+
+@pytest.mark.parametrize("lengths", [[10], [5000, 10], [10, 5000], [2045, 4090, 2046]])
+def test_the_dashboard_reads_the_note_that_was_written_last(lengths: list[int]) -> None:
+    study = optuna.create_study()
+    for length in lengths:
+        text = f"{length} " * length
+        note_on(study, text[:length])
+        assert optuna_dashboard.get_note(study) == text[:length]
+
+
+def test_the_same_note_is_not_written_again() -> None:
+    study = optuna.create_study()
+    note_on(study, "the same")
+    before = study._storage.get_study_system_attrs(study._study_id)
+    note_on(study, "the same")
+    assert study._storage.get_study_system_attrs(study._study_id) == before
+
+
+def test_a_failure_says_what_happened() -> None:
+    study = optuna.create_study()
+    trial = study.ask()
+    outcome = Outcome(
+        verdict=Verdict.OOM, phase="backward", max_allocated_bytes=60 * MEBIBYTE, requested_bytes=4 * MEBIBYTE
+    )
+    note_failure(trial, outcome)
+    assert optuna_dashboard.get_note(trial) == "**oom** in backward\n\nIt had 60 MiB, and asked for 4 MiB more."
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_edge() -> None:
+    found = fit(request(JOB, study="s", precisions=("fp32", "bf16")), sandbox=SimulatedSandbox())
+    again = fit(request(JOB, study="s", precisions=("fp32", "bf16")), sandbox=SimulatedSandbox())
+    assert again.edges == found.edges
+    for precision, edge in found.edges.items():
+        view = study_of(f"s/fit/{precision}")
+        probes = [probe for probe in found.probes if probe.precision == precision]
+        assert view.best_value == edge
+        assert [trial.params["batch_size"] for trial in view.trials] == [probe.batch_size for probe in probes]
+        assert [trial.user_attrs["trial of the search"] for trial in view.trials] == [probe.trial for probe in probes]
+        failed = [trial for trial in view.trials if trial.user_attrs["verdict"] != "fits"]
+        assert failed
+        assert all(trial.system_attrs["constraints"][0] > 0 and trial.value == 0 for trial in failed)
+        assert optuna_dashboard.get_note(view).startswith(f"{precision} ran at batch {edge}")
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_answer_is_a_note_on_every_part() -> None:
+    result = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2, seeds=2), sandbox=SimulatedSandbox())
+    notes = {optuna_dashboard.get_note(study_of(f"s/{part}")) for part in ("fit", "train", "seeds")}
+    assert len(notes) == 1
+    note = notes.pop()
+    assert note.startswith("**bf16 at batch ")
+    assert f"/runs/{result.fit.run_id}?" in note
+    columns = study_of("s/train").trials[0].user_attrs
+    assert columns["verdict"] == "fits"
+    assert columns["peak MiB"] > 0
+
+    made = compare(
+        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),
+        sandbox=SimulatedSandbox(),
+    )
+    note = optuna_dashboard.get_note(study_of("c/compare"))
+    assert made.answers[0].split(" (")[0] in note
+    assert "fit/PRECISION" not in note
