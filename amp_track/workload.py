@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, default_collate
 
 from amp_track.records.causes import printable, summary
 from amp_track.records.errors import BadInput, BadOption
-from amp_track.records.metrics import is_metric_name
+from amp_track.records.metrics import is_quality_name
 
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MULTILINE)
@@ -167,10 +167,11 @@ def check_fields(reference: str, workload: Workload) -> None:
             f"{reference}: got learning_rate {_shown(rate)}, expected a number above 0; correct the workload"
         )
     quality = getattr(workload.quality, "name", workload.quality)
-    if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_metric_name(quality):
+    if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_quality_name(quality):
         raise BadInput(
             f"{reference}: got quality {_shown(quality)}, expected a Quality with a name of letters, digits, spaces "
-            "and _ - . : /, which is what MLflow takes; correct the workload"
+            "and _ - . : /, of at most 245 characters and with no empty part, which is what MLflow takes; correct the "
+            "workload"
         )
 
 

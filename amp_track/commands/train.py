@@ -81,7 +81,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         outcome = run_tracked(
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
         )
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt):  # a full disk, say
         if run.has_checkpoint:
             progress.say(f"resume with: amp-track train --resume {run.run_id}")
         raise

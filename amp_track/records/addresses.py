@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
@@ -14,6 +14,10 @@ UI_HOST, UI_PORT = "127.0.0.1", 5000
 SPOOL = "amp_track-spool"
 """The folder, beside the study, where records wait for a tracking server that does not answer."""
 _SQLITE = "sqlite:///"
+_SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
+"""What the name of a secret option of an address has in it."""
+_PASSWORD = re.compile(r"://([^:/@\s]*:)?[^/\s]*@")
+"""User and password of an address within a text, up to the last @ before its path."""
 
 
 def tracking_uri(given: str | None) -> str:
@@ -28,7 +32,9 @@ def masked(url: str) -> str:
 
     try:
         address = make_url(url)
-        secrets = {name: "***" for name in address.query if "pass" in name.lower()}
+        if address.host is not None and "@" in address.host:  # the rest of a password with an @ in it
+            address = address.set(host=address.host.rpartition("@")[2])
+        secrets = {name: "***" for name in address.query if _SECRET.search(name)}
         return address.update_query_dict(secrets).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
         return url.rpartition("@")[2]  # no address that can be parsed: leave out all that might be a secret
@@ -69,9 +75,17 @@ def identity(url: str) -> str | Path:
     return file.resolve() if file is not None else url
 
 
+def local_folder(location: str) -> Path | None:
+    """Return the folder that a path or a `file://` address names; None for a place elsewhere."""
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(location) if not parts.scheme else None
+
+
 def masked_within(text: str) -> str:
     """Return a text with the password of every address in it as ***."""
-    return re.sub(r"://[^/@\s]*@", "://***@", text)
+    return _PASSWORD.sub(r"://\1***@", text)
 
 
 def server(url: str) -> str:

@@ -6,6 +6,7 @@ processes of a job. Metrics by step or epoch, which events stream while a job ru
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ PREDICTED_MEMORY = "memory/predicted_mib"
 
 _REFUSED = re.compile(r"[^\w. :/-]", re.ASCII)
 """A sign that MLflow takes in no name of a metric."""
+_LONGEST_NAME = 250
+"""Characters that MLflow takes in the name of a metric."""
 
 STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
 TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
@@ -120,9 +123,15 @@ def quality_metric(quality_name: str) -> str:
     return f"eval/{quality_name}"
 
 
-def is_metric_name(name: str) -> bool:
-    """True for a name that MLflow takes: letters, digits, spaces and _ - . : /"""
-    return bool(name) and not _REFUSED.search(name)
+def is_quality_name(name: str) -> bool:
+    """True for a name whose metric MLflow takes: letters, digits, spaces and _ - . : /, and no longer path than it is.
+
+    MLflow may keep a metric in a file of its name, and so refuses `a//b` and `../x`.
+    """
+    metric = quality_metric(name)
+    if not name or _REFUSED.search(metric) or len(metric) > _LONGEST_NAME:
+        return False
+    return posixpath.normpath(metric) == metric
 
 
 def planned_metric(precision: str, name: str) -> str:

@@ -143,7 +143,10 @@ def _kill(process: ForkServerProcess) -> None:
     process.kill()  # it may not lead its group yet
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses it where only zombies are left
         os.killpg(process.pid, signal.SIGKILL)
-    process.join()
+    process.join(_EXIT_SECONDS)
+    if process.exitcode is None:  # its server, which is to say so, may have been stopped
+        fork_server.kill()
+        process.join()
 
 
 def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadline: float | None) -> None:

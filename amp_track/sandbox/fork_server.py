@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
@@ -44,7 +45,9 @@ def start(environment: Mapping[str, str]) -> None:
     """
     _keep_sockets_in_scratch_folder()
     with _ONE_AT_A_TIME, _as_a_server_is_started(environment):
-        resource_tracker.ensure_running()  # which unblocks signals
+        with warnings.catch_warnings():  # that it was killed is no news for users, and nothing leaks
+            warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
+            resource_tracker.ensure_running()  # which unblocks signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
         try:
             forkserver.ensure_running()
@@ -66,6 +69,18 @@ def stop() -> None:
     """
     with _ONE_AT_A_TIME:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def kill() -> None:
+    """Kill the fork server, which does not answer; the next job starts another one.
+
+    Uses a private field of multiprocessing; without it, this raises AttributeError.
+    """
+    server_pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server_pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server_pid, signal.SIGKILL)
+        stop()
 
 
 def start_process(process: ForkServerProcess, environment: Mapping[str, str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mlflow
 from mlflow.entities import Experiment
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
@@ -19,6 +21,8 @@ _LONGEST_ID = 18
 """Digits that MLflow gives the id of an experiment at most."""
 _KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
 """Else the UI of MLflow 3 shows the traces of language models first, of which there are none."""
+_NEW_FILES = "mlruns"
+"""Where MLflow keeps the files of a new experiment in a database, seen from the current folder."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -86,8 +90,35 @@ def _say_its_kind(client: mlflow.MlflowClient, found: Experiment) -> None:
             client.set_experiment_tag(found.experiment_id, name, kind)
 
 
+def check_artifact_store(uri: str, found: Experiment) -> None:
+    """Raise BadInput if the files of an experiment's runs cannot be kept from here."""
+    location = found.artifact_location
+    try:
+        get_artifact_repository(location, tracking_uri=uri)
+    except (ImportError, mlflow.exceptions.MlflowException) as error:
+        missing = getattr(error, "name", None) or str(error)
+        raise BadInput(
+            f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} keeps files in "
+            f"{addresses.masked_within(location)}, expected what that needs to be installed; pip install {missing}, or "
+            "name another experiment with MLFLOW_EXPERIMENT_NAME"
+        ) from None
+    if (folder := addresses.local_folder(location)) is not None:
+        _check_folder(folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise BadInput if no files can be kept in a folder, which need not be there yet."""
+    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not os.access(nearest, os.W_OK):
+        raise BadInput(
+            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written; change the "
+            f"permissions of {nearest}, or work in another folder"
+        )
+
+
 def check_new_store(uri: str) -> None:
-    """Raise BadInput if the environment names what no new store has."""
+    """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
+    _check_folder(Path(_NEW_FILES))
     experiment_name()
     if (run_id := run_id_of_environment()) is not None:
         raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")

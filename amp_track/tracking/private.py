@@ -73,6 +73,7 @@ def missing_tables(uri: str) -> set[str]:
     """
     import sqlalchemy
     from mlflow.store.db.base_sql_model import Base
+    from mlflow.store.tracking.dbmodels import models  # noqa: F401  # by which Base knows the tables
 
     engine = sqlalchemy.create_engine(uri)
     try:

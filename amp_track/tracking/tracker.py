@@ -90,7 +90,8 @@ class Tracker:
     def _check_environment(self) -> None:
         """Raise BadInput if new runs cannot be where the environment says."""
         if (run_id := environment.run_id_of_environment()) is None:
-            self._ask(lambda: environment.known_experiment(self._client))
+            if (known := self._ask(lambda: environment.known_experiment(self._client))) is not None:
+                environment.check_artifact_store(self.uri, known)
         elif not self.exists(run_id):
             raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
 
@@ -114,6 +115,7 @@ class Tracker:
             if parent is None and (count := self._end_abandoned(run.experiment_id)):
                 _log.warning("ended %d %s whose process had died", count, "runs" if count > 1 else "run")
             yield run
+            run.flush()  # what the store does not take is missing: such a run has not finished
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"

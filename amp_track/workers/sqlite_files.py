@@ -57,10 +57,16 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
         return Content(tables, rows[0][0] if len(rows) == 1 else None)
 
 
-def holds_rows(file: Path, table: str) -> bool:
-    """Return whether a table of an SQLite file has a row."""
+def holds_rows(file: Path, tables: Iterable[str]) -> bool:
+    """Return whether one of the tables of an SQLite file has a row."""
     with closing(_connect(file, "ro", _SECONDS_FOR_OTHERS)) as connection:
-        return connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() is not None
+        return any(connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
+
+
+def columns(file: Path, table: str) -> set[str]:
+    """Return the names of a table's columns in an SQLite file."""
+    with closing(_connect(file, "ro", _SECONDS_FOR_OTHERS)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
 
 
 def script_of(connection: sqlite3.Connection) -> tuple[str, ...]:

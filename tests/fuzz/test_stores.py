@@ -44,7 +44,7 @@ STATEMENTS = {
         "INSERT INTO alembic_version VALUES ('y')", "DROP TABLE runs", "DROP TABLE experiments", _EMPTIED,
         "DELETE FROM runs", "UPDATE runs SET lifecycle_stage = 'deleted'",
         "UPDATE experiments SET lifecycle_stage = 'deleted'", "DELETE FROM tags", "DROP TABLE metrics",
-        "ALTER TABLE runs RENAME TO walks", "CREATE TABLE extra (a)",
+        "DROP TABLE latest_metrics", "ALTER TABLE runs RENAME TO walks", "CREATE TABLE extra (a)",
     ),
     "optuna.db": (
         "DROP TABLE alembic_version", "DELETE FROM alembic_version", "UPDATE alembic_version SET version_num = 'x'",
@@ -56,6 +56,10 @@ STATEMENTS = {
         "UPDATE trials SET state = 'RUNNING'", "UPDATE trials SET state = 'x'", "DELETE FROM trial_params",
         "UPDATE trial_params SET distribution_json = '{'", "UPDATE study_directions SET direction = 'MINIMIZE'",
         "DELETE FROM study_directions", "DELETE FROM trial_values", "CREATE TABLE extra (a)",
+        "UPDATE trial_values SET value = NULL", "UPDATE trial_params SET distribution_json = '{}'",
+        """UPDATE trial_params SET distribution_json = '{"name": "X", "attributes": {}}'""",
+        "UPDATE trial_params SET param_value = 1e300", "UPDATE trials SET number = NULL WHERE trial_id = 1",
+        "UPDATE trials SET number = NULL",
     ),
 }  # fmt: skip
 """What another version, another program or a person may have done to each store."""

@@ -141,4 +141,4 @@ def test_what_is_wrong_with_a_write_is_told_from_what_is_wrong_with_the_server()
 def test_a_reason_is_that_of_the_first_cause_without_a_password() -> None:
     error = MlflowException("it failed")
     error.__cause__ = http_error(413)
-    assert answers.reason_of(error) == "for url: http://***@127.0.0.1:5000/a"
+    assert answers.reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"

@@ -12,8 +12,10 @@ from amp_track.records.addresses import identity, in_memory, masked, sqlite_file
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts, sqlite_files
 
-_TABLES = {"MLflow": ("experiments", "runs"), "Optuna": ("studies", "trials")}
-"""By program, two of its tables: that of what is made first, and that of what a user would miss."""
+_TABLES = {"MLflow": ("experiments", "experiment_id"), "Optuna": ("studies", "study_id")}
+"""By program, the table of what it makes first, and a column of it: other programs have a table of that name too."""
+_OF_VERSIONS = {"alembic_version", "version_info"}
+"""Tables that hold a row from the first on."""
 _SECONDS_LOCKED = 20
 """How long another process may keep an SQLite file locked."""
 _POLL_SECONDS = 0.05
@@ -92,18 +94,18 @@ def _check_owner(got: str, file: Path, owner: str) -> None:
     """Check that an SQLite file is new, or the owner's and whole."""
     content = _content(file)
     tables = {name for name in content.tables if not name.startswith("sqlite_")}
-    first, rows = _TABLES[owner]
+    first, column = _TABLES[owner]
     _check_not_the_others(got, tables, owner)
     if not tables:
         return
-    if first not in tables:
+    if first not in tables or column not in sqlite_files.columns(file, first):
         names = ", ".join(sorted(tables)[:3])
         raise BadInput(f"{got}, expected a database of {owner}, this one holds other tables ({names}); name another")
     if content.version is None or any(name.startswith("_alembic_tmp_") for name in tables):
-        if rows in tables and sqlite_files.holds_rows(file, rows):
+        if sqlite_files.holds_rows(file, tables - _OF_VERSIONS):
             advice = "restore a copy of it, or name another"
         else:
-            advice = f"it holds no {rows}: delete it, and run the same command again"
+            advice = "it holds nothing: delete it, and run the same command again"
         raise BadInput(f"{got}, whose tables were not made to the end, expected all of {owner}'s; {advice}")
 
 

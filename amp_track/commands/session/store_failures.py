@@ -24,6 +24,9 @@ _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", 
 """Modules that call the databases."""
 _READERS = ("json", "sqlalchemy")
 """Modules that make values of what databases hold."""
+_READERS_OF_OPTUNA = ("optuna.storages",)
+"""Modules through which every value of Optuna's database comes."""
+_OF_ODD_VALUES = (ValueError, LookupError, TypeError, AssertionError)
 _LONGEST_REASON = 200
 _ROOM_BYTES = 2**20
 """A disk with less room counts as full: what was written of the file may be deleted by now."""
@@ -78,11 +81,18 @@ def _of_mlflow(error: BaseException | None, stores: Stores) -> str | None:
 
 
 def _is_of_reading(error: BaseException) -> bool:
-    """Return whether a library that reads a database finds text there that is no JSON, or not one of several words."""
+    """Return whether a library that reads a database finds there what it cannot make values of.
+
+    That is text that is no JSON, or not one of several words; or, in Optuna's own readers, any value that is missing or
+    outside of what it describes.
+    """
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    called_by_a_store = any(name.startswith((*_HOME_OF_OPTUNA, *_HOME_OF_MLFLOW)) for name in modules)
-    reader = modules[-1].partition(".")[0] if modules else ""
-    return isinstance(error, ValueError | LookupError) and called_by_a_store and reader in _READERS
+    if not modules or not any(name.startswith((*_HOME_OF_OPTUNA, *_HOME_OF_MLFLOW)) for name in modules):
+        return False
+    if isinstance(error, ValueError | LookupError) and modules[-1].partition(".")[0] in _READERS:
+        return True
+    reads = any(name.startswith(_READERS_OF_OPTUNA) for name in modules)
+    return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith("optuna.")
 
 
 def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:
