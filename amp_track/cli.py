@@ -31,6 +31,7 @@ from amp_track.records.errors import (
     StoreFailed,
 )
 from amp_track.records.job import DEFAULT_WORKLOAD
+from amp_track.results.pages import Pages
 from amp_track.workers import streams
 
 app = typer.Typer(
@@ -186,6 +187,32 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
         terminal.print_table(table)
     _print_notes([*result.answers, *compare_report.notes(result)])
     _print_how_to_look(request, result.study, links.pages(result, _ui(request)))
+
+
+@app.command("ui")
+@flags.with_flags(FLAGS["ui"])
+def ui_command(
+    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Name of a study; else the only one.")] = None,
+    **given: Any,
+) -> None:
+    """Open MLflow's UI and optuna-dashboard on a study, until Ctrl-C. Writes nothing.
+
+    amp-track ui prints where the study is in both, once both answer, and opens a browser if there is a display.
+
+    amp-track ui digits-cpu-64MiB-43995c --no-browser --storage sqlite:///results/optuna.db --tracking-uri
+    http://127.0.0.1:5000 shows one of several studies; the pages of a tracking server are its own.
+
+    Over SSH: amp-track ui --port 5000 --dashboard-port 8080, and, on the machine with the browser, ssh -L
+    5000:127.0.0.1:5000 -L 8080:127.0.0.1:8080 HOST.
+    """
+    request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
+    from amp_track.commands import ui
+    from amp_track.report import pages
+
+    def show(shown: Pages) -> None:
+        print("\n".join(pages.lines(shown)), flush=True)  # the command goes on: a reader waits for nothing else
+
+    print(ui.ui(request, study or None, show))
 
 
 def main() -> NoReturn:

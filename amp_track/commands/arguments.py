@@ -15,6 +15,7 @@ from amp_track.commands.request import (
     Resumption,
     SearchOptions,
     Stores,
+    UiOptions,
 )
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
@@ -62,6 +63,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         ),
         flag_named(flags_of(Stores), "--tracking-uri"),
     ),
+    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
 }
 """By command, in the order of its `--help`."""
 
@@ -105,6 +107,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
         plan_options=build(PlanOptions, flags, given),
+        ui_options=build(UiOptions, flags, given),
         given=given_fields(Job, flags, given),
         owns_process=owns_process,
         **fixed,

@@ -1,4 +1,4 @@
-"""Addresses of pages of MLflow's UI that show what a person compares, with no setting touched.
+"""Addresses of pages that show what a person compares, with no setting touched: of MLflow's UI, and optuna-dashboard.
 
 The fragments are those that the UI of MLflow 3.17 makes itself. Should they change, the UI opens on its start page.
 """
@@ -20,21 +20,28 @@ def pages(result: FitResult | SearchResult | CompareResult, ui: str) -> list[str
         ui: the address of the UI.
     """
     found = result.fit if isinstance(result, SearchResult) else result
-    shown = [_run(ui, found.experiment_id, found.run_id)]
-    return shown if result is found and isinstance(result, FitResult) else [*shown, _trainings(ui, found)]
+    shown = [run(ui, found.experiment_id, found.run_id)]
+    if result is found and isinstance(result, FitResult):
+        return shown
+    return [*shown, trainings(ui, found.experiment_id, found.run_id)]
 
 
-def _run(ui: str, experiment_id: str, run_id: str) -> str:
+def run(ui: str, experiment_id: str, run_id: str) -> str:
     """Return the page of one run, in the part of the UI that is for training."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
-def _trainings(ui: str, found: FitResult | CompareResult) -> str:
+def trainings(ui: str, experiment_id: str, run_id: str) -> str:
     """Return the page that draws every training of a study as a chart, the fastest first.
 
     Child runs are folded under their parent, and not drawn, unless the order is another than the date's.
+
+    Args:
+        ui: the address of the UI.
+        experiment_id: of the study's run.
+        run_id: of the study's run.
     """
-    kinds = f"tags.`mlflow.parentRunId` = '{found.run_id}' AND tags.`amp_track.kind` = 'train'"
+    kinds = f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'"
     query = {
         "workflowType": "machine_learning",
         "compareRunsMode": "CHART",
@@ -43,4 +50,19 @@ def _trainings(ui: str, found: FitResult | CompareResult) -> str:
         "searchFilter": kinds,
     }
     fragment = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
-    return f"{ui}/#/experiments/{found.experiment_id}/runs?{fragment}"
+    return f"{ui}/#/experiments/{experiment_id}/runs?{fragment}"
+
+
+def experiment(ui: str, experiment_id: str) -> str:
+    """Return the page that lists the runs of an experiment, in the part of the UI that is for training."""
+    return f"{ui}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+
+
+def studies(dashboard: str) -> str:
+    """Return optuna-dashboard's page of all studies."""
+    return f"{dashboard}/dashboard"
+
+
+def study(dashboard: str, study_id: int) -> str:
+    """Return optuna-dashboard's page of one study."""
+    return f"{dashboard}/dashboard/studies/{study_id}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
+import sqlalchemy
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, Json, TypeAdapter, ValidationError
@@ -85,14 +86,48 @@ def open_storage(url: str) -> SharedStorage:
                 skip_table_creation=file is not None,  # else it would mend another version's before it complains
             )
         except RuntimeError as error:
-            raise BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}") from None
+            raise _of_another_version(url, error) from None
     if file is not None and (missing := private.tables() - sqlite_files.read(file).tables):
         storage.engine.dispose()
-        raise BadInput(
-            f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
-            "makes; restore a copy of it, or name another"
-        )
+        raise _lacking(url, missing)
     return storage
+
+
+def _of_another_version(url: str, error: RuntimeError) -> BadInput:
+    return BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}")
+
+
+def _lacking(url: str, missing: set[str]) -> BadInput:
+    return BadInput(
+        f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
+        "makes; restore a copy of it, or name another"
+    )
+
+
+def open_existing_storage(url: str) -> SharedStorage:
+    """Return the storage at `url`, which the command has checked, to read what it holds. Writes nothing.
+
+    Raises:
+        BadInput: there is none yet, or another version of Optuna has made it.
+    """
+    file = addresses.sqlite_file(url)
+    if file is not None:  # to connect to a file would make it
+        tables = set(sqlite_files.read(file).tables)
+    else:
+        engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
+        tables = set(sqlalchemy.inspect(engine).get_table_names())
+        engine.dispose()
+    if not tables & private.tables():
+        raise BadInput(
+            f"--storage: got {addresses.masked(url)}, expected a database that holds studies, and there is none yet; "
+            "name another, or make a study with amp-track fit"
+        )
+    if missing := private.tables() - tables:
+        raise _lacking(url, missing)
+    try:
+        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), skip_table_creation=True)
+    except RuntimeError as error:
+        raise _of_another_version(url, error) from None
 
 
 def _statements() -> tuple[str, ...]:
@@ -287,8 +322,13 @@ def _parsed_outcome(text: str) -> Outcome:
 
 def parent_run_id_of(study: optuna.Study) -> str | None:
     """Return the id of the MLflow run that stands for a study; None if it has none yet."""
-    stored = study.user_attrs.get(PARENT_RUN_ID)
-    return None if stored is None else _read(_TEXT, stored, study.study_name, PARENT_RUN_ID)
+    return parent_run_id(study.study_name, study.user_attrs)
+
+
+def parent_run_id(name: str, user_attributes: Mapping[str, Any]) -> str | None:
+    """Return the same from a study's name and user attributes."""
+    stored = user_attributes.get(PARENT_RUN_ID)
+    return None if stored is None else _read(_TEXT, stored, name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
