@@ -31,7 +31,6 @@ from amp_track.records.errors import (
     StoreFailed,
 )
 from amp_track.records.job import DEFAULT_WORKLOAD
-from amp_track.results.pages import Pages
 from amp_track.workers import streams
 
 app = typer.Typer(
@@ -209,10 +208,8 @@ def ui_command(
     from amp_track.commands import ui
     from amp_track.report import pages
 
-    def show(shown: Pages) -> None:
-        print("\n".join(pages.lines(shown)), flush=True)  # the command goes on: a reader waits for nothing else
-
-    print(ui.ui(request, study or None, show))
+    # At once: the command goes on, and whoever reads a pipe waits for nothing else.
+    print(ui.ui(request, study or None, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
 def main() -> NoReturn:

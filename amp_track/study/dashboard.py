@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from amp_track.workers.servers import is_loopback
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
 """Environment variable with the address of the storage whose studies are shown."""
@@ -41,7 +48,22 @@ def main(host: str, port: int) -> None:
 
     from amp_track.study.storage import open_existing_storage
 
-    storage = open_existing_storage(os.environ[STORAGE_VARIABLE])
-    make_server(
-        host, port, optuna_dashboard.wsgi(storage), server_class=_ThreadedServer, handler_class=_QuietHandler
-    ).serve_forever()
+    app = optuna_dashboard.wsgi(open_existing_storage(os.environ[STORAGE_VARIABLE]))
+    if is_loopback(host):
+        app = _for_hosts({host, "127.0.0.1", "localhost"}, app)
+    make_server(host, port, app, server_class=_ThreadedServer, handler_class=_QuietHandler).serve_forever()
+
+
+def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
+    """Return the application for requests to these hosts alone, as MLflow's UI does it.
+
+    A page of the Internet whose name begins to mean 127.0.0.1 while a browser shows it could delete studies else.
+    """
+
+    def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("HTTP_HOST", "").partition(":")[0] in hosts:
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"this is served to 127.0.0.1 and localhost alone"]
+
+    return checked

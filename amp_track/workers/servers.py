@@ -172,14 +172,15 @@ def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | Non
     try:
         listener = held.enter_context(socket.create_server((host, port or 0)))
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        reason = str(error.strerror).partition(" (")[0]
+        if error.errno in (errno.EADDRINUSE, errno.EACCES) and port is not None:
             raise BadInput(
-                f"--host: got {host}, expected an IPv4 address of this machine, such as {_LOOPBACK}; leave it out, or "
-                f"correct it ({error.strerror})"
+                f"{flag}: got {port}, expected a free port of {host}; leave it out for any free one, or name another "
+                f"({reason})"
             ) from None
         raise BadInput(
-            f"{flag}: got {port}, expected a free port of {host}; leave it out for any free one, or name another "
-            f"({error.strerror})"
+            f"--host: got {host}, expected an IPv4 address of this machine, such as {_LOOPBACK}; leave it out, or "
+            f"correct it ({reason})"
         ) from None
     return int(listener.getsockname()[1])
 
