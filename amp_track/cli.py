@@ -191,18 +191,19 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 @app.command("ui")
 @flags.with_flags(FLAGS["ui"])
 def ui_command(
-    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Name of a study; else the only one.")] = None,
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="Name of a study; by default the only one.")
+    ] = None,
     **given: Any,
 ) -> None:
     """Open MLflow's UI and optuna-dashboard on a study, until Ctrl-C. Writes nothing.
 
-    amp-track ui prints where the study is in both, once both answer, and opens a browser if there is a display.
+    Prints where the study is in both, once both answer, and opens a browser if there is a display.
 
-    amp-track ui digits-cpu-64MiB-43995c --no-browser --storage sqlite:///results/optuna.db --tracking-uri
-    http://127.0.0.1:5000 shows one of several studies; the pages of a tracking server are its own.
+    amp-track ui digits-cpu-64MiB-43995c --no-browser
 
-    Over SSH: amp-track ui --port 5000 --dashboard-port 8080, and, on the machine with the browser, ssh -L
-    5000:127.0.0.1:5000 -L 8080:127.0.0.1:8080 HOST.
+    amp-track ui --port 5000 --dashboard-port 8080; from another machine: ssh -L 5000:localhost:5000 -L
+    8080:localhost:8080 HOST
     """
     request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
     from amp_track.commands import ui

@@ -225,7 +225,7 @@ class UiOptions:
 
     host: str = setting(
         "127.0.0.1",
-        "Where the pages are served. With another than this machine's own, whoever reaches it can delete studies.",
+        "Where the pages are served; on another address than 127.0.0.1, whoever reaches it can delete studies.",
         str,
         expected="an address of this machine",
         metavar="ADDRESS",
