@@ -66,6 +66,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
             lines.append(running.stdout.readline().strip())
         yield [line.split()[-1] for line in lines if "http" in line]
         running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
     assert running.returncode == 0
 
 
@@ -82,6 +83,6 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) 
 
     for address, name, objective in ((fit, "it's/fit", "largest batch that fits"), (train, "it's/train", "samples/s")):
         page.goto(address)
-        page.get_by_text(name, exact=True).first.wait_for()
+        page.get_by_text(f"{name} (id=").first.wait_for()
         page.locator(".js-plotly-plot").first.wait_for()
         assert objective in page.inner_text("body")
