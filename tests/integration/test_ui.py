@@ -133,6 +133,18 @@ def test_a_server_that_dies_ends_the_other() -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
+def test_a_server_that_does_not_start_is_told_with_its_last_lines() -> None:
+    command = [sys.executable, "-m", "amp_track", "ui", "--no-browser", "--host", "0.0.0.0"]
+    environment = os.environ | {"MLFLOW_UVICORN_OPTS": "--no-such-option"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    warning, *last_lines, message = done.stderr.splitlines()
+    assert warning.startswith("--host 0.0.0.0: optuna-dashboard has no login, nor has MLflow's UI: anyone who reaches")
+    assert any("No such option" in line for line in last_lines)
+    assert message.startswith("amp-track: MLflow's UI ended with exit code")
+
+
+@pytest.mark.usefixtures("fresh_stores")
 def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tmp_path: Path) -> None:
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
