@@ -184,6 +184,31 @@ def report_command(
     _print_study(_print_or_return(report.report, request, as_json), request)
 
 
+@app.command("ui")
+@flags.with_flags(FLAGS["ui"])
+def ui_command(
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="Name of a study; by default the only one.")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Open MLflow's UI and optuna-dashboard on a study, until Ctrl-C. Writes nothing.
+
+    Prints where the study is in both, once both answer, and opens a browser if there is a display.
+
+    amp-track ui digits-cpu-64MiB-43995c --no-browser
+
+    amp-track ui --port 5000 --dashboard-port 8080; from another machine: ssh -L 5000:localhost:5000 -L
+    8080:localhost:8080 HOST
+    """
+    request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
+    from amp_track.commands import ui
+    from amp_track.report import pages
+
+    # At once: the command goes on, and whoever reads a pipe waits for nothing else.
+    print(ui.ui(request, study or None, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
+
+
 def main() -> NoReturn:
     """Run a command, and end with the exit codes that `amp_track.records.errors` lists."""
     streams.open_closed_streams()
@@ -306,7 +331,7 @@ def _print_study(result: Any, request: Request) -> None:
     _print_notes(said.caveats)
     study = answer.name(result)
     print(f"study {study}, on a page: {result.report}")
-    _print_how_to_look(request, links.pages(result, _ui(request)))
+    _print_how_to_look(request, study, links.pages(result, _ui(request)))
     print()
     for line in (said.headline, *said.more):
         print(line)
@@ -314,13 +339,23 @@ def _print_study(result: Any, request: Request) -> None:
         print(f"  {said.command}")
 
 
-def _print_how_to_look(request: Request, pages: Sequence[str]) -> None:
+def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
+    stores = [f"{name} {addresses.masked(url)}" for name, url in _given_stores(request).items()]
     print("look at it with:")
+    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
+    print("or with:")
     print(f"  {_mlflow_ui(request)}")
     for page in pages:
         print(f"    {page}")
     dashboard = _program("optuna-dashboard")
     print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+
+
+def _given_stores(request: Request) -> dict[str, str]:
+    """Return the stores that are not the default, by flag."""
+    storage, uri = request.stores.storage, request.stores.tracking_uri
+    given = {"--storage": storage if storage != addresses.DEFAULT_STORAGE else None, "--tracking-uri": uri}
+    return {name: url for name, url in given.items() if url is not None}
 
 
 def _ui(request: Request) -> str:

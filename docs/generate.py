@@ -44,6 +44,7 @@ _GROUPS = {
     "resumption": "Resuming",
     "example": "The batch that dtypes looks at",
     "planoptions": "The memory that plan predicts for",
+    "uioptions": "The pages that ui serves",
     "stores": "Where results go",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""

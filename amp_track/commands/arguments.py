@@ -16,6 +16,7 @@ from amp_track.commands.request import (
     Resumption,
     SearchOptions,
     Stores,
+    UiOptions,
 )
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
@@ -64,6 +65,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         flag_named(flags_of(Stores), "--tracking-uri"),
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
+    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
 }
 """By command, in the order of its `--help`."""
 
@@ -108,6 +110,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         resumption=build(Resumption, flags, given),
         plan_options=build(PlanOptions, flags, given),
         report_options=build(ReportOptions, flags, given),
+        ui_options=build(UiOptions, flags, given),
         given=given_fields(Job, flags, given),
         owns_process=owns_process,
         **fixed,

@@ -234,6 +234,36 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UiOptions:
+    """Where `ui` serves its pages."""
+
+    host: str = setting(
+        "127.0.0.1",
+        "Where the pages are served; on another address than 127.0.0.1, whoever reaches it can delete studies.",
+        str,
+        expected="an address of this machine",
+        metavar="ADDRESS",
+    )
+    port: int | None = setting(
+        None,
+        "Port of MLflow's UI.",
+        values.port,
+        expected="a whole number from 1 to 65535",
+        metavar="N",
+        shown_default="any free one",
+    )
+    dashboard_port: int | None = setting(
+        None,
+        "Port of optuna-dashboard.",
+        values.port,
+        expected="a whole number from 1 to 65535",
+        metavar="N",
+        shown_default="any free one",
+    )
+    no_browser: bool = switch("Open no browser, only print the addresses; so it is where there is no display.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything that one command is asked for."""
 
@@ -248,6 +278,7 @@ class Request:
     resumption: Resumption = Resumption()
     plan_options: PlanOptions = PlanOptions()
     report_options: ReportOptions = ReportOptions()
+    ui_options: UiOptions = UiOptions()
     compare_options: CompareOptions | None = None
     """Only `compare` has them."""
     owns_process: bool = False

@@ -5,6 +5,7 @@
     │   └── BadOption        2   … because of an option of the workload
     ├── StoreFailed          1   a store or the disk it is on has failed; what was written before is kept
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    ├── ServerFailed         1   a server of pages that `ui` has started has ended, or does not answer
     └── NothingFits          3   out of memory
 
 Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could not print to stdout, it is 141.
@@ -68,6 +69,20 @@ class StoreFailed(AmpTrackError):
 
 class WorkloadFailed(AmpTrackError):
     """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.message = message
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ServerFailed(AmpTrackError):
+    """A server of pages that `ui` has started has ended, or does not answer. `detail` is the end of its log."""
 
     exit_code = 1
 

@@ -50,6 +50,14 @@ def seed(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Parse the number of a TCP port."""
+    number = positive_integer(text)
+    if number > 65535:
+        raise ValueError(text)
+    return number
+
+
 def effective_batch_size(text: str) -> int:
     """Parse an effective batch size, of so few bits that its divisors are found at once."""
     number = positive_integer(text)

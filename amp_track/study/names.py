@@ -47,8 +47,8 @@ def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "
         raise BadInput(f"{flag}: got {asked}, expected a study in {storage}, which holds none; amp-track fit makes one")
     nearest = difflib.get_close_matches(study, names, n=_NEAREST, cutoff=0.0)
     raise BadInput(
-        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}; name one of its "
-        f"{len(names)}, or another --storage"
+        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}; name one of "
+        "its studies, or another --storage"
     )
 
 

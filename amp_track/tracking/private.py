@@ -71,13 +71,23 @@ def missing_tables(uri: str) -> set[str]:
 
     MLflow would take it for a new one, and upgrade or mend it without being asked. Should `Base` move, it does so.
     """
-    import sqlalchemy
     from mlflow.store.db.base_sql_model import Base
     from mlflow.store.tracking.dbmodels import models  # noqa: F401  # by which Base knows the tables
 
+    missing = set(Base.metadata.tables) - _tables(uri)
+    return missing if "experiments" not in missing else set()
+
+
+def has_tables(uri: str) -> bool:
+    """Return whether a database, which is there, is a store of MLflow. Should its tables be renamed, none is."""
+    return "experiments" in _tables(uri)
+
+
+def _tables(uri: str) -> set[str]:
+    import sqlalchemy
+
     engine = sqlalchemy.create_engine(uri)
     try:
-        missing = set(Base.metadata.tables) - set(sqlalchemy.inspect(engine).get_table_names())
+        return set(sqlalchemy.inspect(engine).get_table_names())
     finally:
         engine.dispose()
-    return missing if "experiments" not in missing else set()

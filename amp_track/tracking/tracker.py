@@ -24,6 +24,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.tracking import abandoned, checkpoints, environment, private
 from amp_track.tracking.answers import reason_of
+from amp_track.tracking.client import hush, open_client
 from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key
 from amp_track.tracking.sinks import sink_for
@@ -64,7 +65,7 @@ class Tracker:
     """
 
     def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL), resumes: bool = False) -> None:
-        _hush()
+        hush()
         set_clock()
         self.uri = uri
         if not addresses.exists(uri) and not resumes:
@@ -72,7 +73,7 @@ class Tracker:
         with store_lock(uri):
             if (file := addresses.sqlite_file(uri)) is not None:
                 private.make_store(file)
-            self._client = _client(uri)
+            self._client = open_client(uri)
         self._sink = sink_for(uri, self._client, spool_folder)
         self._open_runs = 0
         if not resumes:
@@ -321,30 +322,7 @@ def _trial_of(run: StoredRun, finished_trials: Mapping[str, Mapping[int, bool]])
 
 def warm_up(uri: str) -> None:
     """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
-    _hush()
+    hush()
     if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
         private.empty_store()
     private.context_tags()
-
-
-def _client(uri: str) -> mlflow.MlflowClient:
-    """Return a client, which makes the tables of a server's new database. Raises BadInput for a schema of another."""
-    expected = f"expected a store of MLflow {mlflow.__version__}"
-    if not uri.startswith("http") and (missing := private.missing_tables(uri)):
-        raise BadInput(
-            f"--tracking-uri: got {addresses.masked(uri)}, which lacks {min(missing)}, {expected}; if an older version "
-            f"has made it, take a backup and run `mlflow db upgrade {addresses.masked(uri)}`, else name another"
-        )
-    try:
-        return mlflow.MlflowClient(tracking_uri=uri)
-    except mlflow.exceptions.MlflowException as error:
-        if error.__cause__ is not None:  # of the database itself
-            raise
-        said = str(error).partition("NOTE:")[0].strip()
-        raise BadInput(f"--tracking-uri: got {addresses.masked(uri)}, {expected}; it said: {said}") from None
-
-
-def _hush() -> None:
-    for noisy in ("alembic", "mlflow.tracking"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises

@@ -1,0 +1,142 @@
+"""ui: MLflow's UI and optuna-dashboard on the stores, opened on the pages of a study, until they are stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+
+from amp_track.commands.request import Request
+from amp_track.commands.session import store_checks, study_pages
+from amp_track.commands.session.session import interrupted_safely
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput, ServerFailed
+from amp_track.report import progress
+from amp_track.results.pages import Pages
+from amp_track.workers import interrupts, processes, servers
+
+_PORT, _DASHBOARD_PORT = "--port", "--dashboard-port"
+
+
+@interrupted_safely
+def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> str:
+    """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed. Writes nothing of its own.
+
+    Args:
+        request: what was asked for.
+        study: the name of a study; None for the only one, or for what leads to all of them.
+        show: called with the pages once they can be opened.
+
+    Returns:
+        What has been stopped. Ctrl-C is how a server is meant to be ended, and so no error: the exit code is 0. Before
+        the pages are there, it raises KeyboardInterrupt as in any other command.
+
+    Raises:
+        BadInput: a store is not there or cannot be opened, the study is not in it, or a port is in use.
+        ServerFailed: one of the two has ended or does not answer; the other one is stopped.
+    """
+    _check(request)
+    found = study_pages.find(request.stores, study)
+    ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request))
+    programs = _programs(request, ports)
+    started = tuple(program.name for program in programs)
+    _warn_of_host(request, ports)
+    try:
+        with processes.scratch_folder() as folder, servers.running(programs, folder) as running:
+            with progress.working(f"starting {' and '.join(started)}"):
+                running.wait_until_ready()
+            pages = Pages(
+                found.study, found.pages(_mlflow(request, programs), programs[-1].address), started, found.others
+            )
+            show(pages)
+            if _has_browser(request):
+                webbrowser.open(pages.pages[0].address)
+            try:
+                running.watch()
+            except KeyboardInterrupt:
+                pass  # as it is meant to end
+    except ServerFailed as error:
+        raise _without_passwords(error, request) from None
+    return f"stopped {' and '.join(started)}"
+
+
+def _check(request: Request) -> None:
+    """Raise BadInput for stores that cannot be opened, and for a port of a server that is not started."""
+    stores, port = request.stores, request.ui_options.port
+    uri = addresses.tracking_uri(stores.tracking_uri)
+    if uri.startswith("http") and port is not None:
+        raise BadInput(
+            f"{_PORT}: got {port} with the tracking server {addresses.masked(uri)}, whose pages are its own; leave it "
+            "out"
+        )
+    with interrupts.nothing_to_end(), interrupts.waiting():
+        store_checks.check_tracking("--tracking-uri", uri)
+        store_checks.check_storage("--storage", stores.storage)
+        store_checks.check_apart(uri, stores.storage)
+
+
+def _wanted_ports(request: Request) -> dict[str, int | None]:
+    """Return by flag the port of each server that is to be started; a tracking server has pages of its own."""
+    options = request.ui_options
+    dashboard = {_DASHBOARD_PORT: options.dashboard_port}
+    if addresses.tracking_uri(request.stores.tracking_uri).startswith("http"):
+        return dashboard
+    return {_PORT: options.port, **dashboard}
+
+
+def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Program]:
+    """Return what serves the pages, optuna-dashboard last. The stores' addresses, with passwords, go unseen."""
+    from amp_track.study import dashboard
+
+    host = request.ui_options.host
+    programs = [
+        servers.Program(
+            name="optuna-dashboard",
+            command=dashboard.command(host, ports[_DASHBOARD_PORT]),
+            environment={dashboard.STORAGE_VARIABLE: request.stores.storage},
+            address=servers.address(host, ports[_DASHBOARD_PORT]),
+            path="/api/meta",
+        )
+    ]
+    if _PORT in ports:
+        command = ["-m", "mlflow", "server", "--host", host, "--port", str(ports[_PORT]), "--workers", "1"]
+        environment = {
+            "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of language models: more processes, and warnings
+            "MLFLOW_STATIC_PREFIX": "",  # else its pages are elsewhere
+            "PYTHONSAFEPATH": "1",  # for the process that it starts itself: no module of the working folder
+        }
+        address = servers.address(host, ports[_PORT])
+        programs.insert(0, servers.Program("MLflow's UI", [sys.executable, *command], environment, address, "/health"))
+    return programs
+
+
+def _mlflow(request: Request, programs: Sequence[servers.Program]) -> str:
+    """Return the address of MLflow's UI: the one that was started, or the tracking server's."""
+    uri = addresses.tracking_uri(request.stores.tracking_uri)
+    return addresses.server(uri) if uri.startswith("http") else programs[0].address
+
+
+def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
+    host = request.ui_options.host
+    if not servers.is_loopback(host):
+        progress.say(
+            f"--host {host}: optuna-dashboard has no login, nor has MLflow's UI: anyone who reaches port "
+            f"{' or '.join(str(port) for port in ports.values())} of this machine can delete studies and runs"
+        )
+
+
+def _has_browser(request: Request) -> bool:
+    """Return whether a browser is wanted, and there is a display to show it on."""
+    needs_display = sys.platform.startswith("linux")
+    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return not request.ui_options.no_browser and (has_display or not needs_display)
+
+
+def _without_passwords(error: ServerFailed, request: Request) -> ServerFailed:
+    """Return the error with every password in the end of a server's log as ***."""
+    detail = error.detail
+    for url in (request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)):
+        detail = detail.replace(url, addresses.masked(url))
+    return ServerFailed(error.message, addresses.masked_within(detail))

@@ -1,0 +1,50 @@
+"""What a storage holds: the studies that amp_track has made, and where their pages are. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from amp_track.study import storage as storages
+from amp_track.study.database import SharedStorage
+from amp_track.study.names import parts_by_study
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a study, such as NAME/fit, as Optuna knows it."""
+
+    name: str
+    study_id: int
+    parent_run_id: str | None
+    """Of the MLflow run that stands for the study, where this part remembers it."""
+
+
+def studies(url: str) -> dict[str, tuple[Part, ...]]:
+    """Return the studies of a storage: by NAME its parts, in the order in which they are made.
+
+    Args:
+        url: the storage's address, which the command has checked.
+
+    Raises:
+        BadInput: there is no storage yet, or another version of Optuna has made it.
+    """
+    with _reading(url) as storage:
+        attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
+        return {
+            name: tuple(
+                Part(part, storage.get_study_id_from_name(part), storages.parent_run_id(part, attributes[part]))
+                for part in parts
+            )
+            for name, parts in parts_by_study(attributes).items()
+        }
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[SharedStorage]:
+    storage = storages.open_existing_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.engine.dispose()

@@ -1,0 +1,45 @@
+"""Where the pages of a store's runs are. Reads only."""
+
+from __future__ import annotations
+
+import mlflow
+
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput
+from amp_track.tracking import environment, private
+from amp_track.tracking.client import hush, open_client
+
+
+class Lookup:
+    """The runs and experiments of a store that exists.
+
+    Args:
+        uri: the store's address, which the command has checked.
+
+    Raises:
+        BadInput: there is no store yet, or another version of MLflow has made it.
+    """
+
+    def __init__(self, uri: str) -> None:
+        hush()
+        if not addresses.exists(uri) or (not uri.startswith("http") and not private.has_tables(uri)):
+            raise BadInput(
+                f"--tracking-uri: got {addresses.masked(uri)}, expected a store that holds runs, and there is none "
+                "yet; name another, or make a run with amp-track train"
+            )
+        self._client = open_client(uri)
+
+    def experiment_of(self, run_id: str) -> str | None:
+        """Return the id of the experiment that a run is in; None if the store lacks it, or it has been deleted."""
+        try:
+            info = self._client.get_run(run_id).info
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code not in environment.NOT_THERE:
+                raise
+            return None
+        return str(info.experiment_id) if info.lifecycle_stage == "active" else None
+
+    def experiment_of_new_runs(self) -> str | None:
+        """Return the id of the experiment that new runs go to; None if there is none yet."""
+        found = environment.known_experiment(self._client)
+        return None if found is None else str(found.experiment_id)

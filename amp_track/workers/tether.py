@@ -1,0 +1,50 @@
+"""Run a program that ends when the process which has started it is gone, however that ended: `tether.py PROGRAM …`.
+
+The starter holds the other end of this process's stdin, which the kernel closes with it. A program alone would go on:
+nothing tells it that its parent was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+
+GRACE_SECONDS = 3
+"""How long the program may take to end after SIGTERM."""
+_SIGNALLED = 128
+"""What a shell adds to the number of the signal that has ended a program."""
+
+
+def main() -> int:
+    """Run the program in this process's group until it ends, or until it is let go. Returns its exit code."""
+    os.set_inheritable(0, False)
+    signal.signal(signal.SIGTERM, _ignore)  # which the group is sent; a program does not inherit a handler
+    program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    let_go = threading.Event()
+    threading.Thread(target=_end_when_let_go, args=(let_go,), daemon=True).start()
+    code = program.wait()
+    if let_go.is_set():  # nobody waits for the exit code: what is left of the group ends, this process included
+        os.killpg(0, signal.SIGKILL)
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _end_when_let_go(let_go: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    let_go.set()
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

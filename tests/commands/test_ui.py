@@ -1,0 +1,126 @@
+"""ui: what is told before any server is started. tests/integration/test_ui.py starts them."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from support import Done
+
+from amp_track.commands.request import Request, Stores
+from amp_track.commands.ui import _without_passwords
+from amp_track.records.errors import ServerFailed
+from amp_track.records.job import Job
+from amp_track.study.storage import PARENT_RUN_ID, open_storage
+from amp_track.workers import servers
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("it starts a server")
+
+    monkeypatch.setattr(servers, "running", start)
+
+
+def make_studies(*names: str) -> None:
+    storage = open_storage("sqlite:///optuna.db")
+    for name in names:
+        optuna.create_study(study_name=name, storage=storage).set_user_attr(PARENT_RUN_ID, "f" * 32)
+    storage.engine.dispose()
+
+
+def files() -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path.cwd().iterdir()}
+
+
+def refusal(done: Done) -> str:
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    return line.removeprefix("amp-track: ")
+
+
+def test_stores_that_are_not_there_are_not_made(amp_track: Command) -> None:
+    message = refusal(amp_track("ui"))
+    assert message.startswith(
+        "--storage: got sqlite:///optuna.db, expected a database that holds studies, and there is"
+    )
+    assert files() == {}
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_storage_without_runs_beside_it_is_refused(amp_track: Command) -> None:
+    before = files()
+    message = refusal(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))
+    assert message.startswith("--tracking-uri: got sqlite:///other.db, expected a store that holds runs, and there is")
+    Path("empty.db").touch()
+    assert "expected a store that holds runs" in refusal(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
+    assert "expected a database that holds studies" in refusal(amp_track("ui", "--storage", "sqlite:///empty.db"))
+    assert files().items() - before.items() == {("empty.db", hashlib.sha256().hexdigest())}
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
+    assert "expected a study in sqlite:///optuna.db, which holds none" in refusal(amp_track("ui", "digits"))
+    make_studies("digits-a/fit", "digits-b/compare", "elsewhere")
+    before = files()
+    message = refusal(amp_track("ui", "digits"))
+    assert message == (
+        "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a; name one of its 2, or "
+        "another --storage"
+    )
+    assert files() == before
+
+
+@pytest.mark.usefixtures("fresh_stores")
+@pytest.mark.parametrize("flag", ["--port", "--dashboard-port"])
+def test_a_port_in_use_is_told(amp_track: Command, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        message = refusal(amp_track("ui", "--no-browser", flag, port))
+    assert message.startswith(f"{flag}: got {port}, expected a free port of 127.0.0.1; leave it out")
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_run_that_the_store_does_not_have_is_told(amp_track: Command) -> None:
+    make_studies("digits/fit")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        done = amp_track("ui", "--port", str(used.getsockname()[1]))
+    told, message = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert told.startswith(f"digits/fit: its run {'f' * 32} is not in sqlite:////")
+    assert "expected a free port" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "0"], "--port: got '0', expected a whole number from 1 to 65535"),
+        (["--dashboard-port", "65536"], "--dashboard-port: got '65536', expected a whole number from 1 to 65535"),
+        (["--port", "5000", "--tracking-uri", "http://me:hunter2@127.0.0.1:9"], "--port: got 5000 with the tracking"),
+        (["--tracking-uri", "http://127.0.0.1:9"], "expected an MLflow server that answers"),
+        (["--storage", "sqlite:////no/folder/x.db"], "expected a file in a folder that exists"),
+        (["--study", "x"], "No such option: --study"),
+        (["a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_bad_arguments_are_told(amp_track: Command, arguments: list[str], message: str) -> None:
+    told = refusal(amp_track("ui", *arguments))
+    assert message in told
+    assert "hunter2" not in told
+    assert files() == {}
+
+
+def test_the_end_of_a_log_has_no_password() -> None:
+    url = "postgresql+psycopg://me:hunter2@host/x?sslpassword=hunter2"
+    asked = Request(job=Job(), stores=Stores(storage=url))
+    error = ServerFailed("ended", f"cannot connect to {url}, nor http://me:hunter2@there/")
+    shown = _without_passwords(error, asked)
+    assert "hunter2" not in shown.detail
+    assert "cannot connect to postgresql+psycopg://" in shown.detail

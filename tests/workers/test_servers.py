@@ -1,0 +1,115 @@
+"""Servers that are started, watched and stopped, with programs that answer at once in place of MLflow's."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from amp_track.records.errors import BadInput, ServerFailed
+from amp_track.workers import servers
+
+ANSWERS = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def program(code: str, *arguments: str, port: int = 0, **environment: str) -> servers.Program:
+    command = [sys.executable, "-c", code, *arguments]
+    return servers.Program("a server", command, environment, servers.address("127.0.0.1", port), "/")
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+
+
+def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) -> None:
+    (port,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
+    before = children()
+    with servers.running([program(ANSWERS, str(port), port=port)], tmp_path) as running:
+        running.wait_until_ready()
+        started = [process for process in children() if process not in before]
+        assert len(started) == 2  # with what ties it to this process
+    assert not any(process.is_running() for process in started)
+
+
+def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    code = "import os, sys; print('first'); sys.exit(os.environ['WORD'])"
+    with pytest.raises(ServerFailed) as told, servers.running([program(code, WORD="last")], tmp_path) as running:
+        running.watch()
+    assert str(told.value).startswith("a server ended with exit code 1, expected it to run")
+    assert told.value.detail.splitlines() == ["first", "last"] or told.value.detail.splitlines() == ["last", "first"]
+
+
+def test_a_server_that_is_killed_is_told(tmp_path: Path) -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* and said nothing")
+    with said_nothing, servers.running([program(code)], tmp_path) as running:
+        running.wait_until_ready()
+
+
+@pytest.mark.slow
+def test_servers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from amp_track.workers import servers\n"
+        "sleep = servers.Program('', [sys.executable, '-c', 'import time; time.sleep(600)'], {}, 'http://x:1', '/')\n"
+        "with servers.running([sleep, sleep], Path(sys.argv[1])):\n    print('up', flush=True)\n    time.sleep(600)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
+        ties = psutil.Process(starter.pid).children()
+        deadline = time.monotonic() + 20
+        while len(psutil.Process(starter.pid).children(recursive=True)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started = psutil.Process(starter.pid).children(recursive=True)
+        assert (len(ties), len(started)) == (2, 4)
+    finally:
+        starter.kill()
+        starter.wait()
+        starter.stdout.close()  # type: ignore[union-attr]
+    wait_until_gone(started)
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
+    before = children()
+    with servers.running([program(STUBBORN)], tmp_path):
+        time.sleep(1)
+        started = [process for process in children() if process not in before]
+    assert len(started) == 2
+    wait_until_gone(started)
+
+
+def test_a_port_in_use_and_another_machines_address_are_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        with pytest.raises(BadInput, match=f"--port: got {port}, expected a free port of 127.0.0.1"):
+            servers.choose_ports("127.0.0.1", {"--port": port})
+    for host in ("192.0.2.1", "::1", "no such host"):
+        with pytest.raises(BadInput, match=f"--host: got {host}, expected an IPv4 address of this machine"):
+            servers.choose_ports(host, {"--port": None})
+
+
+def test_two_servers_cannot_have_the_same_port() -> None:
+    (port,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
+    with pytest.raises(BadInput, match=f"--dashboard-port: got {port}, expected a free port"):
+        servers.choose_ports("127.0.0.1", {"--port": port, "--dashboard-port": port})
+    chosen = servers.choose_ports("127.0.0.1", {"--port": None, "--dashboard-port": None})
+    assert len(set(chosen.values())) == 2
+
+
+def test_only_this_machine_reaches_a_loopback_address() -> None:
+    assert [servers.is_loopback(host) for host in ("127.0.0.1", "localhost", "0.0.0.0", "nowhere.invalid")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert servers.address("0.0.0.0", 5000) == "http://127.0.0.1:5000"
