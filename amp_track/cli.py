@@ -340,7 +340,7 @@ def _print_study(result: Any, request: Request) -> None:
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
-    stores = [f"{name} {addresses.masked(url)}" for name, url in _given_stores(request).items()]
+    stores = [f"{name} {shlex.quote(addresses.masked(url))}" for name, url in _given_stores(request).items()]
     print("look at it with:")
     print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
     print("or with:")

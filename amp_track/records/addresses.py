@@ -35,7 +35,7 @@ def masked(url: str) -> str:
         if address.host is not None and "@" in address.host:  # the rest of a password with an @ in it
             address = address.set(host=address.host.rpartition("@")[2])
         secrets = {name: "***" for name in address.query if _SECRET.search(name)}
-        return address.update_query_dict(secrets).render_as_string(hide_password=True)
+        return address.update_query_dict(secrets).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
     except (ArgumentError, ValueError):
         return url.rpartition("@")[2]  # no address that can be parsed: leave out all that might be a secret
 

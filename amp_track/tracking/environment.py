@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import mlflow
 from mlflow.entities import Experiment
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
@@ -23,6 +24,10 @@ _KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
 """Else the UI of MLflow 3 shows the traces of language models first, of which there are none."""
 _NEW_FILES = "mlruns"
 """Where MLflow keeps the files of a new experiment in a database, seen from the current folder."""
+_LIBRARIES = {
+    "s3": "boto3", "gs": "google.cloud.storage", "wasbs": "azure.storage.blob", "hdfs": "pyarrow", "sftp": "paramiko",
+}  # fmt: skip
+"""By the beginning of a location, what MLflow imports to keep files there: as late as the first file is kept."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -90,20 +95,29 @@ def _say_its_kind(client: mlflow.MlflowClient, found: Experiment) -> None:
             client.set_experiment_tag(found.experiment_id, name, kind)
 
 
-def check_artifact_store(uri: str, found: Experiment) -> None:
-    """Raise BadInput if the files of an experiment's runs cannot be kept from here."""
+def check_artifact_store(uri: str, found: Experiment | None) -> None:
+    """Raise BadInput if the files of runs cannot be kept from here: in an experiment that is there, or in a new one."""
+    if found is None:
+        if not uri.startswith("http"):  # a server says itself where
+            _check_folder(Path(_NEW_FILES))
+        return
     location = found.artifact_location
-    try:
-        get_artifact_repository(location, tracking_uri=uri)
-    except (ImportError, mlflow.exceptions.MlflowException) as error:
-        missing = getattr(error, "name", None) or str(error)
+    library = _LIBRARIES.get(urlsplit(location).scheme)
+    if library is not None and not _is_installed(library):
         raise BadInput(
             f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} keeps files in "
-            f"{addresses.masked_within(location)}, expected what that needs to be installed; pip install {missing}, or "
-            "name another experiment with MLFLOW_EXPERIMENT_NAME"
-        ) from None
+            f"{addresses.masked_within(location)}, expected {library} to be installed, which that needs; install it, "
+            "or name another experiment with MLFLOW_EXPERIMENT_NAME"
+        )
     if (folder := addresses.local_folder(location)) is not None:
         _check_folder(folder)
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def _check_folder(folder: Path) -> None:

@@ -91,8 +91,8 @@ class Tracker:
     def _check_environment(self) -> None:
         """Raise BadInput if new runs cannot be where the environment says."""
         if (run_id := environment.run_id_of_environment()) is None:
-            if (known := self._ask(lambda: environment.known_experiment(self._client))) is not None:
-                environment.check_artifact_store(self.uri, known)
+            known = self._ask(lambda: environment.known_experiment(self._client))
+            environment.check_artifact_store(self.uri, known)
         elif not self.exists(run_id):
             raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
 

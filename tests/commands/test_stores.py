@@ -73,7 +73,16 @@ def swapped(file: str) -> None:
     os.replace("mlflow.db" if "optuna" in file else "optuna.db", file)
 
 
+def foreign_with_our_names(file: str) -> None:
+    """Make a database of another program, which happens to have tables of such names; some of them are empty."""
+    os.unlink(file)
+    first, second = ("studies", "trials") if "optuna" in file else ("experiments", "runs")
+    run_sql(file, f"CREATE TABLE {first} (patient)", f"CREATE TABLE {second} (outcome)", "CREATE TABLE patients (name)")
+    run_sql(file, f"INSERT INTO {first} VALUES ('a')", "INSERT INTO patients VALUES ('a')")
+
+
 DAMAGES = {
+    foreign_with_our_names: "this one holds other tables (",
     foreign: "this one holds other tables (notes); name another",
     garbage: "expected an SQLite database, this file is another kind",
     overwritten_page: "restore a copy of it, or name another (",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,3 +154,13 @@ def test_nothing_but_lines_of_ours_is_printed() -> None:
     said = set(done.stderr.splitlines()) - {"x" * 49_999}
     assert {line.partition(":")[0] for line in said} == {"amp-track"}, said
     assert len(said) == 2, said
+
+
+@pytest.mark.slow
+def test_a_time_limit_holds_where_the_fork_server_is_stopped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_EXIT_SECONDS", 1)
+    job = Job(workload=HOSTILE, options=(("fault", "stop the fork server"),), precision="fp32", epochs=1)
+    limited = dataclasses.replace(resolve(job, sandbox.inspect(job)), timeout_seconds=2.0)
+    assert sandbox.run(limited).verdict is Verdict.TIMED_OUT
+    unharmed = dataclasses.replace(job, options=(("fault", "none"),))
+    assert sandbox.run(resolve(unharmed, sandbox.inspect(unharmed))).fits

@@ -59,6 +59,9 @@ def _message(error: Exception, stores: Stores) -> str | None:
             return _of_sqlite(cause, _store_of(causes, stores))
         if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
             return _of_disk(cause, stores)
+        if isinstance(cause, ImportError) and _is_called_by(cause, _HOME_OF_MLFLOW):
+            store = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
+            return f"{store}: MLflow needs {cause.name} to keep files there; install it, {_THEN}"
         if _is_of_reading(cause):
             store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
             return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
@@ -78,6 +81,12 @@ def _of_mlflow(error: BaseException | None, stores: Stores) -> str | None:
 
     uri = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
     return f"{uri}: MLflow cannot do that ({reason_of(error)}); restore a copy of the store, or name another"
+
+
+def _is_called_by(error: BaseException, home: tuple[str, ...]) -> bool:
+    """Return whether a module of `home` is on the way to where an error was raised."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith(home) for frame, _ in frames)
 
 
 def _is_of_reading(error: BaseException) -> bool:

@@ -1,0 +1,55 @@
+"""Where new runs and their files go, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import mlflow
+import pytest
+from support import stores
+
+from amp_track.records.errors import BadInput
+from amp_track.tracking import Tracker
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+
+
+def tracker() -> Tracker:
+    return Tracker(stores()["tracking_uri"])
+
+
+def test_a_store_of_files_whose_library_is_not_installed_is_refused() -> None:
+    mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", "s3://me:hunter2@nowhere/x")
+    with pytest.raises(BadInput, match=r"keeps files in s3://me:\*\*\*@nowhere/x, expected boto3 to be installed"):
+        tracker()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write in every folder")
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_folder_in_which_no_files_can_be_kept_is_refused(is_made: bool, tmp_path: Path) -> None:
+    if is_made:
+        mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", str(tmp_path / "files"))
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadInput, match="expected a folder that can be written"):
+        tracker()
+
+
+@pytest.mark.parametrize("table", ["metrics", "latest_metrics", "datasets"])
+def test_a_table_that_is_missing_is_seen_and_not_made(table: str) -> None:
+    with closing(sqlite3.connect("mlflow.db")) as connection:
+        connection.execute(f"DROP TABLE {table}")
+        connection.commit()
+    before = Path("mlflow.db").read_bytes()
+    with pytest.raises(BadInput, match=f"which lacks {table}, expected a store of MLflow"):
+        tracker()
+    assert Path("mlflow.db").read_bytes() == before
+
+
+def test_a_run_whose_last_records_are_refused_has_not_finished() -> None:
+    opened = tracker()
+    with pytest.raises(mlflow.exceptions.MlflowException), opened.run("a run", tags={}) as run:
+        run.metric("a//b", 1.0)
+    assert mlflow.MlflowClient(stores()["tracking_uri"]).get_run(run.run_id).info.status == "FAILED"
