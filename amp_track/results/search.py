@@ -58,7 +58,9 @@ class SearchResult(Shown):
     report: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return self.fit.as_json() | {
+        fitted = self.fit.as_json()
+        del fitted["report"]
+        return fitted | {
             "trials": [trial.as_json() for trial in self.trials],
             "trials_wanted": self.trials_wanted,
             "pareto": list(self.pareto),

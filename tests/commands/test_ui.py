@@ -72,8 +72,8 @@ def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
     before = files()
     message = refusal(amp_track("ui", "digits"))
     assert message == (
-        "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a; name one of its 2, or "
-        "another --storage"
+        "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a; name one of "
+        "its studies, or another --storage"
     )
     assert files() == before
 

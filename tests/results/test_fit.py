@@ -111,6 +111,7 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
             "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None, "caution": None},
             "tf32": {"skipped": "needs another GPU"},
         },
+        "report": "",
     }  # fmt: skip
     assert found.edges == {"amp": 512}
 

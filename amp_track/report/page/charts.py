@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 2**20
 _SIZE_INCHES = (6.4, 4.0)
+_LABELS = 0.12
+"""The part of a chart's width that is left for names beside its curves."""
 _MOST_POINTS = 400
 """Of one precision in one chart: more hide each other, and make the page heavy."""
 _MOST_SCALES = 6
@@ -245,6 +247,9 @@ def _figure(across: str, up: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0, 0, 1 - _LABELS, 1))  # type: ignore[call-arg]  # of the constrained one
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -256,7 +261,7 @@ def _figure(across: str, up: str) -> tuple[Figure, Axes]:
 def _horizontal(axes: Axes, height: float, text: str) -> None:
     axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
     across = axes.get_yaxis_transform()
-    axes.text(0.01, height, text, transform=across, va="bottom", fontsize="small")
+    axes.text(0.01, height, text, transform=across, va="bottom", fontsize="small").set_in_layout(False)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
@@ -269,7 +274,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
     for height, index in heights:
         across, up, name, color = ends[index]
         lowest = max(height, lowest + apart)
-        axes.annotate(
+        label = axes.annotate(
             name,
             (across, up),
             xytext=(7, (lowest - height) * 72 / axes.figure.dpi - 3),
@@ -278,6 +283,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> No
             fontweight="bold",
             annotation_clip=False,
         )
+        label.set_in_layout(False)  # where it sticks out of the axes they would shrink, to nothing perhaps
 
 
 def _names(fitted: FitResult, shown: Sequence[ProbeResult | TrialResult]) -> list[str]:
