@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Request
@@ -16,7 +16,7 @@ from amp_track.records.errors import NothingFits
 from amp_track.records.outcome import Outcome
 from amp_track.records.steps import steps_per_epoch
 from amp_track.report import progress
-from amp_track.results.fit import FitResult, PrecisionFit, ProbeResult
+from amp_track.results.fit import FitResult, PrecisionFit
 
 if TYPE_CHECKING:
     from amp_track.study.edge_sampler import EdgeSampler, Task
@@ -84,8 +84,10 @@ def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampl
     budget = probes.budget_of(session, free_bytes)
 
     def run_task(trial: Trial, task: Task) -> tuple[Outcome, str]:
-        known = fit.probes_of(study.get_trials(deepcopy=False), task)
-        return run_trial(tracked_study, trial, probes.job_of(session, task, budget, known), task=task)
+        trials = study.get_trials(deepcopy=False)
+        job = probes.job_of(session, task, budget, fit.probes_of(trials, task))
+        where = _bracket_in_words(*fit.bracket_of(trials, task.precision))
+        return run_trial(tracked_study, trial, job, task=task, where=where)
 
     fits = fit.find_edges(study, sampler, run_task=run_task)
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
@@ -115,7 +117,13 @@ def result_of(
 
     found = fit.probe_results(study.get_trials(deepcopy=False))
     fits = {precision: _with_steps_of_an_epoch(session, fitted) for precision, fitted in fits.items()}
-    open_edges = {precision: _not_proven(precision, found) for precision in session.precisions if precision not in fits}
+    trials = study.get_trials(deepcopy=False)
+    open_edges = {
+        precision: f"not proven yet: {_bracket_in_words(*fit.bracket_of(trials, precision)) or 'nothing was tried'}; "
+        "give the command again"
+        for precision in session.precisions
+        if precision not in fits
+    }
     free_bytes = storage.free_bytes_of(study)
     assert free_bytes is not None, "it is on record since the study was opened"
     options = session.request.fit_options
@@ -138,15 +146,11 @@ def result_of(
     )
 
 
-def _not_proven(precision: str, probes: Sequence[ProbeResult]) -> str:
-    """Say what is known of an edge that is not proven, as in a study that was interrupted."""
-    own = [probe for probe in probes if probe.precision == precision]
-    fits = max((probe.batch_size for probe in own if probe.outcome.fits), default=0)
-    fails = min((probe.batch_size for probe in own if not probe.outcome.fits), default=None)
-    known = f"batch {fits} fits" if fits else "nothing has fitted yet"
-    return (
-        f"not proven yet: {known}" + (f", {fails} does not" if fails is not None else "") + "; give the command again"
-    )
+def _bracket_in_words(fits: int, fails: int | None) -> str:
+    """Return `batch 512 fits, 1024 does not`, as far as that is known."""
+    if not fits:
+        return f"batch {fails} does not fit" if fails is not None else ""
+    return f"batch {fits} fits" + (f", {fails} does not" if fails is not None else "")
 
 
 def _with_run_id(fitted: PrecisionFit, id_of: Callable[[str], str]) -> PrecisionFit:

@@ -113,7 +113,7 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(tracked_study, trial, job)
+        return run_trial(tracked_study, trial, job, where=f"training {trial.number + 1} of {options.trials}")
 
     search.train_inside(
         tracked_study.study,

@@ -66,6 +66,8 @@ class StepsDone:
 
     step: int
     total_steps: int
+    memory_bytes: int | None = None
+    """The peak of memory so far, by the meter that a budget limits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import format_bytes
+from amp_track.report.live_bar import live_bar
 from amp_track.report.notebook import CellOutput
 
 
@@ -31,13 +33,16 @@ _cell_output = CellOutput()
 Show = Callable[[Event], None]
 
 
-def say(text: str) -> None:
-    """Print one line that stays."""
+def say(text: str, *, precision: str = "") -> None:
+    """Print one line that stays. Its first word has the color of a precision, where one is named, on a terminal."""
     if console.is_jupyter:
         _cell_output.say(text)
     else:
+        line = Text(text)
+        if precision:
+            line.stylize(PRECISION_COLORS[precision], 0, len(precision))
         with contextlib.suppress(OSError):  # a terminal that is closed
-            console.print(text, markup=False)
+            console.print(line)
 
 
 def working(text: str) -> AbstractContextManager[object]:
@@ -47,7 +52,9 @@ def working(text: str) -> AbstractContextManager[object]:
     return console.status(text) if console.is_terminal else nullcontext()
 
 
-def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> AbstractContextManager[Show]:
+def following(
+    job: Job, title: str, quality_name: str, *, epoch_lines: bool, where: str = ""
+) -> AbstractContextManager[Show]:
     """Show one job as its events arrive.
 
     Args:
@@ -55,6 +62,7 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
         title: shown beside the bar.
         quality_name: of the number that `EpochEnded` carries.
         epoch_lines: print a line at the end of each epoch; in a notebook, of the last one.
+        where: what is known of the search that the job belongs to.
     """
 
     def epoch_line(event: EpochEnded) -> str:
@@ -67,7 +75,9 @@ def following(job: Job, title: str, quality_name: str, *, epoch_lines: bool) -> 
 
     if console.is_jupyter:
         return _following_in_notebook(title, epoch_line)
-    return _following_on_terminal(title, epoch_line) if console.is_terminal else _following_in_lines(epoch_line)
+    if console.is_terminal:
+        return live_bar(console, title, where, job.precision, epoch_line)
+    return _following_in_lines(epoch_line)
 
 
 @contextmanager
@@ -80,29 +90,6 @@ def _following_in_lines(epoch_line: Callable[[EpochEnded], str]) -> Iterator[Sho
                 say(text)
 
     yield show
-
-
-@contextmanager
-def _following_on_terminal(title: str, epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-
-        def show(event: Event) -> None:
-            match event:
-                case StepsDone(step=step, total_steps=total):
-                    bar.update(task, completed=step, total=total)
-                case Noted(text=text):
-                    bar.console.print(text, markup=False)
-                case EpochEnded() if line := epoch_line(event):
-                    bar.console.print(line, markup=False)
-
-        yield show
 
 
 @contextmanager

@@ -119,6 +119,14 @@ def probes_of(trials: Sequence[FrozenTrial], task: Task) -> list[Outcome]:
     return [outcome for _, outcome in sorted(done, key=lambda each: each[0], reverse=True)]
 
 
+def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int | None]:
+    """Return the largest batch that has fitted so far, 0 for none, and the smallest that has not, if there is one."""
+    own = [(task.batch_size, outcome.fits) for task, outcome, _ in done_tasks(trials) if task.precision == precision]
+    fails = min((batch_size for batch_size, fits in own if not fits), default=None)
+    fits = [batch_size for batch_size, fits in own if fits and (fails is None or batch_size < fails)]
+    return max(fits, default=0), fails
+
+
 def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
     """Return what was tried to see whether a batch above the first that fails fits, and any that did before."""
     if edge.first_failing_batch is None:

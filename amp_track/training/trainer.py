@@ -268,7 +268,8 @@ class Trainer:
             now = time.perf_counter()
             if now - self._last_progress > _PROGRESS_SECONDS:
                 self._last_progress = now
-                self._send(StepsDone(step=step.steps, total_steps=batches.total_steps))
+                peak_bytes = self._device.peak().reserved_bytes
+                self._send(StepsDone(step=step.steps, total_steps=batches.total_steps, memory_bytes=peak_bytes))
             if self._is_time_to_record(step, now):
                 self._last_record = now
                 self._record(tally)

@@ -1,7 +1,9 @@
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -59,28 +61,59 @@ def read_to_the_end(terminal: int) -> bytes:
         written += part
 
 
-def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
-    program = """
-from amp_track.records.events import EpochEnded, Noted, StepsDone
+PROGRAM = """
+import time
+from amp_track.records.events import EpochEnded, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.job import Job
 from amp_track.report import progress
-with progress.following(Job(epochs=2), "a title", "accuracy", epoch_lines=True) as show:
-    show(StepsDone(step=3, total_steps=4))
+job = Job(epochs=2, precision="amp")
+with progress.following(job, "a [title]", "accuracy", epoch_lines=True, where="batch 64 fits") as show:
+    show(Started(settings=(), scale=65536.0))
+    show(StepsDone(step=1, total_steps=4, memory_bytes=3 * 2**20))
+    show(StepsRecorded(first_step=1, losses=(0.5, 0.5), scale_changes=((1, 32768.0),)))
+    time.sleep(0.2)
+    show(StepsDone(step=3, total_steps=4, memory_bytes=5 * 2**20))
+    time.sleep(0.2)
     show(Noted(text="[bold] is text"))
     show(EpochEnded(epoch=1, step=3, train_loss=0.5))
+progress.say("amp  batch 3 fits", precision="amp")
 """
+
+
+def on_a_terminal(columns: int, **variables: str) -> str:
+    """Return what the program above writes to a terminal of that width."""
     here, there = pty.openpty()
-    environment = os.environ | {"TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-c", program], stdin=there, stderr=there, env=environment) as process:
+    termios.tcsetwinsize(there, (24, columns))
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns)} | variables
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=there, stderr=there, env=environment) as process:
         os.close(there)
         written = read_to_the_end(here)
     os.close(here)
-    text = written.decode()
     assert process.returncode == 0
+    return written.decode()
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
+    text = on_a_terminal(120)
     assert "[bold] is text\r\n" in text and "epoch 1/2  loss 0.5000\r\n" in text
-    assert "a title" in text and "75%" in text
-    after_last_bar = text[text.rindex("a title") :]
+    assert "a [title]" in text and "75%" in text
+    assert "batch 64 fits" in text
+    assert "5 MiB" in text and "scale 32,768" in text and " steps/s" in text
+    after_last_bar = text[text.rindex("a [title]") :]
     assert "\x1b[2K" in after_last_bar, "its line is cleared"
+    assert "\x1b[38;2;213;94;0mamp" in text or "\x1b[38;5;166mamp" in text, "a precision has its color"
+
+
+def test_a_narrow_terminal_shows_what_matters_in_one_line() -> None:
+    text = on_a_terminal(60)
+    bars = [line for line in re.split(r"[\r\n]", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", text)) if "a [title]" in line]
+    assert any("75%" in bar and "5 MiB" in bar for bar in bars)
+    assert all(len(bar) <= 60 for bar in bars), bars
+    assert "batch 64 fits" not in text
+
+
+def test_no_color_means_none() -> None:
+    assert not re.search(r"\x1b\[[0-9;]*38;", on_a_terminal(120, NO_COLOR="1"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run_trial(
-    tracked: TrackedStudy, trial: Trial, job: Job, *, task: Task | None = None, note: str = ""
+    tracked: TrackedStudy, trial: Trial, job: Job, *, task: Task | None = None, note: str = "", where: str = ""
 ) -> tuple[Outcome, str]:
     """Run one job as an Optuna trial and an MLflow run under the study's.
 
@@ -35,6 +35,7 @@ def run_trial(
         job: resolved.
         task: what the fit study wants to know; None for a training.
         note: what tells a training from others like it.
+        where: what is known of the search so far, for people who watch.
 
     Returns:
         The outcome, and the id of its MLflow run.
@@ -52,12 +53,13 @@ def run_trial(
     with tracked.tracker.run(title, parent=tracked.parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(task.predicted_bytes if task is not None else None)
-        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures)
+        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
             raise_on_crash(job, outcome)
     quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
     why = task.reason if task is not None else note
-    progress.say(progress.outcome_line(job, outcome, quality_name=quality_name, why=why))
+    line = progress.outcome_line(job, outcome, quality_name=quality_name, why=why)
+    progress.say(line, precision=job.precision)
     return outcome, run.run_id
 
 
@@ -72,6 +74,7 @@ def run_tracked(
     resume_from: Path | None = None,
     keep_weights: bool = False,
     pictures: LatePictures | None = None,
+    where: str = "",
 ) -> Outcome:
     """Run a job and log it to `run`, whatever becomes of it.
 
@@ -86,6 +89,7 @@ def run_tracked(
         keep_weights: store the weights that the training ends with.
         pictures: draws the curves of this training beside the next job, and of the last one beside this; None to draw
             them when this job ends.
+        where: what is known of the search that the job belongs to.
     """
     from amp_track import tracking
 
@@ -95,7 +99,7 @@ def run_tracked(
     is_training = kind == "train"
     with (
         _curves_of(session, job, run, title, pictures) if is_training else nullcontext() as curves,
-        progress.following(job, title, quality_name, epoch_lines=epoch_lines) as show,
+        progress.following(job, title, quality_name, epoch_lines=epoch_lines, where=where) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
 

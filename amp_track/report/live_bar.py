@@ -1,0 +1,110 @@
+"""The bar of one job on a terminal: how far it is, steps/s, memory, the GradScaler's scale, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from amp_track.records.colors import PRECISION_COLORS
+from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
+from amp_track.records.values import format_bytes
+
+_NARROW = 80
+"""Columns. On a narrower terminal there is no room for the bar itself and for what may be left out."""
+_MOST_OF_TITLE = 40
+
+
+class LiveBar:
+    """A bar that follows the events of one job.
+
+    Args:
+        progress: of rich, which draws it.
+        title: what runs.
+        where: what is known of the search so far, such as its bracket.
+        precision: whose color the title has.
+        epoch_line: returns the line to print at the end of an epoch; empty for none.
+    """
+
+    def __init__(
+        self, progress: Progress, title: str, where: str, precision: str, epoch_line: Callable[[EpochEnded], str]
+    ) -> None:
+        self._progress = progress
+        self._epoch_line = epoch_line
+        self._scale: float | None = None
+        self._memory_bytes: int | None = None
+        self._first: tuple[int, float] | None = None
+        """The first step that was seen, and when: what comes before it is a warm-up."""
+        self._steps_per_second: float | None = None
+        self._is_narrow = progress.console.width < _NARROW
+        name = Text(title, style=PRECISION_COLORS.get(precision, ""))
+        if where and not self._is_narrow:
+            name.append(f"  {where}", style="dim")
+        self._task: TaskID = progress.add_task("", total=None, name=name, state="")
+
+    def show(self, event: Event) -> None:
+        """Show what an event says."""
+        match event:
+            case Started(scale=scale):
+                self._scale = scale
+            case StepsRecorded(scale_changes=changes) if changes:
+                self._scale = changes[-1][1]
+            case StepsDone(step=step, total_steps=total, memory_bytes=memory_bytes):
+                self._memory_bytes = memory_bytes
+                self._time(step)
+                self._progress.update(self._task, completed=step, total=total, state=self._state())
+            case Noted(text=text):
+                self._progress.console.print(text, markup=False)
+            case EpochEnded() if line := self._epoch_line(event):
+                self._progress.console.print(line, markup=False)
+
+    def _time(self, step: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+            return
+        steps, seconds = step - self._first[0], now - self._first[1]
+        if steps > 0 and seconds > 0:
+            self._steps_per_second = steps / seconds
+
+    def _state(self) -> str:
+        parts = []
+        if self._steps_per_second is not None:
+            parts.append(f"{self._steps_per_second:,.3g} steps/s")
+        if self._memory_bytes is not None:
+            parts.append(format_bytes(self._memory_bytes))
+        if self._scale is not None and not self._is_narrow:
+            parts.append(f"scale {self._scale:,g}")
+        return "  ".join(parts)
+
+
+class _Name(ProgressColumn):
+    """The title, cut where it would leave no room for the rest."""
+
+    max_refresh = None
+
+    def render(self, task: object) -> Text:
+        name: Text = task.fields["name"].copy()  # type: ignore[attr-defined]
+        name.truncate(max(_MOST_OF_TITLE, len(name) if len(name) < _NARROW else 0), overflow="ellipsis")
+        return name
+
+
+@contextmanager
+def live_bar(
+    console: Console, title: str, where: str, precision: str, epoch_line: Callable[[EpochEnded], str]
+) -> Iterator[Callable[[Event], None]]:
+    """Draw a bar until the block ends, and yield what shows an event; see `LiveBar`."""
+    columns: list[ProgressColumn] = [_Name()]
+    if console.width >= _NARROW:
+        columns.append(BarColumn(bar_width=20))
+    columns += [
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[state]}", markup=False),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield LiveBar(progress, title, where, precision, epoch_line).show
