@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RECORDS = Path(__file__).parent / "output"
 COLUMNS = 100
+_CHARTS = 5
+"""How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
 
 
@@ -123,8 +125,22 @@ def run_and_record(name: str) -> None:
         record = {"commands": example.commands, **_provenance(folder), "seconds": math.ceil(seconds), "lines": lines}
         if name == "search":
             record["summary"] = _search_summary(example.commands[0], folder)
+            _keep_charts(name, folder)
     RECORDS.mkdir(exist_ok=True)
     record_file(name).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _keep_charts(name: str, folder: str) -> None:
+    """Keep the first charts of the study's page as pictures, on white paper: a page of documentation may be dark."""
+    page = next(Path(folder).glob("mlruns/*/*/artifacts/report.html")).read_text()
+    titles = re.findall(r"<figcaption><strong>(.*?)</strong>", page)
+    for old in RECORDS.glob(f"{name}-*.svg"):
+        old.unlink()
+    for number, (title, svg) in enumerate(zip(titles, re.findall(r"<svg .*?</svg>", page, re.DOTALL), strict=True), 1):
+        if number > _CHARTS:
+            break
+        white = svg.replace("<svg ", '<svg style="background: white" ', 1)
+        (RECORDS / f"{name}-{number}-{title.replace(' ', '-')}.svg").write_text(white + "\n")
 
 
 def _output_of(command: str, folder: str, example: Example, *, exit_code: int) -> str:

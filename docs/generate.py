@@ -45,6 +45,7 @@ _GROUPS = {
     "example": "The batch that dtypes looks at",
     "planoptions": "The memory that plan predicts for",
     "uioptions": "The pages that ui serves",
+    "reportoptions": "Where the page is written",
     "stores": "Where results go",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""
@@ -56,6 +57,14 @@ _GROUPS = {
 def commands() -> None:
     """Print a table of the commands with the first line of their help."""
     _print_table(["command", "what it does"], [[f"`amp-track {name}`", _help(name)] for name in COMMANDS])
+
+
+def pictures(name: str) -> None:
+    """Print the charts of the page of an example that was recorded."""
+    for file in sorted((ROOT / "docs" / "output").glob(f"{name}-*.svg")):
+        title = file.stem.removeprefix(f"{name}-").replace("-", " ")
+        print(f"![{title}](output/{file.name})")
+    print()
 
 
 def options() -> None:

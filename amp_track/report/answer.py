@@ -72,7 +72,7 @@ def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
 
 def _largest(choice: Choice) -> str:
     """Return how the largest batch compares with fp32's, where that is the one to train with."""
-    if choice.batch_ratio is None or choice.largest_batch != choice.batch_size:
+    if choice.batch_ratio in (None, 1) or choice.largest_batch != choice.batch_size:
         return ""
     return f"{choice.batch_ratio:.1f} × {REFERENCE}'s largest batch"
 
@@ -116,7 +116,7 @@ def _more(found: FitResult, choice: Choice) -> list[str]:
     fitted = found.precisions[choice.precision]
     lines = []
     if choice.largest_batch != choice.batch_size:
-        ratio = f", {choice.batch_ratio:.1f} × {REFERENCE}'s" if choice.batch_ratio is not None else ""
+        ratio = f", {choice.batch_ratio:.1f} × {REFERENCE}'s" if choice.batch_ratio not in (None, 1) else ""
         lines.append(f"The largest batch that fits at {choice.precision} is {choice.largest_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
     efficient = fitted.efficient_batch

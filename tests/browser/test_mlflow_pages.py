@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 from simulated import SimulatedSandbox
@@ -18,45 +16,17 @@ from amp_track.report import links
 from benchmarks.servers import Server, running_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-CHROMIUM = shutil.which("chromium")
-OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-"""Chromium refuses its sandbox to root, and asks Google's servers at every start unless it is told not to."""
 TRAININGS = 12
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with running_server(tmp_path / "server", database=Path("mlflow.db").absolute()) as running:
         yield running
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": 1400, "height": 900})
-    opened.set_default_timeout(60_000)
-    asked: list[str] = []
-    opened.on("request", lambda request: asked.append(urlsplit(request.url).hostname or ""))
-    yield opened
-    opened.close()
-    assert set(asked) <= {"127.0.0.1", ""}, "no request leaves the machine"
 
 
 def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, server: Server) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 from simulated import SimulatedSandbox
@@ -19,38 +17,9 @@ from amp_track.commands.search import search
 from amp_track.records.job import Job
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
-
-CHROMIUM = shutil.which("chromium")
-OPTIONS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-"""Chromium refuses its sandbox to root, and asks Google's servers at every start unless it is told not to."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": 1400, "height": 900})
-    opened.set_default_timeout(60_000)
-    asked: list[str] = []
-    opened.on("request", lambda request: asked.append(urlsplit(request.url).hostname or ""))
-    yield opened
-    opened.close()
-    assert set(asked) <= {"127.0.0.1", ""}, "no request leaves the machine"
 
 
 @pytest.fixture
@@ -71,7 +40,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
 
 
 def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) -> None:
-    run, trainings, fit, train = addresses
+    run, trainings, fit, of_bf16, of_fp32, train = addresses
 
     page.goto(run)
     page.get_by_text("Child runs", exact=True).wait_for()
@@ -81,8 +50,16 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) 
     page.get_by_text("4 matching runs").wait_for()
     page.locator(".js-plotly-plot").first.wait_for()  # a chart
 
-    for address, name, objective in ((fit, "it's/fit", "largest batch that fits"), (train, "it's/train", "samples/s")):
+    edge = "largest batch that fits"
+    for address, name, objective in (
+        (fit, "it's/fit", edge),
+        (of_bf16, "it's/fit/bf16", edge),
+        (of_fp32, "it's/fit/fp32", edge),
+        (train, "it's/train", "samples/s"),
+    ):
         page.goto(address)
         page.get_by_text(f"{name} (id=").first.wait_for()
         page.locator(".js-plotly-plot").first.wait_for()
         assert objective in page.inner_text("body")
+        page.goto(f"{address}/note")
+        page.get_by_text("bf16 at batch " if "fit/" not in name else "fresh processes").first.wait_for()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MEBIBYTE = 2**20
 _SIZE_INCHES = (6.4, 4.0)
 _LABELS = 0.12
-"""The part of a chart's width that is left for names beside its curves."""
+"""The part of a chart's width, and half of it of its height, that is left for names beside its curves."""
 _MOST_POINTS = 400
 """Of one precision in one chart: more hide each other, and make the page heavy."""
 _MOST_SCALES = 6
@@ -249,7 +249,7 @@ def _figure(across: str, up: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     engine = figure.get_layout_engine()
     assert engine is not None
-    engine.set(rect=(0, 0, 1 - _LABELS, 1))  # type: ignore[call-arg]  # of the constrained one
+    engine.set(rect=(0, 0, 1 - _LABELS, 1 - _LABELS / 2))  # type: ignore[call-arg]  # of the constrained one
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

@@ -8,36 +8,14 @@ from html.parser import HTMLParser
 
 import pytest
 from markdown_it import MarkdownIt
-from table_samples import COMPARE, FIT, SEARCH, training
+from page_samples import PROBED, RESULTS, SEARCHED, search_of
 
-from amp_track.records.outcome import Outcome, Verdict
 from amp_track.report.answer import Result
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
-from amp_track.results.fit import ProbeResult
-from amp_track.results.search import TrialResult
 
 UI = "http://127.0.0.1:5000"
 HOSTILE = '</script><script>alert(1)</script> | [x](javascript:0) <b> & "q" `c`'
-MEBIBYTE = 2**20
-
-
-def probe(trial: int, batch_size: int, *, fits: bool) -> ProbeResult:
-    outcome = dataclasses.replace(training("fp32"), max_memory_bytes=batch_size * MEBIBYTE, max_allocated_bytes=None)
-    if not fits:
-        outcome = Outcome(verdict=Verdict.OOM, phase="forward", max_allocated_bytes=batch_size * MEBIBYTE)
-    return ProbeResult(
-        trial=trial, precision="fp32", batch_size=batch_size, kind="probe", reason="to see", outcome=outcome,
-        predicted_bytes=batch_size * MEBIBYTE, run_id=f"probe{trial}",
-    )  # fmt: skip
-
-
-PROBED = dataclasses.replace(
-    FIT, limit_bytes=100 * MEBIBYTE,
-    probes=(probe(0, 16, fits=True), probe(1, 90, fits=True), probe(2, 101, fits=False)),
-)  # fmt: skip
-SEARCHED = dataclasses.replace(SEARCH, fit=PROBED)
-RESULTS = {"fit": PROBED, "search": SEARCHED, "compare": dataclasses.replace(COMPARE, answers=("it pays",))}
 
 
 class Reader(HTMLParser):
@@ -133,13 +111,6 @@ def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind
 
 
 def test_ten_thousand_trials_weigh_less_than_five_megabytes() -> None:
-    trials = tuple(
-        TrialResult(
-            number=number, precision=("fp32", "amp")[number % 2], batch_size=16 + number, learning_rate=0.1,
-            outcome=dataclasses.replace(training("amp"), wall_seconds=number / 7), run_id=f"{number:032x}",
-        )
-        for number in range(10_000)
-    )  # fmt: skip
-    html = page_html(page_of(dataclasses.replace(SEARCHED, trials=trials)), ui=UI)
+    html = page_html(page_of(search_of(10_000)), ui=UI)
     assert html.count("<tr>") > 10_000
     assert len(html.encode()) < 5_000_000

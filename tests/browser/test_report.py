@@ -1,0 +1,120 @@
+"""The page of a study, opened from disk, and in the artifact viewer of MLflow's UI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from page_samples import search_of
+from simulated import SimulatedSandbox
+from support import MEBIBYTE, WORKLOADS, request
+
+from amp_track.commands.search import search
+from amp_track.records.job import Job
+from amp_track.report.page.content import page_of
+from amp_track.report.page.render import page_html
+from amp_track.results.search import SearchResult
+from benchmarks.servers import Server, running_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Frame, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+Keep = Callable[["Page"], None]
+PRECISIONS = ("fp32", "amp", "bf16")
+MOST_SECONDS = 3
+
+
+def searched() -> SearchResult:
+    job = Job(workload=str(WORKLOADS / "tiny.py"), memory_budget_bytes=24 * MEBIBYTE)
+    asked = request(job, study="it's", precisions=PRECISIONS, trials=8, seeds=3)
+    sandbox = SimulatedSandbox(samples=512, quality=lambda job: 0.9 + 0.01 / (job.batch_size or 1) + job.seed / 1000)
+    return search(asked, sandbox=sandbox)
+
+
+@pytest.fixture
+def result(fresh_stores: None) -> SearchResult:
+    return searched()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running_server(tmp_path / "server", database=Path("mlflow.db").absolute()) as running:
+        yield running
+
+
+def check(shown: Page | Frame) -> None:
+    """Check what a person looks for: the answer, what to type, a curve for each precision, and every trial."""
+    heading = shown.get_by_role("heading", level=1).inner_text()
+    assert heading.startswith("bf16 at batch ")
+    assert "accuracy equivalent over 3 seeds" in heading
+    assert shown.get_by_text("amp-track train").first.is_visible()
+    assert shown.get_by_role("img").count() == 7
+    for name in PRECISIONS:
+        chart = shown.get_by_role("img", name="Memory against batch")
+        assert chart.locator("text", has_text=name).count() == 1
+    assert shown.locator("#trials tbody tr").count() > 20
+
+
+def test_the_page_opens_from_disk(any_page: Page, result: SearchResult, keep: Keep) -> None:
+    errors: list[str] = []
+    any_page.on("console", lambda message: errors.append(message.text))
+    any_page.on("pageerror", lambda error: errors.append(str(error)))
+    any_page.goto(Path(result.report).as_uri())
+    check(any_page)
+    assert any_page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
+    keep(any_page)
+
+    batches = any_page.locator("#trials tbody td:nth-child(4)")
+    any_page.get_by_role("button", name="batch", exact=True).click()
+    numbers = [int(text) for text in batches.all_inner_texts()]
+    assert numbers == sorted(numbers)
+    any_page.get_by_role("button", name="batch", exact=True).click()
+    assert [int(text) for text in batches.all_inner_texts()] == sorted(numbers, reverse=True)
+    any_page.get_by_role("searchbox").fill("oom in backward")
+    assert any_page.locator("#trials tbody tr:visible").count() == sum(not p.outcome.fits for p in result.fit.probes)
+    assert errors == []
+
+
+def test_it_is_legible_in_the_dark_and_on_paper(page: Page, result: SearchResult, keep: Keep) -> None:
+    page.emulate_media(color_scheme="dark")
+    page.goto(Path(result.report).as_uri())
+    ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    assert (ink, paper) == ("rgb(232, 232, 232)", "rgb(21, 23, 26)")
+    label = page.get_by_role("img", name="Memory against batch").locator("text", has_text="batch size")
+    assert label.evaluate("element => getComputedStyle(element).fill") == ink
+    keep(page)
+    page.emulate_media(media="print", color_scheme="light")
+    assert not page.get_by_role("searchbox").is_visible()
+
+
+def test_mlflow_shows_the_page_and_the_answer(any_page: Page, result: SearchResult, server: Server, keep: Keep) -> None:
+    run = f"{server.address}/#/experiments/{result.fit.experiment_id}/runs/{result.fit.run_id}"
+    any_page.goto(f"{run}?workflowType=machine_learning")
+    any_page.get_by_text("bf16 at batch ").first.wait_for()
+
+    any_page.goto(f"{run}/artifacts/report.html")
+    frame = any_page.locator("iframe").first.content_frame
+    frame.get_by_role("heading", level=1).wait_for()
+    shown = next(each for each in any_page.frames if each.url.startswith("blob:"))
+    check(shown)
+    keep(any_page)
+
+
+def test_ten_thousand_trials_open_within_three_seconds(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page_html(page_of(search_of(10_000)), ui="http://127.0.0.1:5000"))
+    assert file.stat().st_size < 5_000_000
+    page.goto("about:blank")
+    started = time.perf_counter()
+    page.goto(file.as_uri())
+    rows = page.locator("#trials tbody tr")
+    assert rows.count() >= 10_000
+    assert rows.locator("visible=true").count() == 500
+    print(f"{time.perf_counter() - started:.2f} s, at most {MOST_SECONDS} wanted on a quiet machine")
+    page.get_by_role("searchbox").fill("Pareto")
+    assert rows.locator("visible=true").count() == 1
