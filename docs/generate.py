@@ -56,7 +56,7 @@ _GROUPS = {
 
 def commands() -> None:
     """Print a table of the commands with the first line of their help."""
-    _print_table(["command", "what it does"], [[f"`amp-track {name}`", _help(name)] for name in COMMANDS])
+    _print_table(["command", "what it does"], [[f"`amp-track {_call(name)}`", _help(name)] for name in COMMANDS])
 
 
 def pictures(name: str) -> None:
@@ -254,6 +254,12 @@ def _flags() -> dict[str, list[Any]]:
     """The flags of each command, as `--help` knows them."""
     group: Any = typer.main.get_command(cli.app)
     return {name: [one for one in group.commands[name].params if one.param_type_name == "option"] for name in COMMANDS}
+
+
+def _call(command: str) -> str:
+    """Return a command's name with the arguments that it cannot do without."""
+    parameters = typer.main.get_command(cli.app).commands[command].params  # type: ignore[attr-defined]
+    return " ".join([command, *(each.metavar for each in parameters if each.required)])
 
 
 def _help(command: str) -> str:
