@@ -5,6 +5,8 @@ The fragments are those that the UI of MLflow 3.17 makes itself. Should they cha
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from amp_track.results.compare import CompareResult
@@ -13,17 +15,31 @@ from amp_track.results.search import SearchResult
 
 
 def pages(result: FitResult | SearchResult | CompareResult, ui: str) -> list[str]:
-    """Return the pages that show a result: the study's run, and the chart of its trainings if it has made some.
+    """Return the pages that show a result; see `named_pages`."""
+    return list(named_pages(result, ui).values())
+
+
+def named_pages(result: FitResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
+    """Return the pages that show a result by what they show: the study's run, and its trainings if it has made some.
 
     Args:
         result: of a study.
-        ui: the address of the UI.
+        ui: the address of the UI; empty for links within the UI.
     """
     found = result.fit if isinstance(result, SearchResult) else result
-    shown = [run(ui, found.experiment_id, found.run_id)]
-    if result is found and isinstance(result, FitResult):
+    shown = {"the study's run": run(ui, found.experiment_id, found.run_id)}
+    if isinstance(result, FitResult):
         return shown
-    return [*shown, trainings(ui, found.experiment_id, found.run_id)]
+    shown["its trainings as a chart"] = trainings(ui, found.experiment_id, found.run_id)
+    best = _best_runs(result) if isinstance(result, SearchResult) else []
+    if len(best) > 1:
+        shown["the best of each precision side by side"] = side_by_side(ui, found.experiment_id, best)
+    return shown
+
+
+def _best_runs(result: SearchResult) -> list[str]:
+    best = [result.best(precision) for precision in result.fit.precisions]
+    return [trial.run_id for trial in best if trial is not None]
 
 
 def run(ui: str, experiment_id: str, run_id: str) -> str:
@@ -51,6 +67,12 @@ def trainings(ui: str, experiment_id: str, run_id: str) -> str:
     }
     fragment = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     return f"{ui}/#/experiments/{experiment_id}/runs?{fragment}"
+
+
+def side_by_side(ui: str, experiment_id: str, run_ids: Sequence[str]) -> str:
+    """Return the page that compares runs: params and metrics in columns, and charts."""
+    runs, experiments = (quote(json.dumps(ids, separators=(",", ":"))) for ids in (list(run_ids), [experiment_id]))
+    return f"{ui}/#/compare-runs?runs={runs}&experiments={experiments}&workflowType=machine_learning"
 
 
 def experiment(ui: str, experiment_id: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
@@ -38,7 +37,7 @@ def search_table(result: SearchResult) -> Table:
 def _row(result: SearchResult, name: str) -> Row:
     fitted = result.fit.precisions[name]
     trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
-    best = _best(trials, higher_is_better=result.higher_is_better)
+    best = result.best(name)
     fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
     at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
     largest, _, memory, speed = edge_cells(fitted)
@@ -70,7 +69,7 @@ def notes(result: SearchResult) -> list[str]:
         lines.append(CPU_BUDGET_IS_SLOW)
     for name in result.fit.precisions:
         trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
-        best = _best(trials, higher_is_better=result.higher_is_better)
+        best = result.best(name)
         poor = [trial for trial in trials if best and made_few_updates(trial.outcome.updates, best.outcome.updates)]
         if best and poor:
             listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor)
@@ -131,16 +130,6 @@ def draw(result: SearchResult, file: Path) -> None:
         axes.grid(alpha=0.3)
     speed.set_ylim(bottom=0)
     figure.savefig(file, dpi=110)
-
-
-def _best(trials: list[TrialResult], *, higher_is_better: bool) -> TrialResult | None:
-    sign = 1 if higher_is_better else -1
-    rated = [trial for trial in trials if math.isfinite(_quality_or_nan(trial))]
-    return max(rated, key=lambda trial: sign * _quality_or_nan(trial), default=None)
-
-
-def _quality_or_nan(trial: TrialResult) -> float:
-    return math.nan if trial.outcome.quality is None else trial.outcome.quality
 
 
 def made_few_updates(updates: int, best_updates: int) -> bool:

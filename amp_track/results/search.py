@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,19 @@ class SearchResult(Shown):
     margin: Margin = Margin(fraction=0.01)
     """The difference of quality that does not matter."""
     report: str = ""
+
+    def best(self, precision: str) -> TrialResult | None:
+        """Return the training of a precision with the best quality; None where none has a finite one."""
+        sign = 1 if self.higher_is_better else -1
+        rated = [
+            (sign * trial.outcome.quality, trial)
+            for trial in self.trials
+            if trial.precision == precision
+            and trial.outcome.fits
+            and trial.outcome.quality is not None
+            and math.isfinite(trial.outcome.quality)
+        ]
+        return max(rated, key=lambda each: each[0])[1] if rated else None
 
     def as_json(self) -> dict[str, Any]:
         fitted = self.fit.as_json()

@@ -33,7 +33,9 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     asked = request(
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
-    of_the_study, of_the_trainings = links.pages(search(asked, sandbox=SimulatedSandbox(samples=512)), server.address)
+    of_the_study, of_the_trainings, of_the_best = links.pages(
+        search(asked, sandbox=SimulatedSandbox(samples=512)), server.address
+    )
 
     page.goto(of_the_study)
     page.get_by_text("Child runs", exact=True).wait_for()
@@ -48,3 +50,6 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     assert {name.split()[0] for name in names if " batch " in name} == {"fp32", "amp", "bf16"}
     assert sum(" batch " in name for name in names) >= 10
     page.locator(".js-plotly-plot").first.wait_for()  # a chart
+
+    page.goto(of_the_best)
+    page.get_by_text("Comparing 3 Runs", exact=False).first.wait_for()

@@ -2,12 +2,19 @@
 
 from urllib.parse import parse_qs, urlsplit
 
-from report.table_samples import FIT
+from report.table_samples import FIT, SEARCH
 
 from amp_track.report import links
 from amp_track.results.search import SearchResult
 
 UI = "http://127.0.0.1:5000"
+
+
+def test_the_best_training_of_each_precision_stands_beside_the_others() -> None:
+    *_, page = links.pages(SEARCH, UI)
+    asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
+    assert asked["runs"] == ['["trial0","trial2"]']
+    assert asked["experiments"] == ['["1"]']
 
 
 def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:

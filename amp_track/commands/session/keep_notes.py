@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amp_track.commands.session.studies import Studies
-from amp_track.report import links
 from amp_track.report.answer import Result, proof
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown
@@ -39,7 +38,7 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     """Write the answer as the note on parts of a study, with links to MLflow's pages."""
     from amp_track.study import notes
 
-    text = dashboard_markdown(page_of(result), pages=links.pages(result, studies.session.ui))
+    text = dashboard_markdown(page_of(result), ui=studies.session.ui)
     for part in parts:
         study = studies.existing(part)
         if study is not None:

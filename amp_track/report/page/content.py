@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amp_track.records.outcome import Outcome
@@ -66,7 +65,7 @@ class Page:
     columns: tuple[Column, ...]
     trials: tuple[TrialRow, ...]
     experiment_id: str
-    run_id: str
+    result: Result
 
 
 def page_of(result: Result) -> Page:
@@ -85,7 +84,7 @@ def page_of(result: Result) -> Page:
         columns=_TRIALS,
         trials=tuple(_trials(result)),
         experiment_id=found.experiment_id,
-        run_id=found.run_id,
+        result=result,
     )
 
 
@@ -229,8 +228,3 @@ def _number(value: float | None, form: str) -> str:
 
 def _mebibytes(size_bytes: int | None) -> str:
     return _number(size_bytes / _MEBIBYTE if size_bytes is not None else None, ".1f")
-
-
-def tables_of(page: Page) -> Sequence[Table]:
-    """Return the tables of all sections."""
-    return [table for section in page.sections for table in section.tables]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -27,7 +26,7 @@ def page_html(page: Page, *, ui: str) -> str:
     return _environment().get_template("page.html").render(
         page=page,
         run_url=functools.partial(links.run, ui, page.experiment_id),
-        trainings_url=links.trainings(ui, page.experiment_id, page.run_id),
+        links=links.named_pages(page.result, ui),
         svg=_svg,
         table=lambda table: Markup(table_html(table)),
     )  # fmt: skip
@@ -38,7 +37,7 @@ def page_markdown(page: Page, *, ui: str) -> str:
     return _environment().get_template("page.md").render(
         page=page,
         run_url=functools.partial(links.run, ui, page.experiment_id),
-        trainings_url=links.trainings(ui, page.experiment_id, page.run_id),
+        links=links.named_pages(page.result, ui),
         table=_markdown_table,
     )  # fmt: skip
 
@@ -46,13 +45,13 @@ def page_markdown(page: Page, *, ui: str) -> str:
 def note_markdown(page: Page) -> str:
     """Return the answer as the description of the study's run, with links that hold wherever the UI is served."""
     return _environment().get_template("note.md").render(
-        page=page, trainings_url=links.trainings("", page.experiment_id, page.run_id)
+        page=page, links=links.named_pages(page.result, "")
     )  # fmt: skip
 
 
-def dashboard_markdown(page: Page, *, pages: Sequence[str]) -> str:
-    """Return the answer as a note for optuna-dashboard, with links to MLflow's `pages`."""
-    return _environment().get_template("dashboard.md").render(page=page, pages=pages)
+def dashboard_markdown(page: Page, *, ui: str) -> str:
+    """Return the answer as a note for optuna-dashboard, with links to MLflow's UI."""
+    return _environment().get_template("dashboard.md").render(page=page, links=links.named_pages(page.result, ui))
 
 
 @functools.cache
