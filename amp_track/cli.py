@@ -273,7 +273,7 @@ def _usage_message(error: Exception) -> str:
 def _say(exit_code: int, message: str, detail: str = "") -> int:
     """Print what went wrong, and return the exit code."""
     if detail:
-        print(detail.rstrip(), file=sys.stderr)
+        print(addresses.masked_within(detail.rstrip()), file=sys.stderr)
     # A message repeats what was given, which may be an address in the wrong place.
     print(f"amp-track: {_in_one_line(addresses.masked_within(message))}", file=sys.stderr)
     return exit_code

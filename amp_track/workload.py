@@ -170,8 +170,8 @@ def check_fields(reference: str, workload: Workload) -> None:
     if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_quality_name(quality):
         raise BadInput(
             f"{reference}: got quality {_shown(quality)}, expected a Quality with a name of letters, digits, spaces "
-            "and _ - . : /, of at most 245 characters and with no empty part, which is what MLflow takes; correct the "
-            "workload"
+            "and _ - . : /, of at most 245 characters, without empty parts or .., which is what MLflow takes, and "
+            "another than loss, which is logged as such; correct the workload"
         )
 
 

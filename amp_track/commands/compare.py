@@ -56,7 +56,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     tracker = base.open_tracker()
     study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
-        remembered.keep(tracked_study, compared=sessions)
+        remembered.keep(tracked_study, "compare", compared=sessions)
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)

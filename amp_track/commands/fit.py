@@ -48,7 +48,10 @@ def fit_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> F
     """Find the edges of a prepared session, in a study of their own."""
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
+        remembered.keep(tracked_study, "fit")
         result = find_edges(tracked_study, studies, sampler)
+        if remembered.is_searched(study):  # whose page says more
+            return dataclasses.replace(result, report=keep.page_of_run(tracked_study.parent))
         keep_notes.note_answer(studies, result, parts=("fit",))
         return dataclasses.replace(result, report=keep.keep_page(result, tracked_study.parent, ui=studies.session.ui))
 
@@ -71,7 +74,6 @@ def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampl
     from amp_track.study import fit, storage
 
     session, study, parent = tracked_study.session, tracked_study.study, tracked_study.parent
-    remembered.keep(tracked_study)
     progress.say(
         f"finding the largest batch that fits {limit_in_words(session.job)} at {', '.join(session.precisions)}"
     )
@@ -136,6 +138,7 @@ def result_of(
         hardware=session.inspection.hardware,
         precisions={precision: _with_run_id(fitted, run.id_of) for precision, fitted in fits.items()},
         skipped=session.skipped | open_edges,
+        unproven=tuple(open_edges),
         cautions=session.cautions,
         probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in found),
         limit_bytes=sampler.goal.budget_bytes,

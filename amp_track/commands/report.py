@@ -54,7 +54,11 @@ def report(request: Request) -> Result:
         assert study is not None, "its name has just been read"
         result = _read(request, name, part, study, shared)
         ui = addresses.ui(tracking_uri)
-        kept = _kept(result, study, tracking_uri, ui) if write is None else write(result, ui)
+        kept = (
+            write(result, ui)
+            if write is not None
+            else _kept(result, study, tracking_uri=tracking_uri, storage_url=request.stores.storage, ui=ui)
+        )
         return dataclasses.replace(result, report=kept)
     finally:
         shared.engine.dispose()
@@ -100,7 +104,7 @@ def _named(request: Request, known: Mapping[str, Sequence[str]]) -> tuple[str, s
 def _read(request: Request, name: str, part: str, study: Study, shared: SharedStorage) -> Result:
     """Return the result of a study, finished or not, as it is in its storage."""
     from amp_track.study import storage
-    from amp_track.study.edge_sampler import EdgeSampler
+    from amp_track.study.edge_sampler import EdgeSampler, NoForecasts
     from amp_track.study.fit import proven
 
     known = remembered.of(study)
@@ -114,7 +118,8 @@ def _read(request: Request, name: str, part: str, study: Study, shared: SharedSt
         return compared if compared.cells else _nothing_finished(name)
     if free_bytes is None:
         return _nothing_finished(name)
-    sampler = EdgeSampler(probes.goal_of(session, free_bytes))
+    # A plan would start torch and the workload, only to say what an interrupted search would try next.
+    sampler = EdgeSampler(dataclasses.replace(probes.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = fit.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
         return _nothing_finished(name)
@@ -129,13 +134,15 @@ def _nothing_finished(name: str) -> NoReturn:
     )
 
 
-def _kept(result: Result, study: Study, tracking_uri: str, ui: str) -> str:
+def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, ui: str) -> str:
     """Keep the page with the study's run, and return where."""
     from amp_track import tracking
     from amp_track.study import storage
 
     run_id, store = storage.parent_run_id_of(study), addresses.masked(tracking_uri)
-    tracker = tracking.Tracker(tracking_uri, resumes=True) if addresses.exists(tracking_uri) else None
+    tracker = None
+    if addresses.exists(tracking_uri):
+        tracker = tracking.Tracker(tracking_uri, spool_folder=addresses.spool_folder(storage_url), resumes=True)
     if run_id is None or tracker is None or not tracker.exists(run_id):
         raise BadInput(
             f"--tracking-uri: got {store}, expected the store that has the run {run_id} of study {study.study_name}; "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands import fit
 from amp_track.commands.request import Request
-from amp_track.commands.session import keep, keep_notes
+from amp_track.commands.session import keep, keep_notes, remembered
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
 from amp_track.commands.session.trial import run_trial
@@ -53,6 +53,7 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     tracker = session.open_tracker()
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
+        remembered.keep(tracked_study, "search")
         fitted = fit.find_edges(tracked_study, studies, sampler)
         _train_inside(tracked_study, studies, fitted, is_time_up)
         if compares_seeds:

@@ -16,8 +16,10 @@ SPOOL = "amp_track-spool"
 _SQLITE = "sqlite:///"
 _SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
 """What the name of a secret option of an address has in it."""
-_PASSWORD = re.compile(r"://([^:/@\s]*:)?[^/\s]*@")
+_PASSWORD = re.compile(r"://(?:([^:/@\s]*:)[^@\s]*|[^/@\s]*)(?:@[^/@\s]*)*@")
 """User and password of an address within a text, up to the last @ before its path."""
+_SECRET_OPTION = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key|auth)[^=&\s]*=)[^&\s]*", re.IGNORECASE)
+"""A secret option of an address within a text."""
 
 
 def tracking_uri(given: str | None) -> str:
@@ -32,8 +34,10 @@ def masked(url: str) -> str:
 
     try:
         address = make_url(url)
-        if address.host is not None and "@" in address.host:  # the rest of a password with an @ in it
-            address = address.set(host=address.host.rpartition("@")[2])
+        if "@" in (address.host or ""):  # the rest of a password with an @ in it
+            address = address.set(host=(address.host or "").rpartition("@")[2])
+        if "@" in (address.database or "") and address.host is not None and address.password is not None:
+            return f"{address.drivername}://***@{url.rpartition('@')[2]}"
         secrets = {name: "***" for name in address.query if _SECRET.search(name)}
         return address.update_query_dict(secrets).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
     except (ArgumentError, ValueError):
@@ -85,7 +89,7 @@ def local_folder(location: str) -> Path | None:
 
 def masked_within(text: str) -> str:
     """Return a text with the password of every address in it as ***."""
-    return _PASSWORD.sub(r"://\1***@", text)
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"://\1***@", text))
 
 
 def server(url: str) -> str:

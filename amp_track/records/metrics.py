@@ -124,12 +124,12 @@ def quality_metric(quality_name: str) -> str:
 
 
 def is_quality_name(name: str) -> bool:
-    """True for a name whose metric MLflow takes: letters, digits, spaces and _ - . : /, and no longer path than it is.
+    """True for a name whose metric MLflow takes, and that is not the loss's: letters, digits, spaces and _ - . : /
 
-    MLflow may keep a metric in a file of its name, and so refuses `a//b` and `../x`.
+    MLflow may keep a metric in a file of its name, and so refuses `a//b` and `../x`, which are other names of files.
     """
     metric = quality_metric(name)
-    if not name or _REFUSED.search(metric) or len(metric) > _LONGEST_NAME:
+    if not name or metric == EVAL_LOSS or _REFUSED.search(metric) or len(metric) > _LONGEST_NAME:
         return False
     return posixpath.normpath(metric) == metric
 

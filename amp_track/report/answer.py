@@ -9,10 +9,10 @@ from amp_track.report import compare, fit, search
 from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
 from amp_track.report.text import UNKNOWN, speed_text
-from amp_track.results.choice import Choice, choose
+from amp_track.results.choice import Choice, choose, has_diverged
 from amp_track.results.compare import REFERENCE, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult
 
 Result = FitResult | SearchResult | CompareResult
@@ -41,7 +41,7 @@ def answer(result: Result) -> Answer:
     found = result.fit if isinstance(result, SearchResult) else result
     notes = search.notes(result) if isinstance(result, SearchResult) else fit.fit_notes(result)
     if choice is None:
-        return Answer(headline="Nothing fits: not even one sample, at any precision", caveats=tuple(notes))
+        return Answer(headline=_why_none(result, found), caveats=tuple(notes))
     return Answer(
         headline=_headline(result, choice),
         more=tuple(_more(found, choice)),
@@ -62,6 +62,14 @@ def tables(result: Result) -> list[Table]:
     return search.search_tables(result) if isinstance(result, SearchResult) else [fit.fit_table(result)]
 
 
+def _why_none(result: FitResult | SearchResult, found: FitResult) -> str:
+    if isinstance(result, SearchResult) and has_diverged(result):
+        return f"No training has a finite {result.quality_name}: every one has diverged; try a lower --lr"
+    if found.unproven:
+        return f"No edge is proven yet ({', '.join(found.unproven)}): give the same command again"
+    return "Nothing fits: not even one sample, at any precision"
+
+
 def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
     parts = [_largest(choice), _speed(choice), _quality(result, choice)]
     if choice.precision == REFERENCE:
@@ -72,9 +80,10 @@ def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
 
 def _largest(choice: Choice) -> str:
     """Return how the largest batch compares with fp32's, where that is the one to train with."""
-    if choice.batch_ratio in (None, 1) or choice.largest_batch != choice.batch_size:
+    ratio = choice.batch_ratio
+    if ratio is None or judge(ratio) is Speed.SAME or choice.largest_batch != choice.batch_size:
         return ""
-    return f"{choice.batch_ratio:.1f} × {REFERENCE}'s largest batch"
+    return f"{_ratio(ratio)} × {REFERENCE}'s largest batch"
 
 
 def _speed(choice: Choice) -> str:
@@ -82,7 +91,12 @@ def _speed(choice: Choice) -> str:
         return f"{speed_text(choice.samples_per_second)} samples/s" if choice.samples_per_second else ""
     if judge(choice.speed_ratio) is Speed.SAME:
         return f"as fast as {REFERENCE} (within 3 %)"
-    return f"{choice.speed_ratio:.1f} × {REFERENCE}'s speed"
+    return f"{_ratio(choice.speed_ratio)} × {REFERENCE}'s speed"
+
+
+def _ratio(number: float) -> str:
+    """Return a ratio with two digits or so: 1.04, 1.9, 31."""
+    return f"{number:.2f}" if number < 1.1 else f"{number:.1f}" if number < 10 else f"{number:.0f}"
 
 
 def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
@@ -94,6 +108,8 @@ def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
     against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
     if result.seeds is not None and against is not None:
         over = f"over {result.seeds.seeds} seeds"
+        if result.seeds.job.batch_size != choice.batch_size:
+            over += f" at batch {result.seeds.job.batch_size}"
         if against.verdict == EQUIVALENT:
             return f"{name} equivalent {over}"
         if against.verdict == DIFFERENT:
@@ -104,11 +120,22 @@ def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
 
 
 def _nothing_is_faster(result: FitResult | SearchResult) -> str:
+    """Say why fp32 is chosen: which others were tried, and whether one of them is faster but worse."""
     found = result.fit if isinstance(result, SearchResult) else result
-    others = [name for name in found.edges if name != REFERENCE]
-    if not others:
-        return "the only precision that was tried"
-    return f"no faster with {' or '.join(others)} on this device"
+    tried = [name for name in found.precisions if name != REFERENCE and found.precisions[name].edge.largest_batch]
+    if isinstance(result, SearchResult) and result.trials:
+        trained = {trial.precision for trial in result.trials if trial.outcome.fits}
+        reference = _fastest_training(result, REFERENCE)
+        faster = [name for name in tried if name in trained and _fastest_training(result, name) > reference / NO_SLOWER]
+        if faster:
+            return f"{' and '.join(faster)} faster only where {result.quality_name} is worse than the margin allows"
+        tried = [name for name in tried if name in trained]
+    return f"no faster with {' or '.join(tried)} on this device" if tried else "no other precision was trained with"
+
+
+def _fastest_training(result: SearchResult, precision: str) -> float:
+    own = (trial for trial in result.trials if trial.precision == precision and trial.outcome.fits)
+    return max((trial.outcome.samples_per_second or 0.0 for trial in own), default=0.0)
 
 
 def _more(found: FitResult, choice: Choice) -> list[str]:
@@ -116,7 +143,7 @@ def _more(found: FitResult, choice: Choice) -> list[str]:
     fitted = found.precisions[choice.precision]
     lines = []
     if choice.largest_batch != choice.batch_size:
-        ratio = f", {choice.batch_ratio:.1f} × {REFERENCE}'s" if choice.batch_ratio not in (None, 1) else ""
+        ratio = f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s" if choice.batch_ratio is not None else ""
         lines.append(f"The largest batch that fits at {choice.precision} is {choice.largest_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
     efficient = fitted.efficient_batch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy
 
 from amp_track.records.colors import PRECISION_COLORS
+from amp_track.report.page.svg import plain_text
 from amp_track.results import compare as comparison
 from amp_track.results.compare import Cell, CompareResult
 
@@ -30,7 +31,8 @@ _CELL_INCHES = 3.0
 
 def draw(result: CompareResult, file: Path) -> bool:
     """Write the picture of a comparison as a PNG. Returns whether there was anything to draw."""
-    figure = figure_of(result)
+    with plain_text():
+        figure = figure_of(result)
     if figure is None:
         return False
     figure.savefig(file, dpi=110)
@@ -91,7 +93,7 @@ def _draw_lines(
         axes.yaxis.set_major_formatter("{x:,g}")
     axes.set_xticks(numbers, labels=result.values)
     axes.set_xlabel(result.option or "")
-    axes.legend()
+    axes.legend(frameon=False)
 
 
 def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[float]]) -> None:
@@ -109,7 +111,7 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[flo
         return
     axes.set_xticks(places, labels=result.values)
     axes.set_xlabel(result.option)
-    axes.legend()
+    axes.legend(frameon=False)
 
 
 def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> bool:

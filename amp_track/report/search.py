@@ -12,6 +12,7 @@ from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title
 from amp_track.results.search import SearchResult, TrialResult
 
+_MOST_LISTED = 5
 _FEW_UPDATES = 4
 """A training that made this many times fewer updates than the best one at its precision says little about its batch."""
 
@@ -72,7 +73,8 @@ def notes(result: SearchResult) -> list[str]:
         best = result.best(name)
         poor = [trial for trial in trials if best and made_few_updates(trial.outcome.updates, best.outcome.updates)]
         if best and poor:
-            listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor)
+            listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor[:_MOST_LISTED])
+            listed += f" and {len(poor) - _MOST_LISTED} more" if len(poor) > _MOST_LISTED else ""
             lines.append(
                 f"{name}: few updates at batch {listed}, against {best.outcome.updates} at batch {best.batch_size}: "
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
@@ -99,7 +101,7 @@ def _stopped_early(result: SearchResult) -> list[str]:
         missing.append(f"{made} of {result.seeds_wanted} seeds")
     if not missing:
         return []
-    return [f"Time was up (--minutes) after {' and '.join(missing)}: the same command makes the others."]
+    return [f"{' and '.join(missing)} are made so far (--minutes, or interrupted): the same command makes the others."]
 
 
 def draw(result: SearchResult, file: Path) -> None:

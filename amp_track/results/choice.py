@@ -11,7 +11,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.compare import REFERENCE
 from amp_track.results.equivalence import DIFFERENT
-from amp_track.results.fit import NO_SLOWER, FitResult
+from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 
 
@@ -37,36 +37,46 @@ class Choice:
 
 
 def choose(result: FitResult | SearchResult) -> Choice | None:
-    """Return what to train with; None where nothing fits."""
+    """Return what to train with; None where nothing fits, or every training has diverged."""
     if isinstance(result, SearchResult):
-        return _of_search(result) or _of_fit(result.fit)
+        return None if has_diverged(result) else _of_search(result) or _of_fit(result.fit)
     return _of_fit(result)
 
 
 def _of_fit(fitted: FitResult) -> Choice | None:
     """Choose the fastest precision, at its largest batch; of several as fast the one with the largest batch."""
-    speeds = {
-        name: max((speed for _, speed in found.throughput), default=found.samples_per_second or 0.0)
+    batches = {
+        name: found.largest_multiple or found.edge.largest_batch
         for name, found in fitted.precisions.items()
         if found.edge.largest_batch
     }
-    if not speeds:
+    if not batches:
         return None
+    speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
     fast = [name for name, speed in speeds.items() if speed >= NO_SLOWER * max(speeds.values())]
     precision = max(fast, key=lambda name: fitted.edges[name])
-    found = fitted.precisions[precision]
-    batch_size = found.largest_multiple or found.edge.largest_batch
     return _choice(
         fitted,
-        dataclasses.replace(fitted.asked, precision=precision, batch_size=batch_size),
+        # A limit on the time of a probe is none on that of a training.
+        dataclasses.replace(fitted.asked, precision=precision, batch_size=batches[precision], timeout_seconds=None),
         speed=speeds[precision] or None,
         speed_of_fp32=speeds.get(REFERENCE),
     )
 
 
+def _speed_at(found: PrecisionFit, batch_size: int) -> float:
+    """Return the samples/s of a probe at a batch; those of the largest batch if it was too short to have any."""
+    return dict(found.throughput).get(batch_size) or found.samples_per_second or 0.0
+
+
 def _of_search(result: SearchResult) -> Choice | None:
     """Choose the fastest training whose quality is within the margin of the best; of several as fast the best one."""
-    trained = [trial for trial in result.trials if trial.outcome.fits and trial.outcome.samples_per_second]
+    edges = result.fit.edges
+    trained = [
+        trial
+        for trial in result.trials
+        if trial.outcome.fits and trial.outcome.samples_per_second and trial.precision in edges
+    ]
     good = _as_good_as_the_best(result, trained)
     chosen = _fastest(result, good)
     if chosen is None:
@@ -90,6 +100,13 @@ def _of_search(result: SearchResult) -> Choice | None:
     )
 
 
+def has_diverged(result: SearchResult) -> bool:
+    """Return whether no training has a finite quality, although the workload measures one."""
+    qualities = [trial.outcome.quality for trial in result.trials if trial.outcome.fits]
+    known = [quality for quality in qualities if quality is not None]
+    return bool(known) and not any(math.isfinite(quality) for quality in known)
+
+
 def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trainings whose quality is within the margin of the best; all where there is no quality.
 
@@ -98,7 +115,8 @@ def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -
     rated = [trial for trial in trained if trial.outcome.quality is not None and math.isfinite(trial.outcome.quality)]
     if not rated:
         return list(trained)
-    rated = [trial for trial in rated if not _is_worse(result, trial.precision)] or rated
+    worse = {precision for precision in result.fit.edges if _is_worse(result, precision)}
+    rated = [trial for trial in rated if trial.precision not in worse] or rated
     sign = 1 if result.higher_is_better else -1
     best = max(sign * _quality(trial) for trial in rated)
     return [trial for trial in rated if sign * _quality(trial) >= best - result.margin.of(abs(best))]

@@ -155,6 +155,8 @@ class FitResult(Shown):
     skipped: dict[str, str]
     cautions: dict[str, str] = field(default_factory=dict)
     """By precision that the device emulates, what to expect of it."""
+    unproven: tuple[str, ...] = ()
+    """The precisions whose search was interrupted; what is known of them is among `skipped`."""
     asked: Job = Job()
     """The job as it was given: what is None is the workload's own."""
     probes: tuple[ProbeResult, ...] = field(default=(), repr=False)

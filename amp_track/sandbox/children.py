@@ -30,6 +30,7 @@ _EXIT_SECONDS = 10
 """How long a process whose pipe is closed may take to exit; one that holds much memory takes a while."""
 _REPORTED_EXIT_SECONDS = 2
 """The same for one that has reported: nothing is lost if it is killed."""
+_GONE_SECONDS = 0.05
 _CHECK_SECONDS = 1
 """How long a wait may last before it checks for an interrupt: Python may swallow what a signal's handler raises."""
 _PEERS_SECONDS = 2
@@ -143,10 +144,13 @@ def _kill(process: ForkServerProcess) -> None:
     process.kill()  # it may not lead its group yet
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses it where only zombies are left
         os.killpg(process.pid, signal.SIGKILL)
-    process.join(_EXIT_SECONDS)
-    if process.exitcode is None:  # its server, which is to say so, may have been stopped
-        fork_server.kill()
-        process.join()
+    while True:
+        process.join(_EXIT_SECONDS)  # much memory takes a while
+        if process.exitcode is not None:
+            break
+        fork_server.kill_if_stopped()  # it is the server that says whether a process is gone
+    while _is_running(process):  # though a server that was killed has not said so
+        time.sleep(_GONE_SECONDS)
 
 
 def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadline: float | None) -> None:

@@ -16,6 +16,8 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
 
+import psutil
+
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.workers import interrupts, processes
 
@@ -34,6 +36,10 @@ _ONE_AT_A_TIME = threading.Lock()
 """Held where a start changes what the whole process shares: its environment, personality and main module."""
 
 
+# That it was killed is no news for users, and nothing leaks.
+warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
+
+
 def start(environment: Mapping[str, str]) -> None:
     """Start the fork server unless it runs, in place of one that was killed, and do not wait until it imports torch.
 
@@ -45,9 +51,7 @@ def start(environment: Mapping[str, str]) -> None:
     """
     _keep_sockets_in_scratch_folder()
     with _ONE_AT_A_TIME, _as_a_server_is_started(environment):
-        with warnings.catch_warnings():  # that it was killed is no news for users, and nothing leaks
-            warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
-            resource_tracker.ensure_running()  # which unblocks signals
+        resource_tracker.ensure_running()  # which unblocks signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
         try:
             forkserver.ensure_running()
@@ -71,16 +75,23 @@ def stop() -> None:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def kill() -> None:
-    """Kill the fork server, which does not answer; the next job starts another one.
+def kill_if_stopped() -> None:
+    """Kill the fork server if it has been stopped (SIGSTOP) and so answers nobody; the next job starts another one.
 
-    Uses a private field of multiprocessing; without it, this raises AttributeError.
+    Uses private names of multiprocessing; without them, this raises AttributeError.
     """
-    server_pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if server_pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server_pid, signal.SIGKILL)
-        stop()
+    with _ONE_AT_A_TIME:
+        server_pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if server_pid is None:
+            return
+        try:
+            server = psutil.Process(server_pid)
+            if server.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                return
+            server.kill()
+        except psutil.NoSuchProcess:
+            return
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def start_process(process: ForkServerProcess, environment: Mapping[str, str]) -> None:

@@ -57,7 +57,7 @@ def main(host: str, port: int) -> None:
 def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
     """Return the application for requests to these hosts alone, as MLflow's UI does it.
 
-    A page of the Internet whose name begins to mean 127.0.0.1 while a browser shows it could delete studies else.
+    A page of the Internet whose name begins to mean 127.0.0.1 while a browser shows it could otherwise delete studies.
     """
 
     def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

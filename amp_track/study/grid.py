@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.outcome import Outcome
 from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
+from amp_track.study.finished import is_measured
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -108,7 +109,7 @@ def _claimed(
     point = _point_of(trials[trial.number])
     for other in trials:
         is_first = other.number < trial.number and other.state is TrialState.RUNNING
-        if (is_first or _is_over(other, is_known)) and _point_of(other) == point:
+        if (is_first or _is_over(study, other, is_known)) and _point_of(other) == point:
             raise optuna.TrialPruned(f"trial {other.number} is the same")
     if point not in points:
         raise optuna.TrialPruned("it is no point of this grid")
@@ -138,16 +139,14 @@ def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
     return [point for point in wanted if point not in known]
 
 
-def _is_over(trial: FrozenTrial, is_known: Callable[[Outcome], bool]) -> bool:
+def _is_over(study: optuna.Study, trial: FrozenTrial, is_known: Callable[[Outcome], bool]) -> bool:
     """Return whether a trial has ended with an outcome that counts; one without a value counts too."""
-    if trial.state not in (TrialState.COMPLETE, TrialState.FAIL):
-        return False
     outcome = storage.outcome_of(trial)
-    return outcome is not None and is_known(outcome)
+    return outcome is not None and is_measured(study, trial) and is_known(outcome)
 
 
 def _finished(study: optuna.Study, is_known: Callable[[Outcome], bool]) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(trial, is_known)]
+    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(study, trial, is_known)]
 
 
 def _trained(trial: FrozenTrial) -> Trained:

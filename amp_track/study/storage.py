@@ -270,8 +270,7 @@ def when_buried(shared: SharedStorage, end_run: Callable[[str, int], None]) -> N
     """
 
     def callback(study: optuna.Study, trial: FrozenTrial) -> None:
-        if outcome_of(trial) is None:  # else its run had ended before
-            end_run(study.study_name, trial.number)
+        end_run(study.study_name, trial.number)  # it may have finished: its trial has not, and is run again
 
     shared.heartbeat_stale_trial_callback = callback
 
@@ -369,23 +368,3 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     """
     trial.set_constraint(name, violation)
     private.set_dashboard_constraint(trial, violation)
-
-
-def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bool]]:
-    """Return the finished trials of this study and of those `others` that exist.
-
-    By study name and number, whether the study has the trial's measurement.
-    """
-    storage = private.storage_of(study)
-    known = [name for name in optuna.get_all_study_names(storage) if name in others]
-    studies = [study, *(optuna.load_study(study_name=name, storage=storage) for name in known)]
-    for other in studies:
-        fail_dead_trials(other)
-    return {
-        each.study_name: {
-            trial.number: trial.state is not TrialState.FAIL or outcome_of(trial) is not None
-            for trial in each.get_trials(deepcopy=False)
-            if trial.state.is_finished()
-        }
-        for each in studies
-    }

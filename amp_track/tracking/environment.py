@@ -25,9 +25,12 @@ _KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
 _NEW_FILES = "mlruns"
 """Where MLflow keeps the files of a new experiment in a database, seen from the current folder."""
 _LIBRARIES = {
-    "s3": "boto3", "gs": "google.cloud.storage", "wasbs": "azure.storage.blob", "hdfs": "pyarrow", "sftp": "paramiko",
-}  # fmt: skip
-"""By the beginning of a location, what MLflow imports to keep files there: as late as the first file is kept."""
+    "s3": ("boto3", "boto3"),
+    "gs": ("google.cloud.storage", "google-cloud-storage"),
+    "wasbs": ("azure.storage.blob", "azure-storage-blob"),
+}
+"""By the beginning of a location, the module that MLflow imports to keep files there, as late as it keeps the first
+one, and its package."""
 _LONGEST_NAME = 500
 """Characters that MLflow takes in the name of an experiment."""
 
@@ -102,14 +105,15 @@ def check_artifact_store(uri: str, found: Experiment | None) -> None:
             _check_folder(Path(_NEW_FILES))
         return
     location = found.artifact_location
-    library = _LIBRARIES.get(urlsplit(location).scheme)
-    if library is not None and not _is_installed(library):
+    module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
+    if module and not _is_installed(module):
         raise BadInput(
             f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} keeps files in "
-            f"{addresses.masked_within(location)}, expected {library} to be installed, which that needs; install it, "
+            f"{addresses.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
             "or name another experiment with MLFLOW_EXPERIMENT_NAME"
         )
-    if (folder := addresses.local_folder(location)) is not None:
+    folder = addresses.local_folder(location)
+    if folder is not None and not uri.startswith("http"):  # else the folder may be one of the server's machine
         _check_folder(folder)
 
 
@@ -122,11 +126,13 @@ def _is_installed(library: str) -> bool:
 
 def _check_folder(folder: Path) -> None:
     """Raise BadInput if no files can be kept in a folder, which need not be there yet."""
-    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    if not os.access(nearest, os.W_OK):
+    around = (folder.absolute(), *folder.absolute().parents)
+    nearest = next(path for path in around if os.path.exists(path))  # Path.exists raises where it may not look
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise BadInput(
-            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written; change the "
-            f"permissions of {nearest}, or work in another folder"
+            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written, {nearest} "
+            f"cannot; {'work in another folder' if not folder.is_absolute() else 'see to it'}, or name another "
+            "experiment with MLFLOW_EXPERIMENT_NAME"
         )
 
 

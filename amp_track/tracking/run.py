@@ -198,10 +198,13 @@ class Run:
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}
         while metrics or params or tags:
-            self._write(
-                LogBatch(metrics=metrics[:METRICS_PER_BATCH], params=dict(params[:PARAMS_PER_BATCH]), tags=tags)
-            )
+            batch = LogBatch(metrics=metrics[:METRICS_PER_BATCH], params=dict(params[:PARAMS_PER_BATCH]), tags=tags)
             metrics, params, tags = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:], {}
+            try:
+                self._write(batch)
+            except BaseException:  # what comes after may be stored once more is flushed
+                self._metrics, self._params = metrics + self._metrics, dict(params) | self._params
+                raise
         self._flushed = time.monotonic()
 
     def end(self, status: str) -> None:

@@ -156,6 +156,7 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
         ('quality = Quality("a//b")', "got quality 'a//b', expected a Quality with a name of"),
         ('quality = Quality("../x")', "got quality '../x', expected a Quality with a name of"),
         ('quality = Quality("a" * 300)', "of at most 245 characters"),
+        ('quality = Quality("loss")', "another than loss, which is logged as such"),
         ('quality = "accuracy"', "got quality 'accuracy', expected a Quality"),
         ("quality = Quality(5)", "got quality 5, expected a Quality"),
         ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),

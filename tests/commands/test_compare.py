@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import mlflow
@@ -103,3 +105,26 @@ def test_what_to_compare_with_must_be_there() -> None:
         compare(asked("bf16"), sandbox=SimulatedSandbox())
     with pytest.raises(BadInput, match="--batch-size: got 6000, expected at most the 5000 training samples"):
         compare(asked(job={"batch_size": 6000}), sandbox=SimulatedSandbox())
+
+
+@pytest.mark.parametrize("state", ["FAIL", "RUNNING"])
+def test_a_training_whose_command_was_killed_before_its_trial_ended_is_made_again(state: str) -> None:
+    first = compare(asked(study="k"), sandbox=SimulatedSandbox())
+    with closing(sqlite3.connect("optuna.db")) as connection:
+        number = connection.execute("SELECT number FROM trials ORDER BY number LIMIT 1").fetchone()[0]
+        connection.execute("UPDATE trials SET state = ? WHERE number = ?", (state, number))
+        connection.execute("DELETE FROM trial_values WHERE trial_id = (SELECT trial_id FROM trials ORDER BY number)")
+        connection.execute(
+            "UPDATE trial_user_attributes SET value_json = json_set(value_json, '$.pid', 1, '$.started', 1.0, "
+            "'$.start_ticks', 1) WHERE key = 'worker'"
+        )
+        connection.commit()
+    sandbox = SimulatedSandbox()
+    second = compare(asked(study="k"), sandbox=sandbox)
+    assert [job.precision for job in sandbox.jobs] == ["fp32"]
+    assert second.answers == first.answers
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    (killed,) = {training.run_id for cell in first.cells for training in cell.trainings} - {
+        training.run_id for cell in second.cells for training in cell.trainings
+    }
+    assert client.get_run(killed).info.status == "KILLED"

@@ -46,10 +46,21 @@ def test_a_fit_is_reported_as_it_was() -> None:
     assert reported() == found
 
 
-def test_a_fit_after_a_search_does_not_hide_its_trainings() -> None:
-    searched = search(asked(trials=4), sandbox=SimulatedSandbox())
-    fit(asked(), sandbox=SimulatedSandbox())
+@pytest.mark.parametrize("precisions", [("fp32", "bf16"), ("fp32",)])
+def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
+    searched = search(asked(trials=4, seeds=2), sandbox=SimulatedSandbox())
+    page = Path(searched.report).read_text()
+    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, seed=3)
+    fit(request(job, precisions=precisions, study="mine"), sandbox=SimulatedSandbox())
+    assert Path(searched.report).read_text() == page
     assert reported() == searched
+
+
+def test_what_another_version_remembers_is_no_reason_to_refuse_a_command() -> None:
+    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).set_user_attr("command", "{}")
+    found = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    assert reported() == found
 
 
 def test_a_comparison_is_reported_as_it_was() -> None:

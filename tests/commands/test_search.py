@@ -111,12 +111,12 @@ def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_o
     assert all(fitted.edge.largest_batch for fitted in stopped.fit.precisions.values()), "edges are always found"
     assert not stopped.trials
     assert stopped.seeds is None
-    assert "Time was up (--minutes) after 0 of 5 trainings and 0 of 3 seeds" in " ".join(notes(stopped))
+    assert "0 of 5 trainings and 0 of 3 seeds are made so far" in " ".join(notes(stopped))
     whole = search(asked(trials=5, seeds=3, study="short"), sandbox=sandbox)
     assert len(whole.trials) == 5
     assert whole.seeds is not None
     assert whole.seeds.seeds == 3
-    assert "Time was up" not in " ".join(notes(whole))
+    assert "are made so far" not in " ".join(notes(whole))
 
 
 def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def test_other_addresses_have_no_file(url: str) -> None:
         ("http://host/x?token=hunter2&a=b", "http://host/x?a=b&token=***"),
         ("postgresql://host/x?sslpassword=hunter2", "postgresql://host/x?sslpassword=***"),
         ("http://host/a?b=c", "http://host/a?b=c"),
+        ("postgresql://me:hun@t/er2@host/db", "postgresql://***@host/db"),
         ("://me:hunter2@host", "host"),
     ],
 )
@@ -43,6 +44,9 @@ def test_no_password_is_shown(url: str, expected: str) -> None:
         ("got http://me:hun@ter2@host, expected", "got http://me:***@host, expected"),
         ("http://hunter2@host and a@b", "http://***@host and a@b"),
         ("mail a@b", "mail a@b"),
+        ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
+        ("postgresql://host/x?user=me&password=hunter2 is", "postgresql://host/x?user=me&password=*** is"),
+        ("http://host:80/a, http://me:hunter2@host", "http://host:80/a, http://me:***@host"),
     ],
 )
 def test_no_password_is_shown_within_a_text(text: str, expected: str) -> None:

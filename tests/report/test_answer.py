@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from table_samples import COMPARE, FIT, SEARCH
 
 from amp_track.planner.frontier import Edge
 from amp_track.report.answer import answer, name, proof, tables
 from amp_track.results.fit import PrecisionFit
+from amp_track.results.search import SearchResult
 
 
 def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
     said = answer(SEARCH)
-    assert said.headline == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds"
+    assert (
+        said.headline
+        == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds at batch 4096"
+    )
     assert said.more[0] == "The largest batch that fits at amp is 13,333, 1.2 × fp32's."
     assert said.command == "amp-track train experiments/digits.py --precision amp --batch-size 128"
     assert any("enforces on a CPU" in line for line in said.caveats)
@@ -43,7 +48,7 @@ def test_where_nothing_fits_there_is_no_command() -> None:
 
 def test_the_reference_says_that_nothing_is_faster() -> None:
     said = answer(dataclasses.replace(FIT, precisions={"fp32": FIT.precisions["fp32"]}))
-    assert said.headline.startswith("fp32 at batch 10,944: the only precision that was tried, 1,234,567 samples/s")
+    assert said.headline.startswith("fp32 at batch 10,944: no other precision was trained with, 1,234,567 samples/s")
 
 
 def test_a_comparison_answers_with_its_own_sentences() -> None:
@@ -55,3 +60,37 @@ def test_a_comparison_answers_with_its_own_sentences() -> None:
 def test_every_result_has_a_name_and_tables() -> None:
     assert [name(result) for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
     assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]
+
+
+def test_what_is_not_proven_yet_is_not_said_not_to_fit() -> None:
+    said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
+    assert said.headline == "No edge is proven yet (fp32): give the same command again"
+
+
+def searched(*qualities: tuple[str, float, float]) -> SearchResult:
+    """Return a search with one training for each precision, speed and quality."""
+    return dataclasses.replace(
+        SEARCH,
+        seeds=None,
+        trials=tuple(
+            dataclasses.replace(
+                trial,
+                precision=precision,
+                outcome=dataclasses.replace(trial.outcome, samples_per_second=speed, quality=quality),
+            )
+            for trial, (precision, speed, quality) in zip(SEARCH.trials, qualities, strict=False)
+        ),
+    )
+
+
+def test_trainings_that_diverged_are_no_answer() -> None:
+    said = answer(searched(("fp32", 1.0, math.nan), ("amp", 2.0, math.inf)))
+    assert said.headline.startswith("No training has a finite accuracy: every one has diverged")
+    assert said.command is None
+
+
+def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
+    said = answer(searched(("fp32", 700.0, 0.9), ("amp", 1900.0, 0.5)))
+    assert said.headline.startswith("fp32 at batch 64: amp faster only where accuracy is worse than the margin allows")
+    slow = answer(searched(("fp32", 700.0, 0.9), ("amp", 500.0, 0.9)))
+    assert slow.headline.startswith("fp32 at batch 64: no faster with amp on this device")

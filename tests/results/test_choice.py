@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from amp_track.planner.frontier import Edge
 from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
@@ -108,11 +106,28 @@ def test_a_low_loss_is_good() -> None:
     assert choice.precision == "fp32"
 
 
-@pytest.mark.parametrize("quality", [None, float("nan")])
-def test_without_a_quality_it_is_the_fastest(quality: float | None) -> None:
-    choice = choose(search(trained(0, "fp32", 16, 700, quality), trained(1, "bf16", 200, 1900, quality)))
+def test_without_a_quality_it_is_the_fastest() -> None:
+    choice = choose(search(trained(0, "fp32", 16, 700, None), trained(1, "bf16", 200, 1900, None)))
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
+
+
+def test_where_every_training_has_diverged_nothing_is_chosen() -> None:
+    nan = float("nan")
+    assert choose(search(trained(0, "fp32", 16, 700, nan), trained(1, "bf16", 200, 1900, nan))) is None
+
+
+def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:
+    slow_at_its_edge = fitted(200, (50, 1900.0), (200, 1100.0))
+    choice = choose(fit(fp32=fitted(100, (100, 1000.0)), bf16=slow_at_its_edge))
+    assert choice is not None
+    assert (choice.precision, choice.speed_ratio) == ("bf16", 1.1)
+
+
+def test_a_training_at_a_precision_without_an_edge_is_left_out() -> None:
+    choice = choose(search(trained(0, "fp32", 16, 700, 0.9), trained(1, "amp", 16, 1900, 0.9)))
+    assert choice is not None
+    assert choice.precision == "fp32"
 
 
 def test_of_trainings_as_fast_it_is_the_best() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.planner.snapshot import snapshot
-from amp_track.report import compare_pictures, memory_picture, plan, search
+from amp_track.report import compare_pictures, memory_picture, plan, progress, search
 from amp_track.report.answer import Result
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
@@ -56,10 +56,20 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
         parent: its run.
         ui: the address of MLflow's UI, which the page's links lead to.
     """
-    page = page_of(result)
-    parent.text(_PAGE, page_html(page, ui=ui))
-    parent.text("report.md", page_markdown(page, ui=ui))
-    parent.tags({"mlflow.note.content": note_markdown(page)})
+    try:
+        page = page_of(result)
+        texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
+    except Exception as error:  # a defect of the page is no reason to lose what a search has found
+        progress.say(f"the page could not be made ({type(error).__name__}: {error}); please report it")
+        return ""
+    for file, text in texts.items():
+        parent.text(file, text)
+    parent.tags({"mlflow.note.content": note_markdown(result)})
+    return page_of_run(parent)
+
+
+def page_of_run(parent: Run) -> str:
+    """Return the path of a study's page."""
     return parent.artifact_path(_PAGE)
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands.session.studies import Studies
 from amp_track.report.answer import Result, proof
-from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown
 from amp_track.results.fit import FitResult
 
@@ -38,8 +37,9 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     """Write the answer as the note on parts of a study, with links to MLflow's pages."""
     from amp_track.study import notes
 
-    text = dashboard_markdown(page_of(result), ui=studies.session.ui)
-    for part in parts:
-        study = studies.existing(part)
-        if study is not None:
-            notes.note_on(study, text)
+    text = dashboard_markdown(result, ui=studies.session.ui)
+    with studies.alone("views"):  # else the pieces of two search workers' notes may mix
+        for part in parts:
+            study = studies.existing(part)
+            if study is not None:
+                notes.note_on(study, text)

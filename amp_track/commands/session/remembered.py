@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Json, TypeAdapter
 
 from amp_track.commands.request import CompareOptions, FitOptions, Request, SearchOptions, Stores
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
+from amp_track.records.values import PRECISIONS
 from amp_track.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class Remembered:
     """A command that has worked on a study: what it was asked for, but for its stores, and what it found there."""
 
+    command: Literal["fit", "search", "compare"]
     job: Job
     fit_options: FitOptions
     search_options: SearchOptions
@@ -60,8 +62,13 @@ class Remembered:
         }
 
 
-def keep(tracked_study: TrackedStudy, *, compared: Mapping[str, Session] | None = None) -> None:
-    """Let a study remember the command that works on it now.
+def keep(
+    tracked_study: TrackedStudy,
+    command: Literal["fit", "search", "compare"],
+    *,
+    compared: Mapping[str, Session] | None = None,
+) -> None:
+    """Let a study remember the command that works on it now; a fit of what was searched adds its precisions.
 
     Args:
         tracked_study: the part of the study whose trials come first.
@@ -71,6 +78,7 @@ def keep(tracked_study: TrackedStudy, *, compared: Mapping[str, Session] | None 
 
     session = tracked_study.session
     new = Remembered(
+        command=command,
         job=session.request.job,
         fit_options=session.request.fit_options,
         search_options=session.request.search_options,
@@ -80,11 +88,28 @@ def keep(tracked_study: TrackedStudy, *, compared: Mapping[str, Session] | None 
         datasets=tuple((value, of_value.inspection.dataset_digest) for value, of_value in (compared or {}).items()),
         experiment_id=tracked_study.parent.experiment_id,
     )
-    known = storage.command_of(tracked_study.study, TypeAdapter(Json[Remembered]))
-    if known is not None and new.search_options == SearchOptions():  # a fit, say, of what has been searched
-        new = dataclasses.replace(new, search_options=known.search_options)
+    known = _known(tracked_study.study)
+    if known is not None and (known.command, command) == ("search", "fit"):
+        either = {*known.precisions, *new.precisions}
+        new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))
     if new != known:
         storage.remember_command(tracked_study.study, TypeAdapter(Remembered).dump_json(new).decode())
+
+
+def is_searched(study: Study) -> bool:
+    """Return whether a search has worked on a study."""
+    known = _known(study)
+    return known is not None and known.command == "search"
+
+
+def _known(study: Study) -> Remembered | None:
+    """Return what a study remembers; None for what another version of amp_track has written."""
+    from amp_track.study import storage
+
+    try:
+        return storage.command_of(study, TypeAdapter(Json[Remembered]))
+    except StoreFailed:
+        return None
 
 
 def of(study: Study) -> Remembered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -24,8 +25,12 @@ _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", 
 """Modules that call the databases."""
 _READERS = ("json", "sqlalchemy")
 """Modules that make values of what databases hold."""
-_READERS_OF_OPTUNA = ("optuna.storages",)
-"""Modules through which every value of Optuna's database comes."""
+_KEEPERS_OF_FILES = ("mlflow.store.artifact",)
+"""Modules that import a library when they keep the first file."""
+_READS = re.compile("_?(get|build|read|load)_")
+"""The beginning of the names of functions by which Optuna's storages read values."""
+_NO_RECORD = "Record does not exist"
+"""What Optuna says where a study or a trial is not there any more."""
 _OF_ODD_VALUES = (ValueError, LookupError, TypeError, AssertionError)
 _LONGEST_REASON = 200
 _ROOM_BYTES = 2**20
@@ -59,9 +64,11 @@ def _message(error: Exception, stores: Stores) -> str | None:
             return _of_sqlite(cause, _store_of(causes, stores))
         if isinstance(cause, OSError) and cause.errno in (*_FULL, *_UNWRITABLE):
             return _of_disk(cause, stores)
-        if isinstance(cause, ImportError) and _is_called_by(cause, _HOME_OF_MLFLOW):
+        if isinstance(cause, ImportError) and cause.name is not None and _is_called_by(cause, _KEEPERS_OF_FILES):
             store = addresses.masked(addresses.tracking_uri(stores.tracking_uri))
             return f"{store}: MLflow needs {cause.name} to keep files there; install it, {_THEN}"
+        if isinstance(cause, KeyError) and _NO_RECORD in str(cause):
+            return f"{addresses.masked(stores.storage)}: the study has been deleted meanwhile; give the command again"
         if _is_of_reading(cause):
             store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
             return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
@@ -100,7 +107,11 @@ def _is_of_reading(error: BaseException) -> bool:
         return False
     if isinstance(error, ValueError | LookupError) and modules[-1].partition(".")[0] in _READERS:
         return True
-    reads = any(name.startswith(_READERS_OF_OPTUNA) for name in modules)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    reads = any(
+        name.startswith("optuna.storages") and _READS.match(frame.f_code.co_name)
+        for name, frame in zip(modules, frames, strict=True)
+    )
     return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith("optuna.")
 
 

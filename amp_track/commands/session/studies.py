@@ -221,13 +221,13 @@ def _varied(session: Session) -> set[str]:
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
     """Say so, and end what a killed process has left running."""
-    from amp_track.study import storage
+    from amp_track.study import finished, storage
 
     progress.say(f"resuming study {studies.name}")
     if (then_bytes := storage.free_bytes_of(study)) is not None:
         _warn_of_other_free_memory(studies.session, then_bytes)
-    finished = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
-    if killed := tracker.kill_orphans(parent_run_id, finished):
+    trials = finished.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
+    if killed := tracker.kill_orphans(parent_run_id, trials):
         progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")
 
 

@@ -170,7 +170,8 @@ def quality(result: SearchResult, over: str) -> Chart | None:
         style = "o-" if over == "batch size" else "o"
         axes.plot(*zip(*points, strict=True), style, color=PRECISION_COLORS[name], markersize=5, linewidth=0.7)
         ends.append((*points[-1], name, PRECISION_COLORS[name]))
-    best = _thinned([place(trial) for trial in rated if trial.number in result.pareto])
+    front = frozenset(result.pareto)
+    best = _thinned([place(trial) for trial in rated if trial.number in front])
     if best:
         axes.plot(*zip(*best, strict=True), "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
     _label_ends(axes, ends)
@@ -266,6 +267,7 @@ def _horizontal(axes: Axes, height: float, text: str) -> None:
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write each name beside the last point of its curve, apart from the others: (across, up, name, color)."""
+    axes.get_xlim(), axes.get_ylim()  # which settles the limits, and so where points are
     heights = sorted(
         (axes.transData.transform((across, up))[1], index) for index, (across, up, _, _) in enumerate(ends)
     )

@@ -9,7 +9,7 @@ from amp_track.records.outcome import Outcome
 from amp_track.report import answer as answers
 from amp_track.report import compare, compare_pictures, fit, search
 from amp_track.report.answer import Answer, Result
-from amp_track.report.page import charts
+from amp_track.report.page import charts, svg
 from amp_track.report.page.charts import Chart
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Table
@@ -19,6 +19,7 @@ from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 
 _MEBIBYTE = 2**20
+_FRONT = "Pareto: nothing is better and faster"
 _TRIALS = (
     Column("part", key=True),
     Column("trial", right=True),
@@ -70,6 +71,11 @@ class Page:
 
 def page_of(result: Result) -> Page:
     """Return the page of a study."""
+    with svg.plain_text():
+        return _page_of(result)
+
+
+def _page_of(result: Result) -> Page:
     if isinstance(result, CompareResult):
         found: FitResult | CompareResult = result
         sections, subtitle = _of_compare(result), compare.table(result).title
@@ -89,16 +95,19 @@ def page_of(result: Result) -> Page:
 
 
 def _of_fit(result: FitResult) -> list[Section]:
+    return [*_of_edges(result), Section(heading="Speed", charts=_there(charts.speed(result)))]
+
+
+def _of_edges(result: FitResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
         Section(heading="The largest batch, and its proof", lines=proofs, tables=(fit.fit_table(result),)),
         Section(heading="Memory", charts=_there(charts.memory(result), charts.predicted(result))),
-        Section(heading="Speed", charts=_there(charts.speed(result))),
     ]
 
 
 def _of_search(result: SearchResult) -> list[Section]:
-    edges, memory, _ = _of_fit(result.fit)
+    edges, memory = _of_edges(result.fit)
     compared = result.seeds
     over_seeds = (charts.seeds(result, compared), seeds_table(compared, result.quality_name)) if compared else None
     by_batch, by_time = charts.quality(result, "batch size"), charts.quality(result, "seconds")
@@ -162,6 +171,7 @@ def _trials(result: Result) -> list[TrialRow]:
     ]
     if not isinstance(result, SearchResult):
         return rows
+    front = frozenset(result.pareto)
     rows += [
         _row(
             "train",
@@ -170,7 +180,7 @@ def _trials(result: Result) -> list[TrialRow]:
             each.batch_size,
             each.outcome,
             each.run_id,
-            why=_on_front(result, each.number),
+            why=_FRONT if each.number in front else "",
         )
         for each in result.trials
     ]
@@ -185,10 +195,6 @@ def _trials(result: Result) -> list[TrialRow]:
 
 def _of_seed(value: str, seed: int) -> str:
     return f"{value} seed {seed}".strip()
-
-
-def _on_front(result: SearchResult, number: int) -> str:
-    return "Pareto: nothing is better and faster" if number in result.pareto else ""
 
 
 def _row(

@@ -8,7 +8,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from amp_track.report import answer as answers
 from amp_track.report import links
+from amp_track.report.answer import Result
 from amp_track.report.html import table_html
 from amp_track.report.page import svg
 from amp_track.report.page.charts import Chart
@@ -42,16 +44,20 @@ def page_markdown(page: Page, *, ui: str) -> str:
     )  # fmt: skip
 
 
-def note_markdown(page: Page) -> str:
+def note_markdown(result: Result) -> str:
     """Return the answer as the description of the study's run, with links that hold wherever the UI is served."""
-    return _environment().get_template("note.md").render(
-        page=page, links=links.named_pages(page.result, "")
-    )  # fmt: skip
+    return _brief("note.md", result, ui="")
 
 
-def dashboard_markdown(page: Page, *, ui: str) -> str:
+def dashboard_markdown(result: Result, *, ui: str) -> str:
     """Return the answer as a note for optuna-dashboard, with links to MLflow's UI."""
-    return _environment().get_template("dashboard.md").render(page=page, links=links.named_pages(page.result, ui))
+    return _brief("dashboard.md", result, ui=ui)
+
+
+def _brief(template: str, result: Result, *, ui: str) -> str:
+    return _environment().get_template(template).render(
+        answer=answers.answer(result), study=answers.name(result), links=links.named_pages(result, ui)
+    )  # fmt: skip
 
 
 @functools.cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,18 @@ if TYPE_CHECKING:
 INK = "#000000"
 """What is drawn in it has the color of the page's text, in a light theme and in a dark one."""
 _IDS = re.compile(r'(id="|url\(#|href="#)')
-_SIZE = re.compile(r'<svg ([^>]*?)width="[\d.]+pt"([^>]*?)>', re.DOTALL)
+_SIZE = re.compile(r'\s(?:width|height)="[\d.]+pt"')
+"""Of the outermost element, whose first attributes they are: the page says how large a chart is."""
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+
+
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """Take a $ in what people have written for itself within the block, not for the beginning of a formula."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield
 
 
 def inline(figure: Figure, *, alt: str, prefix: str) -> str:
@@ -34,7 +46,6 @@ def inline(figure: Figure, *, alt: str, prefix: str) -> str:
     text = file.getvalue()
     svg = _METADATA.sub("", text[text.index("<svg") :])
     svg = _IDS.sub(rf"\g<1>{prefix}-", svg).replace(INK, "currentColor")
-    svg = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[\d.]+pt"', r"\1", svg)
-    svg = re.sub(r'(<svg [^>]*?)\s(?:width|height)="[\d.]+pt"', r"\1", svg)
+    svg = _SIZE.sub("", svg, count=2)
     label = f'<svg role="img" aria-label="{escape(alt)}"'
     return svg.replace("<svg", label, 1)

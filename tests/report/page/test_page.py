@@ -104,7 +104,7 @@ def test_the_markdown_has_the_same_tables(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", RESULTS)
 def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind: str) -> None:
-    note = note_markdown(page_of(RESULTS[kind]))
+    note = note_markdown(RESULTS[kind])
     assert len(note) < 5000, "MLflow takes 8,000"
     assert ("](/#/experiments/1/runs?" in note) == (kind != "fit"), "a fit has no trainings to compare"
     assert UI not in note
