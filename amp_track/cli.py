@@ -330,7 +330,7 @@ def _print_study(result: Any, request: Request) -> None:
         terminal.print_table(table)
     _print_notes(said.caveats)
     study = answer.name(result)
-    print(f"study {study}, on a page: {result.report}")
+    print(f"study {study}, on a page: {_from_here(result.report)}")
     _print_how_to_look(request, study, links.pages(result, _ui(request)))
     print()
     for line in (said.headline, *said.more):
@@ -349,6 +349,11 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
         print(f"    {page}")
     dashboard = _program("optuna-dashboard")
     print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+
+
+def _from_here(path: str) -> str:
+    """Return a path as it is seen from the current folder, if it lies there."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _given_stores(request: Request) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RECORDS = Path(__file__).parent / "output"
 COLUMNS = 100
-_CHARTS = 5
+_CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
 

@@ -156,8 +156,8 @@ def quality(result: SearchResult, over: str) -> Chart | None:
         return None
     figure, axes = _figure("batch size" if over == "batch size" else "seconds of the whole training", "")
     axes.set_ylabel(result.quality_name)
-    axes.set_xscale("log", base=2 if over == "batch size" else 10)
     if over == "batch size":
+        axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
 
     def place(trial: TrialResult) -> tuple[float, float]:
@@ -174,6 +174,8 @@ def quality(result: SearchResult, over: str) -> Chart | None:
     best = _thinned([place(trial) for trial in rated if trial.number in front])
     if best:
         axes.plot(*zip(*best, strict=True), "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
+    if over == "seconds":
+        axes.set_xlim(left=0)
     _label_ends(axes, ends)
     same = "epochs" if result.fit.job.steps is None else "steps"
     return Chart(
