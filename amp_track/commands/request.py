@@ -250,7 +250,7 @@ class UiOptions:
         values.port,
         expected="a whole number from 1 to 65535",
         metavar="N",
-        shown_default="any free one",
+        shown_default="5000, where pages of studies link to, or any free one",
     )
     dashboard_port: int | None = setting(
         None,

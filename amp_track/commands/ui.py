@@ -38,7 +38,9 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     """
     _check(request)
     found = study_pages.find(request.stores, study)
-    ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request))
+    # Where the links of a study's page lead.
+    usual = {_PORT: addresses.UI_PORT}
+    ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request), usual=usual)
     programs = _programs(request, ports)
     started = tuple(program.name for program in programs)
     _warn_of_host(request, ports)

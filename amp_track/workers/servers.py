@@ -154,18 +154,35 @@ def running(programs: Sequence[Program], folder: Path) -> Iterator[Servers]:
             server.end(deadline - time.monotonic())
 
 
-def choose_ports(host: str, wanted: Mapping[str, int | None]) -> dict[str, int]:
-    """Return a port for each flag: the one it was given, which has to be free, or any free one.
+def choose_ports(
+    host: str, wanted: Mapping[str, int | None], *, usual: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return a port for each flag: the one it was given, which has to be free; else its usual one, or any free one.
 
     Args:
         host: where servers are to listen.
         wanted: by flag, its port; None for any.
+        usual: by flag, the port that is taken if it is free.
 
     Raises:
         BadInput: a port is in use, or the host is none of this machine's.
     """
     with contextlib.ExitStack() as held:  # until all are chosen, so that they differ
-        return {flag: _held_port(held, host, flag, port) for flag, port in wanted.items()}
+        return {
+            flag: _held_port(held, host, flag, port or _if_free(host, (usual or {}).get(flag)))
+            for flag, port in wanted.items()
+        }
+
+
+def _if_free(host: str, port: int | None) -> int | None:
+    """Return the port if a server could listen at it now."""
+    if port is None:
+        return None
+    try:
+        with socket.create_server((host, port)):
+            return port
+    except OSError:
+        return None
 
 
 def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | None) -> int:

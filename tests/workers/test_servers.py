@@ -113,3 +113,11 @@ def test_only_this_machine_reaches_a_loopback_address() -> None:
         True, True, False, False,
     ]  # fmt: skip
     assert servers.address("0.0.0.0", 5000) == "http://127.0.0.1:5000"
+
+
+def test_the_usual_port_is_taken_if_it_is_free() -> None:
+    (free,) = servers.choose_ports("127.0.0.1", {"--port": None}).values()
+    usual = {"--port": free}
+    assert servers.choose_ports("127.0.0.1", {"--port": None, "--other": None}, usual=usual)["--port"] == free
+    with socket.create_server(("127.0.0.1", free)):
+        assert servers.choose_ports("127.0.0.1", {"--port": None}, usual=usual)["--port"] != free
