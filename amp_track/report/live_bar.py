@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from amp_track.records.colors import PRECISION_COLORS
@@ -16,7 +16,8 @@ from amp_track.records.values import format_bytes
 
 _NARROW = 80
 """Columns. On a narrower terminal there is no room for the bar itself and for what may be left out."""
-_MOST_OF_TITLE = 40
+_LONGEST_TITLE, _LONGEST_NARROW_TITLE = 60, 24
+"""Columns of a title, cut where it would leave no room for the rest."""
 
 
 class LiveBar:
@@ -41,10 +42,10 @@ class LiveBar:
         """The first step that was seen, and when: what comes before it is a warm-up."""
         self._steps_per_second: float | None = None
         self._is_narrow = progress.console.width < _NARROW
-        name = Text(title, style=PRECISION_COLORS.get(precision, ""))
+        shown = Text(title, style=PRECISION_COLORS[precision])
         if where and not self._is_narrow:
-            name.append(f"  {where}", style="dim")
-        self._task: TaskID = progress.add_task("", total=None, name=name, state="")
+            shown.append(f"  {where}", style="dim")
+        self._task: TaskID = progress.add_task("", total=None, title=shown, state="")
 
     def show(self, event: Event) -> None:
         """Show what an event says."""
@@ -82,15 +83,17 @@ class LiveBar:
         return "  ".join(parts)
 
 
-class _Name(ProgressColumn):
-    """The title, cut where it would leave no room for the rest."""
+class _Title(ProgressColumn):
+    """The title of a job, which has a color."""
 
-    max_refresh = None
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
 
-    def render(self, task: object) -> Text:
-        name: Text = task.fields["name"].copy()  # type: ignore[attr-defined]
-        name.truncate(max(_MOST_OF_TITLE, len(name) if len(name) < _NARROW else 0), overflow="ellipsis")
-        return name
+    def render(self, task: Task) -> Text:
+        title: Text = task.fields["title"].copy()
+        title.truncate(self._longest, overflow="ellipsis")
+        return title
 
 
 @contextmanager
@@ -98,8 +101,9 @@ def live_bar(
     console: Console, title: str, where: str, precision: str, epoch_line: Callable[[EpochEnded], str]
 ) -> Iterator[Callable[[Event], None]]:
     """Draw a bar until the block ends, and yield what shows an event; see `LiveBar`."""
-    columns: list[ProgressColumn] = [_Name()]
-    if console.width >= _NARROW:
+    is_narrow = console.width < _NARROW
+    columns: list[ProgressColumn] = [_Title(_LONGEST_NARROW_TITLE if is_narrow else _LONGEST_TITLE)]
+    if not is_narrow:
         columns.append(BarColumn(bar_width=20))
     columns += [
         TextColumn("{task.percentage:>3.0f}%"),
