@@ -219,12 +219,15 @@ def scales(result: SearchResult) -> Chart | None:
     )
 
 
-def seeds(result: SearchResult, compared: SeedsResult) -> Chart | None:
-    """Draw the quality of each precision over several seeds, its interval, and the margin around fp32."""
+def seeds(quality_name: str, compared: SeedsResult, *, where: str = "") -> Chart | None:
+    """Draw the quality of each precision over several seeds, its interval, and the margin around fp32.
+
+    `where` names what else is fixed.
+    """
     intervals = {name: interval for name in compared.precisions if (interval := compared.interval(name)) is not None}
     if not intervals:
         return None
-    figure, axes = _figure(result.quality_name, "")
+    figure, axes = _figure(quality_name, "")
     names = list(intervals)[::-1]
     for place, name in enumerate(names):
         interval, color = intervals[name], PRECISION_COLORS[name]
@@ -239,7 +242,7 @@ def seeds(result: SearchResult, compared: SeedsResult) -> Chart | None:
     axes.set_yticks(range(len(names)), labels=names)
     axes.set_ylim(-0.6, len(names) - 0.4)
     return Chart(
-        f"{result.quality_name.capitalize()} over {compared.seeds} seeds",
+        f"{quality_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
         figure,
         "; ".join(f"{name} {intervals[name].mean:.4f}" for name in intervals),
         f"◆ mean and 95 % interval, | each seed; the band is fp32 ± {compared.margin}.",

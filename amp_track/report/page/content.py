@@ -109,7 +109,8 @@ def _of_edges(result: FitResult) -> list[Section]:
 def _of_search(result: SearchResult) -> list[Section]:
     edges, memory = _of_edges(result.fit)
     compared = result.seeds
-    over_seeds = (charts.seeds(result, compared), seeds_table(compared, result.quality_name)) if compared else None
+    name = result.quality_name
+    over_seeds = (charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
     by_batch, by_time = charts.quality(result, "batch size"), charts.quality(result, "seconds")
     return [
         Section(heading="The precisions side by side", tables=(search.search_table(result),)),
@@ -131,7 +132,16 @@ def _of_compare(result: CompareResult) -> list[Section]:
     table, *over_seeds = compare.tables(result)
     return [
         Section(heading="The precisions side by side", tables=(table,), charts=_there(drawn)),
-        Section(heading="The same training over several seeds", tables=tuple(over_seeds)),
+        Section(
+            heading="The same training over several seeds",
+            tables=tuple(over_seeds),
+            charts=_there(
+                *(
+                    charts.seeds(result.quality_name, result.seeds_at(value), where=result.at(value))
+                    for value in (result.values if over_seeds else ())
+                )
+            ),
+        ),
     ]
 
 
