@@ -124,7 +124,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
         points,
         distributions=_distributions(base, param, list(sessions)),
         run_training=run_training,
-        value=lambda outcome: outcome.samples_per_second or 0.0,
+        value=_speed_of,
         is_known=_is_known(base),
     )
 
@@ -141,7 +141,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
     from amp_track.study import grid
 
     points, param = _points(base, sessions), _param(base)
-    trained = grid.trained(study, points, is_known=_is_known(base))
+    trained = grid.trained(study, points, value=_speed_of, is_known=_is_known(base))
     missing = len(points) - len(trained)
     made = {(training.point.get(param, ""), training.point["precision"]) for training in trained}
     values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
@@ -168,6 +168,10 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         missing=missing,
     )
     return dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
+
+
+def _speed_of(outcome: Outcome) -> float:
+    return outcome.samples_per_second or 0.0
 
 
 def _is_known(base: Session) -> Callable[[Outcome], bool]:

@@ -148,7 +148,7 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, i
             "seed": IntDistribution(seeds[0], seeds[-1]),
         },
         run_training=run_training,
-        value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
+        value=_quality_of,
         is_time_up=is_time_up,
     )
 
@@ -160,7 +160,7 @@ def _seeds_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SeedsResult
     study, seeds = studies.existing("seeds"), _seeds_asked(studies)
     if study is None or not fitted.edges:
         return None
-    trained = grid.trained(study, _points_of_seeds(seeds, fitted))
+    trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_quality_of)
     made = Counter(training.point["seed"] for training in trained)
     whole = [seed for seed in seeds if made[seed] == len(fitted.edges)]
     if len(whole) < _FEWEST_SEEDS:
@@ -175,6 +175,10 @@ def _seeds_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SeedsResult
             if training.point["seed"] in whole
         ),
     )
+
+
+def _quality_of(outcome: Outcome) -> float:
+    return outcome.quality if outcome.quality is not None else math.nan
 
 
 def _seeds_asked(studies: Studies) -> range:

@@ -16,9 +16,12 @@ SPOOL = "amp_track-spool"
 _SQLITE = "sqlite:///"
 _SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
 """What the name of a secret option of an address has in it."""
-_PASSWORD = re.compile(r"://(?:([^:/@\s]*:)[^@\s]*|[^/@\s]*)(?:@[^/@\s]*)*@")
-"""User and password of an address within a text, up to the last @ before its path."""
-_SECRET_OPTION = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key|auth)[^=&\s]*=)[^&\s]*", re.IGNORECASE)
+_PASSWORD = re.compile(r"://(?:([^:/@\s]{0,99}:)[^@\s]{0,999}|[^/@\s]{0,999})(?:@[^/@\s]{0,999}){0,9}@")
+"""User and password of an address within a text, up to the last @ before its path. Lengths are bounded: a message may
+be long, and is not searched from each of its signs to its end."""
+_SECRET_OPTION = re.compile(
+    r"([?&][^=&\s]{0,99}(?:pass|pwd|token|secret|key|auth)[^=&\s]{0,99}=)[^&\s]*", re.IGNORECASE
+)
 """A secret option of an address within a text."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.outcome import Outcome
 from amp_track.study import private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
-from amp_track.study.finished import is_measured
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -61,16 +61,17 @@ def train_grid(
         BadInput: the study was made with other choices of a categorical.
     """
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), distributions)
+    is_over = _is_over(value, is_known)
 
     def objective(trial: optuna.Trial) -> float:
         storage.name_worker(trial)
-        point = _claimed(study, trial, points, is_known)
+        point = _claimed(study, trial, points, is_over)
         _record(trial, point, distributions)
         outcome, run_id = run_training(trial, point)
         storage.remember(trial, outcome, run_id)
         return value(outcome)
 
-    while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_known)]):
+    while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_over)]):
         if is_time_up():
             break
         storage.fail_dead_trials(study)
@@ -82,21 +83,25 @@ def train_grid(
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
-    return trained(study, points, is_known=is_known)
+    return trained(study, points, value=value, is_known=is_known)
 
 
 def trained(
-    study: optuna.Study, points: Sequence[Point], *, is_known: Callable[[Outcome], bool] = lambda outcome: True
+    study: optuna.Study,
+    points: Sequence[Point],
+    *,
+    value: Callable[[Outcome], float],
+    is_known: Callable[[Outcome], bool] = lambda outcome: True,
 ) -> list[Trained]:
-    """Return one result for each point that a study has trained, in the order of the points."""
-    finished = [(_point_of(trial), trial) for trial in _finished(study, is_known)]
+    """Return one result for each point that a study has trained, in the order of the points; see `train_grid`."""
+    finished = [(_point_of(trial), trial) for trial in _finished(study, _is_over(value, is_known))]
     # A study made by an older version may hold a point twice, from two search workers: the first counts.
     firsts = (next((trial for known, trial in finished if known == point), None) for point in points)
     return [_trained(trial) for trial in firsts if trial is not None]
 
 
 def _claimed(
-    study: optuna.Study, trial: optuna.Trial, points: Sequence[Point], is_known: Callable[[Outcome], bool]
+    study: optuna.Study, trial: optuna.Trial, points: Sequence[Point], is_over: Callable[[FrozenTrial], bool]
 ) -> Point:
     """Return the point that a trial, taken from the queue, is to train.
 
@@ -109,7 +114,7 @@ def _claimed(
     point = _point_of(trials[trial.number])
     for other in trials:
         is_first = other.number < trial.number and other.state is TrialState.RUNNING
-        if (is_first or _is_over(study, other, is_known)) and _point_of(other) == point:
+        if (is_first or is_over(other)) and _point_of(other) == point:
             raise optuna.TrialPruned(f"trial {other.number} is the same")
     if point not in points:
         raise optuna.TrialPruned("it is no point of this grid")
@@ -139,14 +144,26 @@ def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
     return [point for point in wanted if point not in known]
 
 
-def _is_over(study: optuna.Study, trial: FrozenTrial, is_known: Callable[[Outcome], bool]) -> bool:
-    """Return whether a trial has ended with an outcome that counts; one without a value counts too."""
-    outcome = storage.outcome_of(trial)
-    return outcome is not None and is_measured(study, trial) and is_known(outcome)
+def _is_over(value: Callable[[Outcome], float], is_known: Callable[[Outcome], bool]) -> Callable[[FrozenTrial], bool]:
+    """Return what tells whether a trial has ended with an outcome that counts; one without a value counts too.
+
+    Optuna shows a trial without a value as FAIL. Any other trial that failed has died, perhaps between its outcome and
+    its end: it does not count, and its point is trained again.
+    """
+
+    def is_over(trial: FrozenTrial) -> bool:
+        outcome = storage.outcome_of(trial)
+        if outcome is None or not is_known(outcome):
+            return False
+        if trial.state is TrialState.FAIL:
+            return math.isnan(value(outcome))
+        return trial.state is TrialState.COMPLETE
+
+    return is_over
 
 
-def _finished(study: optuna.Study, is_known: Callable[[Outcome], bool]) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if _is_over(study, trial, is_known)]
+def _finished(study: optuna.Study, is_over: Callable[[FrozenTrial], bool]) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if is_over(trial)]
 
 
 def _trained(trial: FrozenTrial) -> Trained:
