@@ -48,7 +48,9 @@ def read(folder: Path) -> Records:
     """Return what is recorded in a folder; nothing for stores that are not there yet."""
     trials = _rows(
         folder / "optuna.db",
-        "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id)",
+        # NAME/fit/PRECISION repeats the trials of NAME/fit for people, and stands for no work.
+        "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id) "
+        "where s.study_name not like '%/fit/%'",
     )
     params = _rows(folder / "optuna.db", "select trial_id, param_name, param_value from trial_params order by 2")
     (backwards,) = _rows(folder / "mlflow.db", "select count(*) from runs where end_time < start_time") or [(0,)]
