@@ -117,9 +117,8 @@ def result_of(
     """Return what a fit study has found, whose edges `fits` are proven. The others are left out, and the reason."""
     from amp_track.study import fit, storage
 
-    found = fit.probe_results(study.get_trials(deepcopy=False))
-    fits = {precision: _with_steps_of_an_epoch(session, fitted) for precision, fitted in fits.items()}
     trials = study.get_trials(deepcopy=False)
+    fits = {precision: _with_steps_of_an_epoch(session, fitted) for precision, fitted in fits.items()}
     open_edges = {
         precision: f"not proven yet: {_bracket_in_words(*fit.bracket_of(trials, precision)) or 'nothing was tried'}; "
         "give the command again"
@@ -140,7 +139,7 @@ def result_of(
         skipped=session.skipped | open_edges,
         unproven=tuple(open_edges),
         cautions=session.cautions,
-        probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in found),
+        probes=tuple(dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in fit.probe_results(trials)),
         limit_bytes=sampler.goal.budget_bytes,
         headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
         multiple_of=options.multiple_of,

@@ -45,10 +45,9 @@ def report(request: Request) -> Result:
         store_checks.check_storage("--storage", request.stores.storage)
         if write is None:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
-    from amp_track.study import names, reading, storage
+    from amp_track.study import names, reading
 
-    shared = storage.open_existing_storage(request.stores.storage)
-    try:
+    with reading.reading(request.stores.storage) as shared:
         name, part = _named(request, names.parts_by_study(reading.study_names(shared)))
         study = reading.load_study(f"{name}/{part}", shared)
         assert study is not None, "its name has just been read"
@@ -60,8 +59,6 @@ def report(request: Request) -> Result:
             else _kept(result, study, tracking_uri=tracking_uri, storage_url=request.stores.storage, ui=ui)
         )
         return dataclasses.replace(result, report=kept)
-    finally:
-        shared.engine.dispose()
 
 
 def _writer(out: str) -> Callable[[Result, str], str]:

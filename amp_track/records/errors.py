@@ -67,32 +67,28 @@ class StoreFailed(AmpTrackError):
     exit_code = 1
 
 
-class WorkloadFailed(AmpTrackError):
+class _WithDetail(Exception):
+    """What an error needs that has a text of several lines beside its message."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.message = message
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class WorkloadFailed(_WithDetail, AmpTrackError):
     """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
 
     exit_code = 1
 
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)
-        self.message = message
-        self.detail = detail
 
-    def __str__(self) -> str:
-        return self.message
-
-
-class ServerFailed(AmpTrackError):
+class ServerFailed(_WithDetail, AmpTrackError):
     """A server of pages that `ui` has started has ended, or does not answer. `detail` is the end of its log."""
 
     exit_code = 1
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)
-        self.message = message
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class NothingFits(AmpTrackError):

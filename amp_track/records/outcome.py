@@ -112,6 +112,11 @@ class Outcome:
         return self.verdict is Verdict.FITS
 
     @property
+    def ended(self) -> str:
+        """How it ended, for people: `fits`, or `oom in backward`."""
+        return f"{self.verdict} in {self.phase}" if self.phase and not self.fits else str(self.verdict)
+
+    @property
     def waited_fraction(self) -> float | None:
         """The fraction of the training's time that was spent waiting for data."""
         if self.waited_seconds is None or not self.train_seconds:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from amp_track.study import storage as storages
-from amp_track.study.database import SharedStorage
 from amp_track.study.names import parts_by_study
+from amp_track.study.reading import reading
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ def studies(url: str) -> dict[str, tuple[Part, ...]]:
     Raises:
         BadInput: there is no storage yet, or another version of Optuna has made it.
     """
-    with _reading(url) as storage:
+    with reading(url) as storage:
         attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
         return {
             name: tuple(
@@ -39,12 +37,3 @@ def studies(url: str) -> dict[str, tuple[Part, ...]]:
             )
             for name, parts in parts_by_study(attributes).items()
         }
-
-
-@contextmanager
-def _reading(url: str) -> Iterator[SharedStorage]:
-    storage = storages.open_existing_storage(url)
-    try:
-        yield storage
-    finally:
-        storage.engine.dispose()

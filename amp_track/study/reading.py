@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import optuna
 
 from amp_track.study.database import SharedStorage
+from amp_track.study.storage import open_existing_storage
+
+
+@contextmanager
+def reading(url: str) -> Iterator[SharedStorage]:
+    """Open the storage at `url`, which the command has checked, for the block. Raises BadInput if there is none yet."""
+    storage = open_existing_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.engine.dispose()
 
 
 def study_names(storage: SharedStorage) -> list[str]:

@@ -85,8 +85,8 @@ def train_inside(
     higher_is_better: bool,
     run_training: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
     is_time_up: Callable[[], bool] = lambda: False,
-) -> tuple[list[TrialResult], list[int]]:
-    """Train until the study holds `trials` finished trainings. Return them and the numbers of the Pareto front.
+) -> None:
+    """Train until the study holds `trials` finished trainings, which `trainings` returns.
 
     Args:
         study: a study with two objectives, the quality and samples per second.
@@ -131,7 +131,6 @@ def train_inside(
     while len(_finished(study)) < trials and not is_time_up():
         run_one(study, objective)
         space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
-    return trainings(study)
 
 
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:

@@ -18,8 +18,8 @@ _MEBIBYTE = 2**20
 _TRIAL = "trial of the search"
 
 
-def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> list[str]:
-    """Copy the finished trials of a fit study that are not there yet. Return the names of the studies.
+def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> None:
+    """Copy the finished trials of a fit study that are not there yet.
 
     Args:
         study: NAME/fit. No other search worker may copy at the same time.
@@ -27,7 +27,6 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> li
         limit_bytes: the memory that a job may take.
     """
     found = probe_results(study.get_trials(deepcopy=False))
-    names = {}
     for precision in dict.fromkeys(probe.precision for probe in found):
         view = optuna.create_study(
             study_name=f"{study.study_name}/{precision}",
@@ -40,8 +39,6 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> li
         known = {trial.user_attrs.get(_TRIAL) for trial in view.get_trials(deepcopy=False)}
         own = [probe for probe in found if probe.precision == precision and probe.trial not in known]
         view.add_trials([_copy(probe, most=most, limit_bytes=limit_bytes) for probe in own])
-        names[precision] = view.study_name
-    return list(names.values())
 
 
 def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
@@ -51,7 +48,7 @@ def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
         _TRIAL: probe.trial,
         "kind": probe.kind,
         "reason": probe.reason,
-        "verdict": str(outcome.verdict) + (f" in {outcome.phase}" if outcome.phase and not outcome.fits else ""),
+        "verdict": outcome.ended,
         "predicted MiB": _mebibytes(probe.predicted_bytes),
         "peak MiB": _mebibytes(outcome.max_memory_bytes),
         "samples/s": round(outcome.samples_per_second) if outcome.samples_per_second else None,

@@ -21,7 +21,7 @@ _TRAINS = ("train", "seeds", "compare")
 
 
 @dataclass(frozen=True)
-class StudyRun:
+class ShownRun:
     """An MLflow run that stands for a study, or for the part of it that a command has made."""
 
     part: str
@@ -36,7 +36,7 @@ class Found:
 
     study: str | None
     parts: tuple[Part, ...] = ()
-    runs: tuple[StudyRun, ...] = ()
+    runs: tuple[ShownRun, ...] = ()
     others: tuple[str, ...] = ()
     """The studies to choose from, where there is no `study`."""
     experiment_id: str | None = None
@@ -83,10 +83,10 @@ def find(stores: Stores, study: str | None) -> Found:
     return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
 
 
-def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[StudyRun, ...]:
+def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:
     """Return the runs that the parts of a study remember, and say so where the store does not have one."""
     kinds = {_kind(part) for part in parts}
-    runs: dict[str, StudyRun] = {}
+    runs: dict[str, ShownRun] = {}
     for part in parts:
         if (run_id := part.parent_run_id) is None or run_id in runs:
             continue
@@ -95,7 +95,7 @@ def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[StudyR
             progress.say(f"{part.name}: its run {run_id} is not in {uri}; name the store it is in with --tracking-uri")
             continue
         of_its_run = {"compare"} if _kind(part) == "compare" else kinds - {"compare"}
-        runs[run_id] = StudyRun(part.name, experiment_id, run_id, has_trainings=not of_its_run.isdisjoint(_TRAINS))
+        runs[run_id] = ShownRun(part.name, experiment_id, run_id, has_trainings=not of_its_run.isdisjoint(_TRAINS))
     return tuple(runs.values())
 
 

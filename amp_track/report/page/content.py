@@ -224,7 +224,7 @@ def _row(
             number,
             precision,
             str(batch_size),
-            str(outcome.verdict) + (f" in {outcome.phase}" if outcome.phase and not outcome.fits else ""),
+            outcome.ended,
             _number(outcome.quality, ".4f"),
             _number(outcome.samples_per_second, ".0f"),
             _number(outcome.wall_seconds, ".1f"),

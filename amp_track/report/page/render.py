@@ -37,10 +37,7 @@ def page_html(page: Page, *, ui: str) -> str:
 def page_markdown(page: Page, *, ui: str) -> str:
     """Return the page as Markdown: the answer and the tables, without charts and without the list of trials."""
     return _environment().get_template("page.md").render(
-        page=page,
-        run_url=functools.partial(links.run, ui, page.experiment_id),
-        links=links.named_pages(page.result, ui),
-        table=_markdown_table,
+        page=page, links=links.named_pages(page.result, ui), table=_markdown_table
     )  # fmt: skip
 
 
