@@ -6,11 +6,11 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from amp_track.commands import compare, fit, search
 from amp_track.commands.request import Request
-from amp_track.commands.session import keep, probes, remembered, store_checks
+from amp_track.commands.session import keep, probes, remembered, store_checks, study_pages
 from amp_track.commands.session.session import interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun
 from amp_track.records import addresses
@@ -112,23 +112,18 @@ def _read(request: Request, name: str, part: str, study: Study, shared: SharedSt
     )
     if part == "compare":
         compared = compare.result_of(session, study, known.compared(session), run)
-        return compared if compared.cells else _nothing_finished(name)
+        if not compared.cells:
+            raise study_pages.nothing_finished(name)
+        return compared
     if free_bytes is None:
-        return _nothing_finished(name)
+        raise study_pages.nothing_finished(name)
     # A plan would start torch and the workload, only to say what an interrupted search would try next.
     sampler = EdgeSampler(dataclasses.replace(probes.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = fit.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
-        return _nothing_finished(name)
+        raise study_pages.nothing_finished(name)
     searched = search.result_of(Studies(session, storage=shared), fitted, run)
     return searched if searched.trials or searched.seeds else fitted
-
-
-def _nothing_finished(name: str) -> NoReturn:
-    raise BadInput(
-        f"STUDY: got {name}, none of whose trials is finished, expected one that has measured something; give its "
-        "command again"
-    )
 
 
 def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, ui: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from optuna.trial import TrialState
 
 from amp_track.study import storage as storages
 from amp_track.study.names import parts_by_study
 from amp_track.study.reading import reading
+
+
+_FINISHED = tuple(state for state in TrialState if state.is_finished())
 
 
 @dataclass(frozen=True)
@@ -37,3 +43,9 @@ def studies(url: str) -> dict[str, tuple[Part, ...]]:
             )
             for name, parts in parts_by_study(attributes).items()
         }
+
+
+def have_finished_trial(url: str, parts: Iterable[Part]) -> bool:
+    """Return whether any trial of these parts of a study is finished. Raises BadInput if there is no storage."""
+    with reading(url) as storage:
+        return any(storage.get_n_trials(part.study_id, _FINISHED) for part in parts)

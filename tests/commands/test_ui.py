@@ -32,7 +32,9 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_studies(*names: str) -> None:
     storage = open_storage("sqlite:///optuna.db")
     for name in names:
-        optuna.create_study(study_name=name, storage=storage).set_user_attr(PARENT_RUN_ID, "f" * 32)
+        study = optuna.create_study(study_name=name, storage=storage)
+        study.set_user_attr(PARENT_RUN_ID, "f" * 32)
+        study.add_trial(optuna.trial.create_trial(value=1.0))
     storage.engine.dispose()
 
 
@@ -76,6 +78,22 @@ def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
         "its studies, or another --storage"
     )
     assert files() == before
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_a_study_without_a_finished_trial_is_refused_by_name_alone(amp_track: Command) -> None:
+    storage = open_storage("sqlite:///optuna.db")
+    study = optuna.create_study(study_name="digits/fit", storage=storage)
+    study.enqueue_trial({"batch_size": 8})
+    assert "STUDY: got digits, none of whose trials is finished, expected" in refusal(amp_track("ui", "digits/fit"))
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        assert "expected a free port" in refusal(amp_track("ui", "--port", port)), "without a name it leads to all"
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    storage.engine.dispose()
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        assert "expected a free port" in refusal(amp_track("ui", "digits", "--port", port))
 
 
 @pytest.mark.usefixtures("fresh_stores")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands.request import Stores
 from amp_track.records import addresses
+from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
 from amp_track.results.pages import Page
 from amp_track.workers import interrupts
@@ -64,7 +65,7 @@ def find(stores: Stores, study: str | None) -> Found:
     """Return where a study is; without a name that of the only one, or what leads to all.
 
     Raises:
-        BadInput: there is no such study, or one of the two stores is not there yet.
+        BadInput: there is no such study, none of its trials is finished, or one of the two stores is not there yet.
     """
     with progress.working("looking for the study"):
         with interrupts.nothing_to_end():
@@ -73,7 +74,9 @@ def find(stores: Stores, study: str | None) -> Found:
         known = catalogue.studies(stores.storage)
         if study is not None:
             study = names.known_study(study, known, storage=addresses.masked(stores.storage))
-        elif len(known) == 1:
+            if not catalogue.have_finished_trial(stores.storage, known[study]):
+                raise nothing_finished(study)
+        elif len(known) == 1 and catalogue.have_finished_trial(stores.storage, *known.values()):
             (study,) = known
         parts = known[study] if study is not None else ()
         with interrupts.waiting():  # for a server that may not answer
@@ -81,6 +84,14 @@ def find(stores: Stores, study: str | None) -> Found:
             runs = _runs(lookup, parts, stores)
             experiment_id = None if runs else lookup.experiment_of_new_runs()
     return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
+
+
+def nothing_finished(study: str) -> BadInput:
+    """Return the error for a study that has nothing to show yet."""
+    return BadInput(
+        f"STUDY: got {study}, none of whose trials is finished, expected one that has measured something; give its "
+        "command again, or wait for its first trial"
+    )
 
 
 def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:
