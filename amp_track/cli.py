@@ -336,7 +336,10 @@ def _print_study(result: Any, request: Request) -> None:
     for line in (said.headline, *said.more):
         print(line)
     if said.command is not None:
-        print(f"  {said.command}")
+        runs = request.stores.tracking_uri
+        store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
+        print(f"{said.to_train}:")
+        print(f"  {said.command}{store}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from amp_track.records.outcome import Outcome
@@ -9,8 +10,8 @@ from amp_track.report import compare, fit, search
 from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
 from amp_track.report.text import UNKNOWN, speed_text
-from amp_track.results.choice import Choice, choose, has_diverged
-from amp_track.results.compare import REFERENCE, CompareResult, Speed, judge
+from amp_track.results.choice import Choice, choose, choose_compared, has_diverged
+from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT
 from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult
@@ -27,7 +28,9 @@ class Answer:
     more: tuple[str, ...] = ()
     """Further sentences of the answer."""
     command: str | None = None
-    """What to type to train so; None where nothing fits, and of a comparison."""
+    """What to type to train so; None where nothing fits."""
+    to_train: str = "To train with it"
+    """What the command does."""
     caveats: tuple[str, ...] = ()
     """What is true of this study and might mislead."""
 
@@ -36,7 +39,9 @@ def answer(result: Result) -> Answer:
     """Return the answer of a study."""
     if isinstance(result, CompareResult):
         first, *more = result.answers or ("there is nothing to compare: one precision was trained",)
-        return Answer(headline=first, more=tuple(more), caveats=tuple(compare.notes(result)))
+        said = Answer(headline=first, more=tuple(more), caveats=tuple(compare.notes(result)))
+        chosen = choose_compared(result)
+        return said if chosen is None else _with_command(said, result, chosen)
     choice = choose(result)
     found = result.fit if isinstance(result, SearchResult) else result
     notes = search.notes(result) if isinstance(result, SearchResult) else fit.fit_notes(result)
@@ -47,6 +52,18 @@ def answer(result: Result) -> Answer:
         more=tuple(_more(found, choice)),
         command=train_command(choice.job),
         caveats=(*_caveats(found, choice), *notes),
+    )
+
+
+def _with_command(said: Answer, result: CompareResult, chosen: Cell) -> Answer:
+    job = dataclasses.replace(result.asked, precision=chosen.precision)
+    if result.option is not None:
+        others = [(option, text) for option, text in job.options if option != result.option]
+        job = dataclasses.replace(job, options=(*others, (result.option, chosen.value)))
+    where = f" at {result.at(chosen.value)}" if result.option is not None else ""
+    why = "the fastest without a loss of quality" if chosen.quality is not None else "the fastest"
+    return dataclasses.replace(
+        said, command=train_command(job), to_train=f"To train with {chosen.precision}{where}, {why}"
     )
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from amp_track.records import metrics as names
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
@@ -30,6 +30,7 @@ _INFINITY_IN_STORE = sys.float_info.max
 """MLflow keeps an infinite metric as this."""
 
 Points = list[tuple[int, float]]
+Across = TypeVar("Across", int, float)
 """(step, value), by step."""
 
 
@@ -158,7 +159,7 @@ class Curves:
         return [(step, value) for step, value in points if value is not None]
 
 
-def thinned(points: Sequence[tuple[int, float]], most: int) -> Points:
+def thinned(points: Sequence[tuple[Across, float]], most: int) -> list[tuple[Across, float]]:
     """Return at most `most` of the points, in order, that look like all of them: the extremes of each stretch.
 
     Args:

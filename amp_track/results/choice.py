@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.results.compare import REFERENCE
+from amp_track.results.compare import REFERENCE, Cell, CompareResult
 from amp_track.results.equivalence import DIFFERENT
 from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
@@ -138,6 +138,33 @@ def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult
         key=lambda trial: (sign * _quality(trial), _speed(trial), result.fit.edges.get(trial.precision, 0)),
         default=None,
     )
+
+
+def choose_compared(result: CompareResult) -> Cell | None:
+    """Return the fastest cell of a comparison whose quality is as good as the best; None where none has trained.
+
+    Of several values of the option at the last one that anything trained at; of several as fast the one that takes the
+    least memory.
+    """
+    for value in reversed(result.values):
+        at_value = [cell for cell in result.cells if cell.value == value]
+        good = _as_good_cells(result, [cell for cell in at_value if cell.failure is None and cell.samples_per_second])
+        if good:
+            best = max(cell.samples_per_second or 0.0 for cell in good)
+            fast = [cell for cell in good if (cell.samples_per_second or 0.0) >= NO_SLOWER * best]
+            return min(fast, key=lambda cell: (cell.train_memory_bytes or math.inf, -(cell.samples_per_second or 0.0)))
+    return None
+
+
+def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of one value whose mean quality is within the margin of the best; all without a quality."""
+    if not any(training.outcome.quality is not None for cell in cells for training in cell.trainings):
+        return list(cells)
+    sign = 1 if result.higher_is_better else -1
+    rated = {cell.precision: sign * cell.quality.mean for cell in cells if cell.quality is not None}
+    best = max(rated.values(), default=0.0)
+    least = best - result.margin.of(abs(best))
+    return [cell for cell in cells if rated.get(cell.precision, -math.inf) >= least]
 
 
 def _speed(trial: TrialResult) -> float:

@@ -169,6 +169,9 @@ class CompareResult(Shown):
     job: Job
     hardware: Hardware
     quality_name: str
+    asked: Job = Job()
+    """What the user gave; `job` has the workload's values beside it."""
+    higher_is_better: bool = True
     option: str | None
     """The option that is varied; None without one, and then there is one value, which is empty."""
     values: tuple[str, ...]

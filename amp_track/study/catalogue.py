@@ -11,7 +11,6 @@ from amp_track.study import storage as storages
 from amp_track.study.names import parts_by_study
 from amp_track.study.reading import reading
 
-
 _FINISHED = tuple(state for state in TrialState if state.is_finished())
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from table_samples import COMPARE, FIT, SEARCH
+from table_samples import COMPARE, FIT, SEARCH, comparison
 
 from amp_track.planner.frontier import Edge
+from amp_track.records.job import Job
 from amp_track.report.answer import answer, name, proof, tables
 from amp_track.results.fit import PrecisionFit
 from amp_track.results.search import SearchResult
@@ -54,7 +55,19 @@ def test_the_reference_says_that_nothing_is_faster() -> None:
 def test_a_comparison_answers_with_its_own_sentences() -> None:
     result = dataclasses.replace(COMPARE, answers=("one", "two"))
     said = answer(result)
-    assert (said.headline, said.more, said.command) == ("one", ("two",), None)
+    assert (said.headline, said.more) == ("one", ("two",))
+
+
+def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
+    asked = Job(options=(("depth", "2"), ("activation_width", "16")))
+    said = answer(dataclasses.replace(COMPARE, asked=asked))
+    assert said.to_train == "To train with amp at activation_width=1024, the fastest without a loss of quality"
+    assert said.command == (
+        "amp-track train experiments/digits.py --precision amp --set depth=2 --set activation_width=1024"
+    )
+    without_option = answer(comparison(None))
+    assert without_option.to_train == "To train with amp, the fastest without a loss of quality"
+    assert without_option.command == "amp-track train experiments/digits.py --precision amp"
 
 
 def test_every_result_has_a_name_and_tables() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+
+import pytest
 
 from amp_track.planner.frontier import Edge
 from amp_track.records.hardware import Hardware
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
-from amp_track.results.choice import choose
+from amp_track.results.choice import choose, choose_compared
+from amp_track.results.compare import Cell, CompareResult
 from amp_track.results.fit import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
@@ -159,3 +163,55 @@ def test_without_trainings_the_edges_answer() -> None:
     choice = choose(search())
     assert choice is not None
     assert (choice.precision, choice.batch_size, choice.outcome) == ("bf16", 200, None)
+
+
+def cell(precision: str, speed: float | None, *qualities: float, value: str = "", size_bytes: int = 100) -> Cell:
+    verdict = Verdict.FITS if speed is not None else Verdict.OOM
+    outcome = Outcome(verdict=verdict, samples_per_second=speed, max_allocated_bytes=size_bytes)
+    return Cell(
+        value=value,
+        precision=precision,
+        trainings=tuple(
+            SeedResult(precision=precision, seed=seed, run_id="", outcome=dataclasses.replace(outcome, quality=quality))
+            for seed, quality in enumerate(qualities or (None,))
+        ),
+    )
+
+
+def compared(*cells: Cell, higher_is_better: bool = True, option: str | None = None) -> CompareResult:
+    return CompareResult(
+        study="s", run_id="parent", experiment_id="1", job=Job(batch_size=8), hardware=Hardware(kind="cpu", name="CPU"),
+        quality_name="accuracy", higher_is_better=higher_is_better, option=option,
+        values=tuple(dict.fromkeys(cell.value for cell in cells)), precisions=("fp32", "amp", "bf16"), skipped={},
+        seeds=len(cells[0].trainings), margin=Margin(fraction=0.01), cells=cells,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("result", "chosen"),
+    [
+        (compared(cell("fp32", 1.0), cell("amp", 2.0)), "amp"),
+        (compared(cell("fp32", 1.0, 0.9), cell("amp", 2.0, 0.5)), "fp32"),
+        (compared(cell("fp32", 1.0, 0.9), cell("amp", 2.0, 0.895)), "amp"),
+        (compared(cell("fp32", 1.0, 0.5), cell("amp", 2.0, 0.9), higher_is_better=False), "fp32"),
+        (compared(cell("fp32", 1.0, 0.9), cell("amp", 2.0, math.nan)), "fp32"),
+        (compared(cell("fp32", 1.0), cell("amp", None)), "fp32"),
+        (compared(cell("fp32", 1.0), cell("amp", 1.01, size_bytes=200)), "fp32"),
+        (compared(cell("fp32", 1.0), cell("amp", 0.99, size_bytes=50)), "amp"),
+        (compared(cell("fp32", 1.0, math.nan), cell("amp", 2.0, math.inf)), None),
+        (compared(cell("fp32", None), cell("amp", None)), None),
+        (compared(cell("fp32", 1.0, 0.9, 0.91, 0.9), cell("amp", 2.0, 0.88, 0.89, 0.88)), "fp32"),
+    ],
+)
+def test_of_a_comparison_the_fastest_without_a_loss_is_chosen(result: CompareResult, chosen: str | None) -> None:
+    found = choose_compared(result)
+    assert (found.precision if found is not None else None) == chosen
+
+
+def test_of_several_values_the_last_that_trained_counts() -> None:
+    cells = [
+        cell(name, speed, value=value) for value, speed in (("1", 1.0), ("2", 1.0), ("3", None)) for name in ("fp32",)
+    ]
+    found = choose_compared(compared(*cells, option="width"))
+    assert found is not None
+    assert found.value == "2"

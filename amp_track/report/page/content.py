@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.report import answer as answers
 from amp_track.report import compare, compare_pictures, fit, search
 from amp_track.report.answer import Answer, Result
-from amp_track.report.page import charts, svg
-from amp_track.report.page.charts import Chart
+from amp_track.report.page import edge_charts, svg, training_charts
+from amp_track.report.page.drawing import Chart
+from amp_track.report.page.training_charts import Training
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Table
 from amp_track.report.text import title
-from amp_track.results.compare import CompareResult
+from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 
 _MEBIBYTE = 2**20
+_SCALES = "What the GradScaler did"
 _FRONT = "Pareto: nothing is better and faster"
 _TRIALS = (
     Column("part", key=True),
@@ -95,14 +98,14 @@ def _page_of(result: Result) -> Page:
 
 
 def _of_fit(result: FitResult) -> list[Section]:
-    return [*_of_edges(result), Section(heading="Speed", charts=_there(charts.speed(result)))]
+    return [*_of_edges(result), Section(heading="Speed", charts=_there(edge_charts.speed(result)))]
 
 
 def _of_edges(result: FitResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
         Section(heading="The largest batch, and its proof", lines=proofs, tables=(fit.fit_table(result),)),
-        Section(heading="Memory", charts=_there(charts.memory(result), charts.predicted(result))),
+        Section(heading="Memory", charts=_there(edge_charts.memory(result), edge_charts.predicted(result))),
     ]
 
 
@@ -110,19 +113,26 @@ def _of_search(result: SearchResult) -> list[Section]:
     edges, memory = _of_edges(result.fit)
     compared = result.seeds
     name = result.quality_name
-    over_seeds = (charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
-    by_batch, by_time = charts.quality(result, "batch size"), charts.quality(result, "seconds")
+    over_seeds = (training_charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
+    trained, note = _trained(result), f"{_same(result.fit.job)} Ringed: no other is both better and faster (samples/s)."
     return [
         Section(heading="The precisions side by side", tables=(search.search_table(result),)),
         edges,
         memory,
-        Section(heading="Speed and quality", charts=_there(charts.speed(result), by_batch, by_time)),
+        Section(
+            heading="Speed and quality",
+            charts=_there(
+                edge_charts.speed(result),
+                training_charts.quality(trained, name, setting="batch size", note=note),
+                training_charts.quality_over_time(trained, name, note=note),
+            ),
+        ),
         Section(
             heading="The same training over several seeds",
             charts=_there(over_seeds[0]) if over_seeds else (),
             tables=(over_seeds[1],) if over_seeds else (),
         ),
-        Section(heading="What the GradScaler did", charts=_there(charts.scales(result))),
+        Section(heading=_SCALES, charts=_there(training_charts.scales(trained))),
     ]
 
 
@@ -130,19 +140,62 @@ def _of_compare(result: CompareResult) -> list[Section]:
     figure = compare_pictures.figure_of(result)
     drawn = Chart("Speed and memory", figure, "; ".join(result.answers)) if figure is not None else None
     table, *over_seeds = compare.tables(result)
+    name, trained, note = result.quality_name, _compared(result), _same(result.job)
     return [
         Section(heading="The precisions side by side", tables=(table,), charts=_there(drawn)),
+        Section(
+            heading="Quality",
+            charts=_there(
+                training_charts.quality(trained, name, setting=result.option or "", note=note),
+                training_charts.quality_over_time(trained, name, note=note),
+            ),
+        ),
         Section(
             heading="The same training over several seeds",
             tables=tuple(over_seeds),
             charts=_there(
                 *(
-                    charts.seeds(result.quality_name, result.seeds_at(value), where=result.at(value))
+                    training_charts.seeds(name, result.seeds_at(value), where=result.at(value))
                     for value in (result.values if over_seeds else ())
                 )
             ),
         ),
+        Section(heading=_SCALES, charts=_there(training_charts.scales(_compared(result, seeds=1)))),
     ]
+
+
+def _trained(result: SearchResult) -> list[Training]:
+    front = frozenset(result.pareto)
+    return [
+        Training(
+            precision=trial.precision,
+            label=f"batch {trial.batch_size}",
+            setting=trial.batch_size,
+            outcome=trial.outcome,
+            is_best=trial.number in front,
+        )
+        for trial in result.trials
+    ]
+
+
+def _compared(result: CompareResult, *, seeds: int | None = None) -> list[Training]:
+    """Return the trainings of a comparison, of each cell those of the first `seeds`."""
+    numbers = as_numbers(result.values) if result.option is not None else None
+    by_value = dict(zip(result.values, numbers, strict=True)) if numbers is not None else {}
+    return [
+        Training(
+            precision=cell.precision,
+            label=result.at(cell.value) or cell.precision,
+            setting=by_value.get(cell.value),
+            outcome=each.outcome,
+        )
+        for cell in result.cells
+        for each in cell.trainings[:seeds]
+    ]
+
+
+def _same(job: Job) -> str:
+    return f"The same {'epochs' if job.steps is None else 'steps'} for all."
 
 
 def _there(*drawn: Chart | None) -> tuple[Chart, ...]:

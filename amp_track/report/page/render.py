@@ -13,8 +13,8 @@ from amp_track.report import links
 from amp_track.report.answer import Result
 from amp_track.report.html import table_html
 from amp_track.report.page import svg
-from amp_track.report.page.charts import Chart
 from amp_track.report.page.content import Page
+from amp_track.report.page.drawing import Chart
 from amp_track.report.table import Table
 
 

@@ -55,7 +55,7 @@ def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str)
     said = page_of(RESULTS[kind]).answer
     assert said.headline in page.text
     charts = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(charts) == {"fit": 3, "search": 7, "compare": 3}[kind]
+    assert len(charts) == {"fit": 3, "search": 7, "compare": 6}[kind]
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
     rows = sum(tag == "tr" for tag, _ in page.tags)
     assert rows > len(page_of(RESULTS[kind]).trials) > 0
@@ -70,6 +70,23 @@ def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str)
 def test_no_two_elements_have_the_same_id() -> None:
     ids = [attributes["id"] for _, attributes in read(SEARCHED).tags if "id" in attributes]
     assert len(ids) == len(set(ids))
+
+
+def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
+    by_name = dataclasses.replace(
+        RESULTS["compare"],
+        values=("small", "large"),
+        cells=tuple(
+            dataclasses.replace(cell, value={"16": "small", "1024": "large"}[cell.value])
+            for cell in RESULTS["compare"].cells
+        ),
+    )
+    titles = [chart.title for section in page_of(by_name).sections for chart in section.charts]
+    assert "Accuracy against wall time" in titles
+    assert "Accuracy against activation_width" not in titles
+    assert [chart.title for section in page_of(RESULTS["compare"]).sections for chart in section.charts].count(
+        "Accuracy against activation_width"
+    ) == 1
 
 
 def test_every_precision_has_its_color_and_its_name() -> None:

@@ -1,0 +1,181 @@
+"""The charts of trainings, of a search or of a comparison: their quality, what the GradScaler did, several seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from amp_track.records.colors import PRECISION_COLORS
+from amp_track.records.outcome import Outcome
+from amp_track.report.curves import thinned
+from amp_track.report.page import drawing
+from amp_track.report.page.drawing import MOST_POINTS, Chart, End
+from amp_track.report.page.svg import INK
+from amp_track.results.compare import REFERENCE
+from amp_track.results.seeds import SeedsResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_SCALES = 6
+"""Curves of the scale in one chart."""
+_SPREAD = 4
+"""Times the smallest: from there on batch sizes, widths and the like are drawn on a scale of powers of 2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training as it is drawn."""
+
+    precision: str
+    label: str
+    """What tells it from others of its precision: `batch 256`, or `width=16`."""
+    setting: float | None
+    """The number in the label; None where it has none."""
+    outcome: Outcome
+    is_best: bool = False
+    """Whether it is ringed."""
+
+
+def quality(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
+    """Draw the quality over a setting, with a line through the means where several trainings have the same.
+
+    Args:
+        trainings: of all precisions.
+        name: of the quality.
+        setting: what the trainings' numbers are, such as `batch size`.
+        note: written under the chart.
+    """
+    rated = [
+        (training, training.setting, training.outcome.quality)
+        for training in trainings
+        if training.setting is not None and _is_finite(training.outcome.quality)
+    ]
+    return _drawn(rated, name, across=setting, note=note, is_joined=True)
+
+
+def quality_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
+    """Draw the quality over the time that a training took; the arguments are those of `quality`."""
+    rated = [
+        (training, training.outcome.wall_seconds, training.outcome.quality)
+        for training in trainings
+        if _is_finite(training.outcome.quality)
+    ]
+    return _drawn(rated, name, across="seconds of the whole training", note=note, is_joined=False)
+
+
+def _drawn(
+    rated: Sequence[tuple[Training, float, float | None]], name: str, *, across: str, note: str, is_joined: bool
+) -> Chart | None:
+    if not rated:
+        return None
+    figure, axes = drawing.figure(across, name)
+    ends: list[End] = []
+    for precision in drawing.in_order(training.precision for training, _, _ in rated):
+        color = PRECISION_COLORS[precision]
+        points = sorted((place, height or 0.0) for training, place, height in rated if training.precision == precision)
+        line = _means(points) if is_joined else points
+        axes.plot(*zip(*thinned(points, MOST_POINTS), strict=True), "o", color=color, markersize=5)
+        if is_joined:
+            axes.plot(*zip(*thinned(line, MOST_POINTS), strict=True), color=color, linewidth=0.7)
+        ends.append((*line[-1], precision, color))
+    best = sorted((place, height or 0.0) for training, place, height in rated if training.is_best)
+    if best:
+        ringed = zip(*thinned(best, MOST_POINTS), strict=True)
+        axes.plot(*ringed, "o", color=INK, markersize=10, fillstyle="none", linewidth=0)
+    _scale_across(axes, [place for _, place, _ in rated], from_zero=not is_joined)
+    drawing.label_ends(axes, ends)
+    what = across if is_joined else "wall time"
+    return Chart(
+        f"{name.capitalize()} against {what}",
+        figure,
+        f"{name} of {len(rated)} trainings over {what}, at {drawing.listed(ends)}.",
+        note,
+    )
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return for each place, in ascending order, the mean height there."""
+    return [
+        (place, fmean(height for _, height in here))
+        for place, here in itertools.groupby(points, key=lambda point: point[0])
+    ]
+
+
+def _scale_across(axes: Axes, places: Sequence[float], *, from_zero: bool) -> None:
+    if from_zero:
+        axes.set_xlim(left=0)
+    elif min(places) > 0 and max(places) >= _SPREAD * min(places):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.6g}")
+
+
+def scales(trainings: Sequence[Training]) -> Chart | None:
+    """Draw the GradScaler's scale over the steps of the trainings that had one, with the steps that were skipped."""
+    scaled = [training for training in trainings if training.outcome.scale is not None and training.outcome.fits]
+    if not scaled:
+        return None
+    scaled.sort(key=lambda training: training.setting or 0.0)
+    stride = max(math.ceil(len(scaled) / _MOST_SCALES), 1)
+    shown = scaled[::-1][::stride][::-1]
+    figure, axes = drawing.figure("optimizer step", "scale")
+    axes.set_yscale("log", base=2)
+    ends: list[End] = []
+    for place, training in enumerate(shown):
+        assert training.outcome.scale is not None
+        history = training.outcome.scale.history
+        opacity = 0.35 + 0.65 * (place + 1) / len(shown)
+        steps, sizes = zip(*thinned(history, MOST_POINTS), strict=True)
+        color = PRECISION_COLORS[training.precision]
+        axes.step(steps, sizes, where="post", color=color, alpha=opacity, linewidth=1.2)
+        falls = [now for before, now in itertools.pairwise(history) if now[1] < before[1]]
+        if falls:
+            axes.plot(*zip(*thinned(falls, MOST_POINTS), strict=True), "v", color=color, alpha=opacity, markersize=5)
+        ends.append((float(steps[-1]), sizes[-1], training.label, color))
+    drawing.label_ends(axes, ends)
+    skipped = sum(training.outcome.skipped_steps for training in scaled)
+    left_out = f" {len(shown)} of {len(scaled)} trainings are drawn." if len(shown) < len(scaled) else ""
+    return Chart(
+        "Scale history of the GradScaler",
+        figure,
+        f"The scale over the steps of {len(shown)} trainings; {skipped} steps were skipped in {len(scaled)}.",
+        f"▼ an overflow: the step was skipped ({skipped:,} in all) and the scale halved.{left_out}",
+    )
+
+
+def seeds(quality_name: str, compared: SeedsResult, *, where: str = "") -> Chart | None:
+    """Draw the quality of each precision over several seeds, its interval, and the margin around fp32.
+
+    `where` names what else is fixed.
+    """
+    intervals = {name: interval for name in compared.precisions if (interval := compared.interval(name)) is not None}
+    if not intervals:
+        return None
+    figure, axes = drawing.figure(quality_name, "")
+    names = list(intervals)[::-1]
+    for place, name in enumerate(names):
+        interval, color = intervals[name], PRECISION_COLORS[name]
+        half = interval.half_width or 0.0
+        axes.errorbar([interval.mean], [place], xerr=[[half], [half]], fmt="D", color=color, capsize=5, linewidth=1.6)
+        own = compared.qualities(name)
+        axes.plot(own, [place - 0.18] * len(own), "|", color=color, markersize=9)
+    if REFERENCE in intervals:
+        mean = intervals[REFERENCE].mean
+        margin = compared.margin.of(mean)
+        axes.axvspan(mean - margin, mean + margin, color=PRECISION_COLORS[REFERENCE], alpha=0.12, linewidth=0)
+    axes.set_yticks(range(len(names)), labels=names)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    return Chart(
+        f"{quality_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
+        figure,
+        "; ".join(f"{name} {intervals[name].mean:.4f}" for name in intervals),
+        f"◆ mean and 95 % interval, | each seed; the band is fp32 ± {compared.margin}.",
+    )
+
+
+def _is_finite(number: float | None) -> bool:
+    return number is not None and math.isfinite(number)
