@@ -10,12 +10,13 @@ from amp_track.commands.request import Request
 from amp_track.commands.session import checks, keep, keep_notes, over, remembered
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
-from amp_track.commands.session.trial import run_trial
+from amp_track.commands.session.trial import run_trial, seed_text
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
+from amp_track.report.pace import Pace
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
 
@@ -108,14 +109,16 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
     )
 
     base.say_cautions()
+    pace = Pace()
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
         value = point.get(param, "")
         options = sessions[value].inspection.options
         job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
-        note = (f"{option}={value} " if option is not None else "") + f"seed {job.seed}"
+        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, _seeds_asked(base))
+        where = pace.next(points.index(point) + 1, len(points))
         of_value = dataclasses.replace(tracked_study, session=sessions[value])
-        outcome, run_id = run_trial(of_value, trial, job, note=note)
+        outcome, run_id = run_trial(of_value, trial, job, note=note, where=where)
         storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))
         return outcome, run_id
 

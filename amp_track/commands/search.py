@@ -14,11 +14,12 @@ from amp_track.commands.request import Request
 from amp_track.commands.session import keep, keep_notes, remembered
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
-from amp_track.commands.session.trial import run_trial
+from amp_track.commands.session.trial import run_trial, seed_text
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.report import progress
+from amp_track.report.pace import Pace
 from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
@@ -113,8 +114,10 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
     tracked_study = fit_study.beside(studies.open("train"))
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
+    pace = Pace()
+
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(tracked_study, trial, job, where=f"training {trial.number + 1} of {options.trials}")
+        return run_trial(tracked_study, trial, job, where=pace.next(trial.number + 1, options.trials))
 
     search.train_inside(
         tracked_study.study,
@@ -136,13 +139,15 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, i
     tracked_study = fit_study.beside(studies.open("seeds"))
     progress.say(f"comparing {', '.join(fitted.edges)} over {len(seeds)} seeds at batch {job.batch_size}")
 
+    points, pace = _points_of_seeds(seeds, fitted), Pace()
+
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
-        chosen = dataclasses.replace(job, **point)
-        return run_trial(tracked_study, trial, chosen, note=f"seed {chosen.seed}")
+        chosen, where = dataclasses.replace(job, **point), pace.next(points.index(point) + 1, len(points))
+        return run_trial(tracked_study, trial, chosen, note=seed_text(chosen.seed, seeds), where=where)
 
     grid.train_grid(
         tracked_study.study,
-        _points_of_seeds(seeds, fitted),
+        points,
         distributions={
             "precision": CategoricalDistribution(tuple(fitted.edges)),
             "seed": IntDistribution(seeds[0], seeds[-1]),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -15,7 +15,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.values import format_bytes
 
 _NARROW = 80
-"""Columns. On a narrower terminal there is no room for the bar itself and for what may be left out."""
+"""Columns. On a narrower terminal there is no room for the bar itself, and the rest takes two lines."""
 _LONGEST_TITLE, _LONGEST_NARROW_TITLE = 60, 24
 """Columns of a title, cut where it would leave no room for the rest."""
 
@@ -42,10 +42,11 @@ class LiveBar:
         """The first step that was seen, and when: what comes before it is a warm-up."""
         self._steps_per_second: float | None = None
         self._is_narrow = progress.console.width < _NARROW
+        self._where = where
         shown = Text(title, style=PRECISION_COLORS[precision])
         if where and not self._is_narrow:
             shown.append(f"  {where}", style="dim")
-        self._task: TaskID = progress.add_task("", total=None, title=shown, state="")
+        self._task: TaskID = progress.add_task("", total=None, title=shown, state="", below=self._below())
 
     def show(self, event: Event) -> None:
         """Show what an event says."""
@@ -57,7 +58,8 @@ class LiveBar:
             case StepsDone(step=step, total_steps=total, memory_bytes=memory_bytes):
                 self._memory_bytes = memory_bytes
                 self._time(step)
-                self._progress.update(self._task, completed=step, total=total, state=self._state())
+                state, below = self._state(), self._below()
+                self._progress.update(self._task, completed=step, total=total, state=state, below=below)
             case Noted(text=text):
                 self._progress.console.print(text, markup=False)
             case EpochEnded() if line := self._epoch_line(event):
@@ -79,8 +81,29 @@ class LiveBar:
         if self._memory_bytes is not None:
             parts.append(format_bytes(self._memory_bytes))
         if self._scale is not None and not self._is_narrow:
-            parts.append(f"scale {self._scale:,g}")
+            parts.append(self._scale_text())
         return "  ".join(parts)
+
+    def _below(self) -> Text | None:
+        """Return the second line; None where one is wide enough for all."""
+        if not self._is_narrow:
+            return None
+        parts = [self._scale_text() if self._scale is not None else "", self._where]
+        return Text("  ".join(part for part in parts if part), style="dim", no_wrap=True, overflow="ellipsis")
+
+    def _scale_text(self) -> str:
+        return f"scale {self._scale:,g}"
+
+
+class _Lines(Progress):
+    """A job in one line, or on a narrow terminal in two."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return what is drawn, from the top."""
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields["below"]:
+                yield task.fields["below"]
 
 
 class _Title(ProgressColumn):
@@ -110,5 +133,5 @@ def live_bar(
         TextColumn("{task.fields[state]}", markup=False),
         TimeRemainingColumn(),
     ]
-    with Progress(*columns, console=console, transient=True) as progress:
+    with _Lines(*columns, console=console, transient=True) as progress:
         yield LiveBar(progress, title, where, precision, epoch_line).show

@@ -94,8 +94,8 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         )  # fmt: skip
         known = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
-        assert parts == [pages["it's/fit"], pages["it's/train"]]
-        assert [requests.get(page, timeout=60).status_code for page in running.addresses] == [200] * 4
+        assert parts == [pages[f"it's/{part}"] for part in ("fit", "fit/bf16", "fit/fp32", "train")]
+        assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
         arguments = [word for process in running.started() for word in process.cmdline()]

@@ -1,3 +1,4 @@
+import itertools
 import os
 import pty
 import re
@@ -104,12 +105,14 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     assert "\x1b[38;2;213;94;0mamp" in text or "\x1b[38;5;166mamp" in text, "a precision has its color"
 
 
-def test_a_narrow_terminal_shows_what_matters_in_one_line() -> None:
-    text = on_a_terminal(60)
-    bars = [line for line in re.split(r"[\r\n]", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", text)) if "a [title]" in line]
-    assert any("75%" in bar and "5 MiB" in bar for bar in bars)
-    assert all(len(bar) <= 60 for bar in bars), bars
-    assert "batch 64 fits" not in text
+@pytest.mark.parametrize("columns", [60, 79])
+def test_a_narrow_terminal_shows_the_same_in_two_lines(columns: int) -> None:
+    text = on_a_terminal(columns)
+    lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", text)) if line]
+    assert all(len(line) <= columns for line in lines), lines
+    bars = [(bar, below) for bar, below in itertools.pairwise(lines) if "a [title]" in bar]
+    assert any("75%" in bar and "5 MiB" in bar for bar, _ in bars)
+    assert any(below.startswith("scale 32,768  batch 64 fits") for _, below in bars)
 
 
 def test_no_color_means_none() -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amp_track.commands.session import probes
 from amp_track.commands.session.failures import raise_on_crash
 from amp_track.commands.session.keep_curves import LatePictures, kept_curves
 from amp_track.commands.session.session import Session
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from amp_track.study.edge_sampler import Task
     from amp_track.study.types import Trial
     from amp_track.tracking import Run
+
+
+_MOST_DIGITS = 5
+"""Of a batch size in a name: more zeros in front than help."""
 
 
 def run_trial(
@@ -46,11 +51,14 @@ def run_trial(
     from amp_track.study import storage
 
     kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
-    title = f"{job.precision} batch {job.batch_size}" + (f" {kind}" if task else "") + (f" {note}" if note else "")
+    what = (f" {kind}" if task else "") + (f" {note}" if note else "")
+    title = f"{job.precision} batch {job.batch_size}{what}"
+    # MLflow sorts names as text.
+    name = f"{job.precision} batch {job.batch_size:0{_digits(tracked.session)}}{what}"
     tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
     if task is not None:
         tags["amp_track.reason"] = task.reason
-    with tracked.tracker.run(title, parent=tracked.parent, tags=tags) as run:
+    with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(task.predicted_bytes if task is not None else None)
         outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
@@ -61,6 +69,16 @@ def run_trial(
     line = progress.outcome_line(job, outcome, quality_name=quality_name, why=why)
     progress.say(line, precision=job.precision)
     return outcome, run.run_id
+
+
+def _digits(session: Session) -> int:
+    """Return how many digits the batch sizes of a study have in names, with zeros in front."""
+    return min(len(str(probes.limit_of(session).batch_size)), _MOST_DIGITS)
+
+
+def seed_text(seed: int, seeds: range) -> str:
+    """Return `seed 7`, or `seed 07` where the last of the seeds has two digits: names are sorted as text."""
+    return f"seed {seed:0{len(str(seeds[-1]))}}"
 
 
 def run_tracked(

@@ -27,6 +27,7 @@ def make() -> Callable[..., str]:
         storage = open_storage(stores()["storage"])
         for name in names:
             study = optuna.create_study(study_name=name, storage=storage)
+            study.add_trial(optuna.trial.create_trial(value=1.0))
             if name == names[0]:
                 study.set_user_attr(PARENT_RUN_ID, run.info.run_id)
         storage.engine.dispose()
