@@ -19,6 +19,7 @@ from simulated import SimulatedSandbox
 from support import DIGITS, request
 
 from amp_track.commands.fit import fit
+from amp_track.records import addresses
 from amp_track.records.job import Job
 from amp_track.study.alone import alone
 from amp_track.study.storage import open_storage
@@ -90,7 +91,8 @@ def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, u
             server.start()
     assert "Traceback" not in worker.stderr
     last = worker.stderr.splitlines()[-1]
-    assert last.startswith(f"amp-track: --storage: got {url}, expected a database that answers, and it has not for")
+    shown = addresses.masked_within(url)
+    assert last.startswith(f"amp-track: --storage: got {shown}, expected a database that answers, and it has not for")
     assert "RUNNING" not in [run.info.status for run in runs()]
     with HeldWorker("two", *FIT, "--storage", url) as worker:
         assert edges(worker.result()) == undisturbed()

@@ -154,7 +154,8 @@ def _kill_tracker() -> None:
     import psutil
 
     for process in psutil.Process(os.getppid()).parent().children():  # type: ignore[union-attr]
-        if "resource_tracker" in " ".join(process.cmdline()):
+        # Not by its name alone: the folder of a test, which is in the fork server's command line, may have it too.
+        if "multiprocessing.resource_tracker import main" in " ".join(process.cmdline()):
             process.kill()
 
 
