@@ -62,6 +62,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
         keep_notes.note_answer(studies, result, parts=("compare",))
+        keep_notes.show_pictures(studies, "compare", result.run_id, trials={})
         result = dataclasses.replace(
             result, report=keep.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )

@@ -62,6 +62,8 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
         keep_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))
+        best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
+        keep_notes.show_pictures(studies, "train", fitted.run_id, trials=best)
         return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent, ui=session.ui))
 
 

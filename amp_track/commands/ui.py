@@ -7,6 +7,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 
+from amp_track.commands import dashboard
 from amp_track.commands.request import Request
 from amp_track.commands.session import store_checks, study_pages
 from amp_track.commands.session.session import interrupted_safely
@@ -89,14 +90,15 @@ def _wanted_ports(request: Request) -> dict[str, int | None]:
 
 def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Program]:
     """Return what serves the pages, optuna-dashboard last. The stores' addresses, with passwords, go unseen."""
-    from amp_track.study import dashboard
-
     host = request.ui_options.host
     programs = [
         servers.Program(
             name="optuna-dashboard",
             command=dashboard.command(host, ports[_DASHBOARD_PORT]),
-            environment={dashboard.STORAGE_VARIABLE: request.stores.storage},
+            environment={
+                dashboard.STORAGE_VARIABLE: request.stores.storage,
+                dashboard.TRACKING_VARIABLE: addresses.tracking_uri(request.stores.tracking_uri),
+            },
             address=servers.address(host, ports[_DASHBOARD_PORT]),
             path="/api/meta",
         )

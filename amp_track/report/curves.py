@@ -19,7 +19,6 @@ from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FILE = "curves.png"
 _MOST_POINTS = 1500
 """A curve is drawn with no more points: about two for each pixel of the picture's width."""
 _MOST_KEPT = 100_000

@@ -1,25 +1,19 @@
-"""optuna-dashboard in a process of its own: `main(host, port)`, with the storage's address in the environment.
-
-Its own program takes the address as an argument, which every user of the machine can read, its password included.
-"""
+"""optuna-dashboard as a server: several requests at a time, for pages of this machine alone, with MLflow's pictures."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from optuna.artifacts.exceptions import ArtifactNotFound
+
+from amp_track.study.storage import open_existing_storage
 from amp_track.workers.servers import is_loopback
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
-"""Environment variable with the address of the storage whose studies are shown."""
 
 
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
@@ -35,20 +29,37 @@ class _QuietHandler(WSGIRequestHandler):
         """Log nothing."""
 
 
-def command(host: str, port: int) -> list[str]:
-    """Return the command that runs `main`, with this package, and with no module of the working folder."""
-    package = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({package!r}); from {__name__} import main; main({host!r}, {port})"
-    return [sys.executable, "-P", "-c", code]
+class _Pictures:
+    """What optuna-dashboard takes for its store of artifacts: the pictures of MLflow's runs, which are only read."""
+
+    def __init__(self, open_picture: Callable[[str], BinaryIO]) -> None:
+        self._open_picture = open_picture
+
+    def open_reader(self, artifact_id: str) -> BinaryIO:
+        try:
+            return self._open_picture(artifact_id)
+        except FileNotFoundError as error:
+            raise ArtifactNotFound(str(error)) from error
+
+    def write(self, artifact_id: str, content_body: BinaryIO) -> None:
+        raise PermissionError("the pictures are those of MLflow's runs: none can be added here")
+
+    def remove(self, artifact_id: str) -> None:
+        raise ArtifactNotFound("the pictures are those of MLflow's runs: delete the run there")
 
 
-def main(host: str, port: int) -> None:
-    """Serve optuna-dashboard until the process is stopped."""
+def serve(host: str, port: int, *, storage_url: str, open_picture: Callable[[str], BinaryIO]) -> None:
+    """Serve optuna-dashboard until the process is stopped.
+
+    Args:
+        host: where to listen.
+        port: the same.
+        storage_url: of the storage whose studies are shown.
+        open_picture: returns the picture of the MLflow run of a study or trial. Raises FileNotFoundError without one.
+    """
     import optuna_dashboard
 
-    from amp_track.study.storage import open_existing_storage
-
-    app = optuna_dashboard.wsgi(open_existing_storage(os.environ[STORAGE_VARIABLE]))
+    app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_Pictures(open_picture))
     if is_loopback(host):
         app = _for_hosts({host, "127.0.0.1", "localhost"}, app)
     make_server(host, port, app, server_class=_ThreadedServer, handler_class=_QuietHandler).serve_forever()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import TypeAdapter
 
 from amp_track.planner.frontier import Edge, Hint, Limit, Next, Probe, explore, line_of
 from amp_track.records.outcome import Outcome, Verdict
@@ -48,6 +49,7 @@ class Task:
     """Whether a plan has chosen it, before anything was measured."""
 
 
+_TASK = TypeAdapter(Task)
 Done = Sequence[tuple[Task, Outcome, FrozenTrial]]
 """Every finished job with its outcome and its trial."""
 
@@ -241,7 +243,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         """Return the job that `sample_relative` has claimed for this trial; prune the trial when nothing is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return Task(**private.claimed(trial, _CLAIM))
+        return storage.read(_TASK, private.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -275,7 +277,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
 def _claim_of(trial: FrozenTrial) -> Task | None:
     """Return the job that a trial runs; None before it has picked one."""
     claim = trial.system_attrs.get(_CLAIM)
-    return Task(**claim) if claim else None
+    return storage.read(_TASK, claim, f"trial {trial.number}", "a job") if claim is not None else None
 
 
 def done_tasks(trials: Sequence[FrozenTrial]) -> Done:

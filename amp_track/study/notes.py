@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import optuna
 
 from amp_track.records.outcome import Outcome
@@ -12,6 +14,21 @@ from amp_track.study import private
 def note_on(study: optuna.Study, text: str) -> None:
     """Replace the note on a study, unless it is the same."""
     private.write_note(private.storage_of(study), private.study_id_of(study), None, text)
+
+
+def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
+    """Show the picture of MLflow's run on a study, and on some of its trials.
+
+    Args:
+        study: a part of a study, whose trials are trainings.
+        run_id: of the MLflow run that stands for the study; its pictures are kept there and not here.
+        trials: the run ids of trials, by number.
+    """
+    storage, study_id = private.storage_of(study), private.study_id_of(study)
+    private.link_picture(storage, study_id, None, run_id)
+    for number, of_trial in trials.items():
+        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        private.link_picture(storage, study_id, trial_id, of_trial)
 
 
 def note_failure(trial: optuna.Trial, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ Optuna gives a sampler, and a process that looks at another one's trials, no pub
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -78,6 +79,14 @@ def claimed(trial: optuna.Trial, name: str) -> Any:
     return trial.storage.get_trial(trial._trial_id).system_attrs[name]
 
 
+def keep(trial: optuna.Trial, name: str, value: Any) -> None:
+    """Set a system attribute of the trial that runs, which optuna-dashboard shows to nobody.
+
+    Should `_trial_id` change, no trial has an outcome.
+    """
+    trial.storage.set_trial_system_attr(trial._trial_id, name, value)
+
+
 def set_dashboard_constraint(trial: optuna.Trial, violation: float) -> None:
     """Set the constraint in the older list, the only one that optuna-dashboard 0.21 reads.
 
@@ -117,6 +126,18 @@ def write_note(storage: optuna.storages.BaseStorage, study_id: int, trial_id: in
     version = f"{prefix}note_ver"
     for name, value in {version: known.get(version, 0) + 1, **written}.items():
         storage.set_study_system_attr(study_id, name, value)
+
+
+def link_picture(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, run_id: str) -> None:
+    """Name the picture of an MLflow run as an artifact of a study, or of one of its finished trials.
+
+    Optuna's own function takes no finished trial. Should the names that optuna-dashboard 0.21 reads change, it shows no
+    picture, and `tests/browser/test_ui.py` fails.
+    """
+    name = f"artifacts:{run_id}" if trial_id is None else f"dashboard:artifacts:{trial_id}:{run_id}"
+    if name not in storage.get_study_system_attrs(study_id):
+        meta = {"artifact_id": run_id, "filename": "picture.png", "mimetype": "image/png", "encoding": None}
+        storage.set_study_system_attr(study_id, name, json.dumps(meta))
 
 
 def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:

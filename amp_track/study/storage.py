@@ -51,7 +51,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to repor
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
+def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
     """Return what is stored, which a damaged database, or another version of amp_track, may have as something else."""
     try:
         return adapter.validate_python(stored)
@@ -198,7 +198,7 @@ def check_settings(
     except KeyError:
         return
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
-    known = settings if stored is None else _read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
+    known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
     for setting in sorted(known.keys() | settings.keys()):
         if known.get(setting) != settings.get(setting):
             raise BadInput(
@@ -285,7 +285,7 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
     """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
-    trial.set_user_attr(OUTCOME, json.dumps(dataclasses.asdict(outcome)))
+    private.keep(trial, OUTCOME, json.dumps(dataclasses.asdict(outcome)))
     if not outcome.fits:
         notes.note_failure(trial, outcome)
     if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
@@ -309,16 +309,17 @@ def param_of(trial: FrozenTrial, name: str) -> Any:
 
 def outcome_of(trial: FrozenTrial) -> Outcome | None:
     """Return the outcome that `remember` has stored; None for a trial that died first."""
-    text = trial.user_attrs.get(OUTCOME)
+    # Among the attributes for people in studies that an older version has made.
+    text = trial.system_attrs.get(OUTCOME, trial.user_attrs.get(OUTCOME))
     if text is None:
         return None
-    return _parsed_outcome(_read(_TEXT, text, f"trial {trial.number}", OUTCOME))
+    return _parsed_outcome(read(_TEXT, text, f"trial {trial.number}", OUTCOME))
 
 
 @functools.lru_cache(maxsize=_MOST_OUTCOMES)
 def _parsed_outcome(text: str) -> Outcome:
     """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
-    return _read(_OUTCOMES, text, "a trial", OUTCOME)
+    return read(_OUTCOMES, text, "a trial", OUTCOME)
 
 
 def parent_run_id_of(study: optuna.Study) -> str | None:
@@ -329,13 +330,13 @@ def parent_run_id_of(study: optuna.Study) -> str | None:
 def parent_run_id(name: str, user_attributes: Mapping[str, Any]) -> str | None:
     """Return the same from a study's name and user attributes."""
     stored = user_attributes.get(PARENT_RUN_ID)
-    return None if stored is None else _read(_TEXT, stored, name, PARENT_RUN_ID)
+    return None if stored is None else read(_TEXT, stored, name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
     """Return the bytes that were free when a study without a budget began; None where that is not known."""
     stored = study.user_attrs.get(FREE_BYTES)
-    return None if stored is None else _read(_BYTES, stored, study.study_name, FREE_BYTES)
+    return None if stored is None else read(_BYTES, stored, study.study_name, FREE_BYTES)
 
 
 def remember_command(study: optuna.Study, command_as_json: str) -> None:
@@ -348,12 +349,12 @@ def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None
     stored = study.user_attrs.get(_COMMAND)
     if stored is None:
         return None
-    return _read(adapter, stored, study.study_name, _COMMAND)
+    return read(adapter, stored, study.study_name, _COMMAND)
 
 
 def learning_rate_of(trial: FrozenTrial) -> float:
     """Return the learning rate that a search has trained with."""
-    return _read(_NUMBER, trial.user_attrs.get(LEARNING_RATE), f"trial {trial.number}", LEARNING_RATE)
+    return read(_NUMBER, trial.user_attrs.get(LEARNING_RATE), f"trial {trial.number}", LEARNING_RATE)
 
 
 def run_id_of(trial: FrozenTrial) -> str:

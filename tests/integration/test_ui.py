@@ -13,19 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import optuna
 import psutil
 import pytest
 import requests
+from mlflow import MlflowClient
 from postgresql import Server as PostgreSQL
 from postgresql import server as postgresql  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
-from support import WORKLOADS, request
+from support import WORKLOADS, request, stores
 
 from amp_track.commands.fit import fit
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.report import links
+from amp_track.results.search import SearchResult
 from amp_track.study.storage import open_storage
 from benchmarks.servers import running_server
 
@@ -79,10 +82,35 @@ def files() -> dict[str, str]:
     return {str(path.relative_to(Path.cwd())): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
+def assert_pictures_are_shown(found: SearchResult, dashboard: str, study_id: int) -> None:
+    """Those of the study, and of each of its best trainings."""
+    detail = requests.get(f"{dashboard}/api/studies/{study_id}", timeout=60).json()
+    best = {trial.number: trial.run_id for trial in found.trials if trial.number in found.pareto}
+    assert best
+    of_trials = {trial["number"]: [each["artifact_id"] for each in trial["artifacts"]] for trial in detail["trials"]}
+    assert {number: ids for number, ids in of_trials.items() if ids} == {
+        number: [run_id] for number, run_id in best.items()
+    }
+    assert [each["artifact_id"] for each in detail["artifacts"]] == [found.fit.run_id]
+    addresses = [f"{dashboard}/artifacts/{study_id}/{found.fit.run_id}"]
+    ids = {trial["number"]: trial["trial_id"] for trial in detail["trials"]}
+    addresses += [f"{dashboard}/artifacts/{study_id}/{ids[number]}/{run_id}" for number, run_id in best.items()]
+    for address in addresses:
+        answer = requests.get(address, timeout=60)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "image/png"), address
+        assert answer.content.startswith(b"\x89PNG")
+    assert requests.get(f"{dashboard}/artifacts/{study_id}/{'f' * 32}", timeout=60).status_code == 404
+    assert requests.delete(addresses[0].replace("/artifacts", "/api/artifacts"), timeout=60).status_code == 404
+    assert requests.get(addresses[0], timeout=60).status_code == 200, "what is in MLflow is not deleted from here"
+
+
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
     asked = request(TINY, study="it's", precisions=("fp32", "bf16"), trials=2)
     found = search(asked, sandbox=SimulatedSandbox(samples=512))
+    client = MlflowClient(tracking_uri=stores()["tracking_uri"])
+    for trial in found.trials:  # a simulated training has no curves
+        client.log_image(trial.run_id, numpy.zeros((8, 8, 3), dtype="uint8"), "curves.png")
     before = files()
     with ui("--no-browser") as running:
         run, trainings, *parts = running.addresses
@@ -96,6 +124,7 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
         assert parts == [pages[f"it's/{part}"] for part in ("fit", "fit/bf16", "fit/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
+        assert_pictures_are_shown(found, dashboard, int(parts[-1].rpartition("/")[2]))
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
         arguments = [word for process in running.started() for word in process.cmdline()]

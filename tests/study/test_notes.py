@@ -78,6 +78,9 @@ def test_the_answer_is_a_note_on_every_part() -> None:
     columns = study_of("s/train").trials[0].user_attrs
     assert columns["verdict"] == "fits"
     assert columns["peak MiB"] > 0
+    for part in ("fit", "train", "seeds"):
+        shown = {name for trial in study_of(f"s/{part}").trials for name in trial.user_attrs}
+        assert "outcome" not in shown, "a page of JSON is no column for people"
 
     made = compare(
         request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.planner.snapshot import snapshot
+from amp_track.records.artifacts import COMPARE_PICTURE, SEARCH_PICTURE
 from amp_track.report import compare_pictures, memory_picture, plan, progress, search
 from amp_track.report.answer import Result
 from amp_track.report.page.content import page_of
@@ -29,7 +30,7 @@ def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
     rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in result.trials]
     parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
-        picture = folder / "search.png"
+        picture = folder / SEARCH_PICTURE
         search.draw(result, picture)
         parent.artifact(picture)
     return keep_page(result, parent, ui=ui)
@@ -39,7 +40,7 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
     """Keep page, table and pictures of a comparison. Return the path of the report."""
     parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
-        picture = folder / "compare.png"
+        picture = folder / COMPARE_PICTURE
         if compare_pictures.draw(result, picture):
             parent.artifact(picture)
         side_by_side = folder / "side-by-side.png"

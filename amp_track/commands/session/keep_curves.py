@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track.report.curves import FILE, Curves
+from amp_track.records.artifacts import CURVES_PICTURE
+from amp_track.report.curves import Curves
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def _drawn(run: Run, curves: Curves) -> list[str]:
     """Draw and store one picture, and return what to warn of: it is no reason for a training to fail."""
     try:
         with processes.scratch_folder() as folder:
-            if curves.draw(folder / FILE):
-                run.artifact(folder / FILE)
+            if curves.draw(folder / CURVES_PICTURE):
+                run.artifact(folder / CURVES_PICTURE)
     except Exception as error:
-        return [f"{FILE} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
+        return [f"{CURVES_PICTURE} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
     return []
 
 

@@ -1,7 +1,8 @@
-"""Keep what optuna-dashboard shows of a study beside its trials: notes, and the edges of each precision apart."""
+"""Keep what optuna-dashboard shows of a study beside its trials: notes, pictures, the edges of each precision apart."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.commands.session.studies import Studies
@@ -43,3 +44,23 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
             study = studies.existing(part)
             if study is not None:
                 notes.note_on(study, text)
+
+
+def show_pictures(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
+    """Show the picture of a study and those of its best trainings, which are in MLflow.
+
+    Args:
+        studies: of the command.
+        part: `train` or `compare`.
+        run_id: of the run that stands for the study.
+        trials: those of the trainings, by the number of their trial. What a server has yet to make is left to the next
+            command.
+    """
+    from amp_track.study import notes
+    from amp_track.tracking.sender import is_key
+
+    study = studies.existing(part)
+    if study is not None and not is_key(run_id):
+        made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
+        with studies.alone("views"):
+            notes.show_pictures(study, run_id, made)

@@ -16,6 +16,7 @@ from amp_track.report.page import svg
 from amp_track.report.page.content import Page
 from amp_track.report.page.drawing import Chart
 from amp_track.report.table import Table
+from amp_track.results.compare import CompareResult
 
 
 def page_html(page: Page, *, ui: str) -> str:
@@ -52,9 +53,16 @@ def dashboard_markdown(result: Result, *, ui: str) -> str:
 
 
 def _brief(template: str, result: Result, *, ui: str) -> str:
-    return _environment().get_template(template).render(
-        answer=answers.answer(result), study=answers.name(result), links=links.named_pages(result, ui)
-    )  # fmt: skip
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            answer=answers.answer(result),
+            study=answers.name(result),
+            has_edges=not isinstance(result, CompareResult),
+            links=links.named_pages(result, ui),
+        )
+    )
 
 
 @functools.cache

@@ -1,0 +1,32 @@
+"""optuna-dashboard in a process of its own: `main(host, port)`, with the stores' addresses in the environment.
+
+Its own program takes the address as an argument, which every user of the machine can read, its password included.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
+"""Environment variable with the address of the storage whose studies are shown."""
+TRACKING_VARIABLE = "AMP_TRACK_DASHBOARD_TRACKING_URI"
+"""Environment variable with the address of the store whose runs have the pictures."""
+
+
+def command(host: str, port: int) -> list[str]:
+    """Return the command that runs `main`, with this package, and with no module of the working folder."""
+    package = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.append({package!r}); from {__name__} import main; main({host!r}, {port})"
+    return [sys.executable, "-P", "-c", code]
+
+
+def main(host: str, port: int) -> None:
+    """Serve optuna-dashboard, with the pictures of MLflow's runs, until the process is stopped."""
+    from amp_track.study import dashboard
+    from amp_track.tracking import pictures
+
+    open_picture = functools.partial(pictures.open_picture, os.environ[TRACKING_VARIABLE])
+    dashboard.serve(host, port, storage_url=os.environ[STORAGE_VARIABLE], open_picture=open_picture)
