@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.outcome import Outcome
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.report.fit import edge_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
@@ -41,6 +41,10 @@ def _row(result: SearchResult, name: str) -> Row:
     best = result.best(name)
     fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
     at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
+    ran_out = any(
+        (trial.precision, trial.batch_size, trial.outcome.verdict) == (name, fitted.edge.largest_batch, Verdict.OOM)
+        for trial in result.trials
+    )
     largest, _, memory, speed = edge_cells(fitted)
     if at_edge is not None:
         memory = memory_text(at_edge.outcome.max_memory_bytes)
@@ -50,7 +54,7 @@ def _row(result: SearchResult, name: str) -> Row:
         largest,
         memory,
         speed,
-        _quality(at_edge, best),
+        "out of memory" if at_edge is None and ran_out else _quality(at_edge, best),
         f"{fastest.batch_size}\n{speed_text(fastest.outcome.samples_per_second)}/s" if fastest else UNKNOWN,
         f"{_quality(best, best)}\nat batch {best.batch_size}" if best else UNKNOWN,
         _scale(best.outcome) if best else UNKNOWN,
@@ -80,7 +84,7 @@ def notes(result: SearchResult) -> list[str]:
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
-    lines += _stopped_early(result)
+    lines += [*_out_of_memory(result), *_stopped_early(result)]
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     elif result.seeds_wanted == 1:
@@ -89,6 +93,19 @@ def notes(result: SearchResult) -> list[str]:
             "precisions over several."
         )
     return lines + precision_notes(result.fit)
+
+
+def _out_of_memory(result: SearchResult) -> list[str]:
+    """Return a note on the trainings that ran out of memory at a batch that had fitted."""
+    failed = [trial for trial in result.trials if trial.outcome.verdict is Verdict.OOM]
+    if not failed:
+        return []
+    listed = ", ".join(f"{trial.precision} at batch {trial.batch_size:,}" for trial in failed[:_MOST_LISTED])
+    listed += f" and {len(failed) - _MOST_LISTED} more" if len(failed) > _MOST_LISTED else ""
+    return [
+        f"{listed}: a training ran out of memory although the batch had fitted: the memory of a job varies here. "
+        "--headroom 5% leaves room."
+    ]
 
 
 def _stopped_early(result: SearchResult) -> list[str]:

@@ -64,6 +64,16 @@ def test_an_untrained_batch_is_shown_for_what_it_is(result: SearchResult) -> Non
     assert "at batch 512 (16), against 136 at batch 64" in note
 
 
+def test_a_training_that_ran_out_of_memory_at_the_edge_is_told(result: SearchResult) -> None:
+    assert not [line for line in report.notes(result) if "out of memory" in line]
+    failed = dataclasses.replace(result.trials[1], outcome=Outcome(verdict=Verdict.OOM, phase="backward"))
+    told = dataclasses.replace(result, trials=(result.trials[0], failed))
+    assert "out of memory" in text(told)
+    (note,) = [line for line in report.notes(told) if "out of memory" in line]
+    assert note.startswith("amp at batch 512: a training ran out of memory although the batch had fitted")
+    assert "--headroom" in note
+
+
 def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
     assert "65,536 → 16,384" in text(result)
     assert "2 of 138 steps skipped, 0 growths" in text(result)
