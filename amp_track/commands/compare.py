@@ -62,12 +62,12 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
         keep_notes.note_answer(studies, result, parts=("compare",))
-        keep_notes.show_pictures(studies, "compare", result.run_id, trials={})
         result = dataclasses.replace(
             result, report=keep.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
+        keep_notes.show_pictures(studies, "compare", result.run_id, trials={})
         return result
 
 
@@ -117,7 +117,8 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
         options = sessions[value].inspection.options
         job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
         note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, _seeds_asked(base))
-        where = pace.next(points.index(point) + 1, len(points))
+        made = len(grid.trained(tracked_study.study, points, value=_speed_of, is_known=_is_known(base)))
+        where = pace.next(made, len(points))
         of_value = dataclasses.replace(tracked_study, session=sessions[value])
         outcome, run_id = run_trial(of_value, trial, job, note=note, where=where)
         storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amp_track.commands import fit
@@ -39,10 +38,6 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
     minutes = request.search_options.minutes
     deadline = time.monotonic() + 60 * minutes if minutes is not None else math.inf
-
-    def is_time_up() -> bool:
-        return time.monotonic() > deadline
-
     session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
     compares_seeds = request.search_options.seeds > 1
     if compares_seeds:
@@ -56,15 +51,16 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         remembered.keep(tracked_study, "search")
         fitted = fit.find_edges(tracked_study, studies, sampler)
-        _train_inside(tracked_study, studies, fitted, is_time_up)
+        _train_inside(tracked_study, studies, fitted, deadline)
         if compares_seeds:
-            _train_seeds(tracked_study, studies, fitted, is_time_up)
+            _train_seeds(tracked_study, studies, fitted, deadline)
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
         keep_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))
+        result = dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent, ui=session.ui))
         best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
         keep_notes.show_pictures(studies, "train", fitted.run_id, trials=best)
-        return dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent, ui=session.ui))
+        return result
 
 
 def result_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SearchResult:
@@ -102,8 +98,8 @@ def _check_seeds(session: Session) -> None:
         )
 
 
-def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]) -> None:
-    """Train at batches and precisions inside the edges."""
+def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> None:
+    """Train at batches and precisions inside the edges. None is begun after `deadline`, of the monotonic clock."""
     from amp_track.study import search
 
     session, options = fit_study.session, fit_study.session.request.search_options
@@ -116,10 +112,10 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
     tracked_study = fit_study.beside(studies.open("train"))
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
-    pace = Pace()
+    pace = Pace(deadline)
 
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(tracked_study, trial, job, where=pace.next(trial.number + 1, options.trials))
+        return run_trial(tracked_study, trial, job, where=pace.next(trial.number, options.trials))
 
     search.train_inside(
         tracked_study.study,
@@ -128,12 +124,15 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
         trials=options.trials,
         higher_is_better=session.inspection.higher_is_better,
         run_training=run_training,
-        is_time_up=is_time_up,
+        is_time_up=lambda: time.monotonic() > deadline,
     )
 
 
-def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, is_time_up: Callable[[], bool]) -> None:
-    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all."""
+def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> None:
+    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
+
+    None is begun after `deadline`, of the monotonic clock.
+    """
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
@@ -141,10 +140,11 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, i
     tracked_study = fit_study.beside(studies.open("seeds"))
     progress.say(f"comparing {', '.join(fitted.edges)} over {len(seeds)} seeds at batch {job.batch_size}")
 
-    points, pace = _points_of_seeds(seeds, fitted), Pace()
+    points, pace = _points_of_seeds(seeds, fitted), Pace(deadline)
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
-        chosen, where = dataclasses.replace(job, **point), pace.next(points.index(point) + 1, len(points))
+        made = len(grid.trained(tracked_study.study, points, value=_quality_of))
+        chosen, where = dataclasses.replace(job, **point), pace.next(made, len(points))
         return run_trial(tracked_study, trial, chosen, note=seed_text(chosen.seed, seeds), where=where)
 
     grid.train_grid(
@@ -156,7 +156,7 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, i
         },
         run_training=run_training,
         value=_quality_of,
-        is_time_up=is_time_up,
+        is_time_up=lambda: time.monotonic() > deadline,
     )
 
 

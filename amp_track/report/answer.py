@@ -12,7 +12,7 @@ from amp_track.report.table import Table
 from amp_track.report.text import UNKNOWN, speed_text
 from amp_track.results.choice import Choice, choose, choose_compared, has_diverged
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult
 
@@ -38,10 +38,7 @@ class Answer:
 def answer(result: Result) -> Answer:
     """Return the answer of a study."""
     if isinstance(result, CompareResult):
-        first, *more = result.answers or ("there is nothing to compare: one precision was trained",)
-        said = Answer(headline=first, more=tuple(more), caveats=tuple(compare.notes(result)))
-        chosen = choose_compared(result)
-        return said if chosen is None else _with_command(said, result, chosen)
+        return _of_compare(result)
     choice = choose(result)
     found = result.fit if isinstance(result, SearchResult) else result
     notes = search.notes(result) if isinstance(result, SearchResult) else fit.fit_notes(result)
@@ -55,16 +52,46 @@ def answer(result: Result) -> Answer:
     )
 
 
-def _with_command(said: Answer, result: CompareResult, chosen: Cell) -> Answer:
+def _of_compare(result: CompareResult) -> Answer:
+    caveats = tuple(compare.notes(result))
+    chosen = choose_compared(result)
+    if chosen is None:
+        first, *more = result.answers or ("There is nothing to compare: one precision was trained",)
+        return Answer(headline=first, more=tuple(more), caveats=caveats)
     job = dataclasses.replace(result.asked, precision=chosen.precision)
     if result.option is not None:
         others = [(option, text) for option, text in job.options if option != result.option]
         job = dataclasses.replace(job, options=(*others, (result.option, chosen.value)))
-    where = f" at {result.at(chosen.value)}" if result.option is not None else ""
-    why = "the fastest without a loss of quality" if chosen.quality is not None else "the fastest"
-    return dataclasses.replace(
-        said, command=train_command(job), to_train=f"To train with {chosen.precision}{where}, {why}"
+    at = f" at {result.at(chosen.value)}" if result.option is not None else ""
+    return Answer(
+        headline=f"{chosen.precision}{at}: {_compared(result, chosen)}",
+        more=result.answers,
+        command=train_command(job),
+        to_train=f"To train with it{at}",
+        caveats=caveats,
     )
+
+
+def _compared(result: CompareResult, chosen: Cell) -> str:
+    """Return how the chosen cell compares with fp32 at the same value."""
+    if chosen.precision == REFERENCE:
+        others = [name for name in result.precisions if name != REFERENCE]
+        return f"no faster without a loss with {' or '.join(others)}" if others else "no other precision was trained"
+    speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
+    parts = [_speed_words(speed)] if speed is not None else []
+    if memory is not None:
+        parts.append(f"{_ratio(memory)} × its memory")
+    if chosen.quality is not None:
+        reference = result.cell(chosen.value, REFERENCE).quality
+        of_fp32 = reference.mean if reference is not None else None
+        against = result.seeds_at(chosen.value).comparison(chosen.precision) if result.seeds > 1 else None
+        over = f"over {result.seeds} seeds" if result.seeds > 1 else "with one seed"
+        parts.append(
+            _verdict(result.quality_name, against, over)
+            if against is not None
+            else _one_quality(result.quality_name, chosen.quality.mean, of_fp32, over)
+        )
+    return ", ".join(parts) or f"it trains, and {REFERENCE} does not"
 
 
 def name(result: Result) -> str:
@@ -106,9 +133,15 @@ def _largest(choice: Choice) -> str:
 def _speed(choice: Choice) -> str:
     if choice.speed_ratio is None:
         return f"{speed_text(choice.samples_per_second)} samples/s" if choice.samples_per_second else ""
-    if judge(choice.speed_ratio) is Speed.SAME:
-        return f"as fast as {REFERENCE} (within 3 %)"
-    return f"{_ratio(choice.speed_ratio)} × {REFERENCE}'s speed"
+    return _speed_words(choice.speed_ratio)
+
+
+def _speed_words(ratio: float) -> str:
+    return (
+        f"as fast as {REFERENCE} (within 3 %)"
+        if judge(ratio) is Speed.SAME
+        else f"{_ratio(ratio)} × {REFERENCE}'s speed"
+    )
 
 
 def _ratio(number: float) -> str:
@@ -123,17 +156,24 @@ def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
     if choice.precision == REFERENCE:
         return f"{name} {quality:.4f}"
     against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
-    if result.seeds is not None and against is not None:
-        over = f"over {result.seeds.seeds} seeds"
-        if result.seeds.job.batch_size != choice.batch_size:
-            over += f" at batch {result.seeds.job.batch_size}"
-        if against.verdict == EQUIVALENT:
-            return f"{name} equivalent {over}"
-        if against.verdict == DIFFERENT:
-            return f"{name} differs by {against.difference:+.4f} {over}"
-        return f"{name} neither equivalent nor different {over}"
-    of_fp32 = f" against {choice.quality_of_fp32:.4f}" if choice.quality_of_fp32 is not None else ""
-    return f"{name} {quality:.4f}{of_fp32} with one seed"
+    if result.seeds is None or against is None:
+        return _one_quality(name, quality, choice.quality_of_fp32, "with one seed")
+    over = f"over {result.seeds.seeds} seeds"
+    if result.seeds.job.batch_size != choice.batch_size:
+        over += f" at batch {result.seeds.job.batch_size}"
+    return _verdict(name, against, over)
+
+
+def _one_quality(name: str, quality: float, of_fp32: float | None, over: str) -> str:
+    return f"{name} {quality:.4f}" + (f" against {of_fp32:.4f}" if of_fp32 is not None else "") + f" {over}"
+
+
+def _verdict(name: str, against: Comparison, over: str) -> str:
+    if against.verdict == EQUIVALENT:
+        return f"{name} equivalent {over}"
+    if against.verdict == DIFFERENT:
+        return f"{name} differs by {against.difference:+.4f} {over}"
+    return f"{name} neither equivalent nor different {over}"
 
 
 def _nothing_is_faster(result: FitResult | SearchResult) -> str:

@@ -29,8 +29,8 @@ _INFINITY_IN_STORE = sys.float_info.max
 """MLflow keeps an infinite metric as this."""
 
 Points = list[tuple[int, float]]
-Across = TypeVar("Across", int, float)
 """(step, value), by step."""
+Across = TypeVar("Across", int, float)
 
 
 @dataclass(frozen=True)

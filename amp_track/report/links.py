@@ -20,24 +20,31 @@ def pages(result: FitResult | SearchResult | CompareResult, ui: str) -> list[str
 
 
 def named_pages(result: FitResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
-    """Return the pages that show a result by what they show: the study's run, and its trainings if it has made some.
+    """Return the pages that show a result by what they show: the study's run, its page, and its trainings.
 
     Args:
         result: of a study.
         ui: the address of the UI; empty for links within the UI.
     """
     found = result.fit if isinstance(result, SearchResult) else result
-    shown = {"the study's run": run(ui, found.experiment_id, found.run_id)}
+    shown = {
+        "the study's run": run(ui, found.experiment_id, found.run_id),
+        "its page": page(ui, found.experiment_id, found.run_id),
+    }
     if isinstance(result, FitResult):
         return shown
     shown["its trainings as a chart"] = trainings(ui, found.experiment_id, found.run_id)
-    best = _best_runs(result) if isinstance(result, SearchResult) else []
+    best = _best_runs(result)
     if len(best) > 1:
         shown["the best of each precision side by side"] = side_by_side(ui, found.experiment_id, best)
     return shown
 
 
-def _best_runs(result: SearchResult) -> list[str]:
+def _best_runs(result: SearchResult | CompareResult) -> list[str]:
+    """Return a run for each precision: its best training, or of a comparison the first seed at the last value."""
+    if isinstance(result, CompareResult):
+        last = [cell for cell in result.cells if cell.value == result.values[-1]]
+        return [cell.trainings[0].run_id for cell in last if cell.failure is None]
     best = [result.best(precision) for precision in result.fit.precisions]
     return [trial.run_id for trial in best if trial is not None]
 
@@ -45,6 +52,11 @@ def _best_runs(result: SearchResult) -> list[str]:
 def run(ui: str, experiment_id: str, run_id: str) -> str:
     """Return the page of one run, in the part of the UI that is for training."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+
+
+def page(ui: str, experiment_id: str, run_id: str) -> str:
+    """Return the place of a study's `report.html` among the artifacts of its run."""
+    return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?workflowType=machine_learning"
 
 
 def trainings(ui: str, experiment_id: str, run_id: str) -> str:

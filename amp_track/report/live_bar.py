@@ -15,7 +15,7 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.values import format_bytes
 
 _NARROW = 80
-"""Columns. On a narrower terminal there is no room for the bar itself, and the rest takes two lines."""
+"""Columns. On a narrower terminal there is no room for the bar itself, and the scale goes to the second line."""
 _LONGEST_TITLE, _LONGEST_NARROW_TITLE = 60, 24
 """Columns of a title, cut where it would leave no room for the rest."""
 
@@ -44,8 +44,6 @@ class LiveBar:
         self._is_narrow = progress.console.width < _NARROW
         self._where = where
         shown = Text(title, style=PRECISION_COLORS[precision])
-        if where and not self._is_narrow:
-            shown.append(f"  {where}", style="dim")
         self._task: TaskID = progress.add_task("", total=None, title=shown, state="", below=self._below())
 
     def show(self, event: Event) -> None:
@@ -85,18 +83,17 @@ class LiveBar:
         return "  ".join(parts)
 
     def _below(self) -> Text | None:
-        """Return the second line; None where one is wide enough for all."""
-        if not self._is_narrow:
-            return None
-        parts = [self._scale_text() if self._scale is not None else "", self._where]
-        return Text("  ".join(part for part in parts if part), style="dim", no_wrap=True, overflow="ellipsis")
+        """Return the second line; None where there is nothing to say."""
+        parts = [self._scale_text()] if self._is_narrow and self._scale is not None else []
+        parts += [self._where] if self._where else []
+        return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis") if parts else None
 
     def _scale_text(self) -> str:
         return f"scale {self._scale:,g}"
 
 
 class _Lines(Progress):
-    """A job in one line, or on a narrow terminal in two."""
+    """A job in a line, and what is known of the search in one below it."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """Return what is drawn, from the top."""

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 
 class Pace:
-    """Counts trainings, and judges from those that have ended how long the others take: roughly.
+    """Judges from the trainings that have ended how long the others take: roughly.
 
     Args:
+        deadline: when no more trainings are begun, by the clock.
         clock: returns seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._start_seconds = clock()
-        self._begun = 0
+    def __init__(self, deadline: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline, self._clock = deadline, clock
+        self._first: tuple[int, float] | None = None
+        """How many were made when the first began here, and when."""
 
-    def next(self, number: int, total: int) -> str:
+    def next(self, made: int, total: int) -> str:
         """Return where the training that begins now stands: `training 7 of 30, about 0:03:10 left in all`.
 
         Args:
-            number: of this training, from 1; an earlier command may have made those before it.
-            total: how many are wanted. No time is given without a training that has ended, nor beyond the last.
+            made: by all search workers, and by earlier commands.
+            total: how many are wanted. No time is given before one has ended since the first began here.
         """
-        ended, self._begun = self._begun, self._begun + 1
-        text = f"training {number} of {total}"
-        if not ended or number > total:
+        now = self._clock()
+        if self._first is None:
+            self._first = made, now
+        text = f"training {made + 1} of {total}"
+        first, since = self._first
+        if made == first or made >= total:
             return text
-        left_seconds = (self._clock() - self._start_seconds) / ended * (total - number + 1)
+        left_seconds = min((now - since) / (made - first) * (total - made), max(self._deadline - now, 0))
         return f"{text}, about {timedelta(seconds=round(left_seconds))} left in all"

@@ -104,7 +104,7 @@ def _out_of_memory(result: SearchResult) -> list[str]:
     listed += f" and {len(failed) - _MOST_LISTED} more" if len(failed) > _MOST_LISTED else ""
     return [
         f"{listed}: a training ran out of memory although the batch had fitted: the memory of a job varies here. "
-        "--headroom 5% leaves room."
+        "More --headroom, and another --study, leaves room."
     ]
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.results.compare import REFERENCE, Cell, CompareResult
+from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
 from amp_track.results.equivalence import DIFFERENT
 from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.seeds import SeedsResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +116,20 @@ def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -
     rated = [trial for trial in trained if trial.outcome.quality is not None and math.isfinite(trial.outcome.quality)]
     if not rated:
         return list(trained)
-    worse = {precision for precision in result.fit.edges if _is_worse(result, precision)}
+    higher = result.higher_is_better
+    worse = {name for name in result.fit.edges if _is_worse(result.seeds, name, higher_is_better=higher)}
     rated = [trial for trial in rated if trial.precision not in worse] or rated
     sign = 1 if result.higher_is_better else -1
     best = max(sign * _quality(trial) for trial in rated)
     return [trial for trial in rated if sign * _quality(trial) >= best - result.margin.of(abs(best))]
 
 
-def _is_worse(result: SearchResult, precision: str) -> bool:
-    against = result.seeds.comparison(precision) if result.seeds is not None else None
+def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bool) -> bool:
+    """Return whether several seeds have shown a precision to be worse than fp32."""
+    against = seeds.comparison(precision) if seeds is not None else None
     if against is None or against.verdict != DIFFERENT:
         return False
-    return (against.difference < 0) == result.higher_is_better
+    return (against.difference < 0) == higher_is_better
 
 
 def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
@@ -141,27 +144,38 @@ def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult
 
 
 def choose_compared(result: CompareResult) -> Cell | None:
-    """Return the fastest cell of a comparison whose quality is as good as the best; None where none has trained.
+    """Return the fastest cell of a comparison whose quality is as good as the best.
 
-    Of several values of the option at the last one that anything trained at; of several as fast the one that takes the
-    least memory.
+    Of several values of the option at the largest that anything trained at; of several cells as fast the one that takes
+    the least memory. None where nothing has trained, where every training there has diverged, and where the values are
+    no numbers: which of them is wanted is not for a comparison of precisions to say.
     """
-    for value in reversed(result.values):
-        at_value = [cell for cell in result.cells if cell.value == value]
-        good = _as_good_cells(result, [cell for cell in at_value if cell.failure is None and cell.samples_per_second])
-        if good:
-            best = max(cell.samples_per_second or 0.0 for cell in good)
-            fast = [cell for cell in good if (cell.samples_per_second or 0.0) >= NO_SLOWER * best]
-            return min(fast, key=lambda cell: (cell.train_memory_bytes or math.inf, -(cell.samples_per_second or 0.0)))
-    return None
+    if len(result.values) > 1 and as_numbers(result.values) is None:
+        return None
+    trained = [cell for cell in result.cells if cell.failure is None and cell.samples_per_second]
+    values = [value for value in result.values if any(cell.value == value for cell in trained)]
+    good = _as_good_cells(result, [cell for cell in trained if cell.value == values[-1]]) if values else []
+    if not good:
+        return None
+    best = max(cell.samples_per_second or 0.0 for cell in good)
+    fast = [cell for cell in good if (cell.samples_per_second or 0.0) >= NO_SLOWER * best]
+    return min(fast, key=lambda cell: (cell.train_memory_bytes or math.inf, -(cell.samples_per_second or 0.0)))
 
 
 def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of one value whose mean quality is within the margin of the best; all without a quality."""
+    """Return the cells of one value whose mean quality is within the margin of the best; all without a quality.
+
+    A precision of which one seed has diverged, or that several seeds have shown to be worse, is left out.
+    """
     if not any(training.outcome.quality is not None for cell in cells for training in cell.trainings):
         return list(cells)
     sign = 1 if result.higher_is_better else -1
-    rated = {cell.precision: sign * cell.quality.mean for cell in cells if cell.quality is not None}
+    rated = {}
+    for cell in cells:
+        seeds = result.seeds_at(cell.value)
+        is_worse = _is_worse(seeds, cell.precision, higher_is_better=result.higher_is_better)
+        if cell.quality is not None and not seeds.without_quality(cell.precision) and not is_worse:
+            rated[cell.precision] = sign * cell.quality.mean
     best = max(rated.values(), default=0.0)
     least = best - result.margin.of(abs(best))
     return [cell for cell in cells if rated.get(cell.precision, -math.inf) >= least]

@@ -44,7 +44,11 @@ def studies(url: str) -> dict[str, tuple[Part, ...]]:
         }
 
 
-def have_finished_trial(url: str, parts: Iterable[Part]) -> bool:
-    """Return whether any trial of these parts of a study is finished. Raises BadInput if there is no storage."""
+def have_measured(url: str, parts: Iterable[Part]) -> bool:
+    """Return whether any trial of these parts of a study has an outcome. Raises BadInput if there is no storage."""
     with reading(url) as storage:
-        return any(storage.get_n_trials(part.study_id, _FINISHED) for part in parts)
+        return any(
+            storages.outcome_of(trial) is not None
+            for part in parts
+            for trial in storage.get_all_trials(part.study_id, deepcopy=False, states=_FINISHED)
+        )

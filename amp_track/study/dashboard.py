@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from optuna.artifacts.exceptions import ArtifactNotFound
+import bottle  # type: ignore[import-untyped]  # which optuna-dashboard is made with
 
 from amp_track.study.storage import open_existing_storage
 from amp_track.workers.servers import is_loopback
@@ -36,16 +36,18 @@ class _Pictures:
         self._open_picture = open_picture
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
+        """Return a picture. Answers 404 where there is none: an error of the store's own would be one of the server."""
         try:
             return self._open_picture(artifact_id)
         except FileNotFoundError as error:
-            raise ArtifactNotFound(str(error)) from error
+            raise bottle.HTTPError(404, str(error)) from error
 
     def write(self, artifact_id: str, content_body: BinaryIO) -> None:
-        raise PermissionError("the pictures are those of MLflow's runs: none can be added here")
+        """Refuse what is uploaded."""
+        raise bottle.HTTPError(403, "pictures are added to a run in MLflow, and not here")
 
     def remove(self, artifact_id: str) -> None:
-        raise ArtifactNotFound("the pictures are those of MLflow's runs: delete the run there")
+        """Leave the picture in MLflow: a study that is deleted here is shown no longer, and that is all."""
 
 
 def serve(host: str, port: int, *, storage_url: str, open_picture: Callable[[str], BinaryIO]) -> None:
@@ -73,8 +75,18 @@ def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
 
     def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("HTTP_HOST", "").partition(":")[0] in hosts:
-            return app(environ, start_response)
+            return app(environ, _without_sharing(start_response))
         start_response("403 Forbidden", [("Content-Type", "text/plain")])
         return [b"this is served to 127.0.0.1 and localhost alone"]
 
     return checked
+
+
+def _without_sharing(start_response: StartResponse) -> StartResponse:
+    """Return what starts a response that pages of other addresses may not read, as optuna-dashboard lets them."""
+
+    def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Callable[[bytes], object]:
+        own = [(name, value) for name, value in headers if name.lower() != "access-control-allow-origin"]
+        return start_response(status, own, *rest)
+
+    return start

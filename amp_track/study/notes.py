@@ -26,9 +26,9 @@ def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -
     """
     storage, study_id = private.storage_of(study), private.study_id_of(study)
     private.link_picture(storage, study_id, None, run_id)
-    for number, of_trial in trials.items():
-        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        private.link_picture(storage, study_id, trial_id, of_trial)
+    for trial in study.get_trials(deepcopy=False):
+        if trial.number in trials:
+            private.link_picture(storage, study_id, private.id_of(trial), trials[trial.number])
 
 
 def note_failure(trial: optuna.Trial, outcome: Outcome) -> None:

@@ -132,7 +132,7 @@ def link_picture(storage: optuna.storages.BaseStorage, study_id: int, trial_id: 
     """Name the picture of an MLflow run as an artifact of a study, or of one of its finished trials.
 
     Optuna's own function takes no finished trial. Should the names that optuna-dashboard 0.21 reads change, it shows no
-    picture, and `tests/browser/test_ui.py` fails.
+    picture, and `tests/integration/test_ui.py` fails.
     """
     name = f"artifacts:{run_id}" if trial_id is None else f"dashboard:artifacts:{trial_id}:{run_id}"
     if name not in storage.get_study_system_attrs(study_id):
@@ -149,7 +149,7 @@ def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:
     return storage if isinstance(storage, BaseHeartbeat) and storage.get_heartbeat_interval() is not None else None
 
 
-def id_of(trial: optuna.Trial) -> int:
+def id_of(trial: optuna.Trial | FrozenTrial) -> int:
     """Return the number under which a storage knows a trial.
 
     Should `_trial_id` change, trials have no heartbeats, and no search worker can run one.

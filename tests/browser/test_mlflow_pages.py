@@ -33,7 +33,7 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     asked = request(
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
-    of_the_study, of_the_trainings, of_the_best = links.pages(
+    of_the_study, _, of_the_trainings, of_the_best = links.pages(
         search(asked, sandbox=SimulatedSandbox(samples=512)), server.address
     )
 

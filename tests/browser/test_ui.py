@@ -40,11 +40,14 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
 
 
 def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) -> None:
-    run, trainings, fit, of_bf16, of_fp32, train = addresses
+    run, its_page, trainings, fit, of_bf16, of_fp32, train = addresses
 
     page.goto(run)
     page.get_by_text("Child runs", exact=True).wait_for()
     page.get_by_text("it's", exact=True).first.wait_for()
+
+    page.goto(its_page)
+    page.frame_locator("iframe").get_by_role("heading", level=1).get_by_text("bf16 at batch ").wait_for()
 
     page.goto(trainings)
     page.get_by_text("4 matching runs").wait_for()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,8 @@ from amp_track.commands.request import Request, Stores
 from amp_track.commands.ui import _without_passwords
 from amp_track.records.errors import ServerFailed
 from amp_track.records.job import Job
-from amp_track.study.storage import PARENT_RUN_ID, open_storage
+from amp_track.records.outcome import Outcome, Verdict
+from amp_track.study.storage import OUTCOME, PARENT_RUN_ID, open_storage
 from amp_track.workers import servers
 
 Command = Callable[..., Done]
@@ -29,12 +32,17 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "running", start)
 
 
+def measured_trial() -> optuna.trial.FrozenTrial:
+    outcome = json.dumps(dataclasses.asdict(Outcome(verdict=Verdict.FITS)))
+    return optuna.trial.create_trial(value=1.0, system_attrs={OUTCOME: outcome})
+
+
 def make_studies(*names: str) -> None:
     storage = open_storage("sqlite:///optuna.db")
     for name in names:
         study = optuna.create_study(study_name=name, storage=storage)
         study.set_user_attr(PARENT_RUN_ID, "f" * 32)
-        study.add_trial(optuna.trial.create_trial(value=1.0))
+        study.add_trial(measured_trial())
     storage.engine.dispose()
 
 
@@ -85,11 +93,12 @@ def test_a_study_without_a_finished_trial_is_refused_by_name_alone(amp_track: Co
     storage = open_storage("sqlite:///optuna.db")
     study = optuna.create_study(study_name="digits/fit", storage=storage)
     study.enqueue_trial({"batch_size": 8})
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
     assert "STUDY: got digits, none of whose trials is finished, expected" in refusal(amp_track("ui", "digits/fit"))
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
         assert "expected a free port" in refusal(amp_track("ui", "--port", port)), "without a name it leads to all"
-    study.add_trial(optuna.trial.create_trial(value=1.0))
+    study.add_trial(measured_trial())
     storage.engine.dispose()
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +30,6 @@ from amp_track.commands.fit import fit
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.report import links
-from amp_track.results.search import SearchResult
 from amp_track.study.storage import open_storage
 from benchmarks.servers import running_server
 
@@ -82,40 +83,15 @@ def files() -> dict[str, str]:
     return {str(path.relative_to(Path.cwd())): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def assert_pictures_are_shown(found: SearchResult, dashboard: str, study_id: int) -> None:
-    """Those of the study, and of each of its best trainings."""
-    detail = requests.get(f"{dashboard}/api/studies/{study_id}", timeout=60).json()
-    best = {trial.number: trial.run_id for trial in found.trials if trial.number in found.pareto}
-    assert best
-    of_trials = {trial["number"]: [each["artifact_id"] for each in trial["artifacts"]] for trial in detail["trials"]}
-    assert {number: ids for number, ids in of_trials.items() if ids} == {
-        number: [run_id] for number, run_id in best.items()
-    }
-    assert [each["artifact_id"] for each in detail["artifacts"]] == [found.fit.run_id]
-    addresses = [f"{dashboard}/artifacts/{study_id}/{found.fit.run_id}"]
-    ids = {trial["number"]: trial["trial_id"] for trial in detail["trials"]}
-    addresses += [f"{dashboard}/artifacts/{study_id}/{ids[number]}/{run_id}" for number, run_id in best.items()]
-    for address in addresses:
-        answer = requests.get(address, timeout=60)
-        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "image/png"), address
-        assert answer.content.startswith(b"\x89PNG")
-    assert requests.get(f"{dashboard}/artifacts/{study_id}/{'f' * 32}", timeout=60).status_code == 404
-    assert requests.delete(addresses[0].replace("/artifacts", "/api/artifacts"), timeout=60).status_code == 404
-    assert requests.get(addresses[0], timeout=60).status_code == 200, "what is in MLflow is not deleted from here"
-
-
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
     asked = request(TINY, study="it's", precisions=("fp32", "bf16"), trials=2)
     found = search(asked, sandbox=SimulatedSandbox(samples=512))
-    client = MlflowClient(tracking_uri=stores()["tracking_uri"])
-    for trial in found.trials:  # a simulated training has no curves
-        client.log_image(trial.run_id, numpy.zeros((8, 8, 3), dtype="uint8"), "curves.png")
     before = files()
     with ui("--no-browser") as running:
-        run, trainings, *parts = running.addresses
+        run, page, trainings, *parts = running.addresses
         mlflow, dashboard = run.partition("/#")[0], parts[0].partition("/dashboard")[0]
-        assert [run, trainings] == links.pages(found, mlflow)[:2]
+        assert [run, page, trainings] == links.pages(found, mlflow)[:3]
         answer = requests.get(f"{mlflow}/api/2.0/mlflow/runs/get", {"run_id": found.fit.run_id}, timeout=60).json()
         assert (answer["run"]["info"]["run_name"], answer["run"]["info"]["experiment_id"]) == (
             "it's", found.fit.experiment_id,
@@ -124,7 +100,6 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
         assert parts == [pages[f"it's/{part}"] for part in ("fit", "fit/bf16", "fit/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
-        assert_pictures_are_shown(found, dashboard, int(parts[-1].rpartition("/")[2]))
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
         arguments = [word for process in running.started() for word in process.cmdline()]
@@ -135,6 +110,39 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         assert (running.process.returncode, said) == (0, "stopped MLflow's UI and optuna-dashboard\n"), complaints
         assert complaints == ""
     assert files() == before
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_the_dashboard_shows_the_pictures_of_mlflows_runs_and_changes_none() -> None:
+    found = search(request(TINY, study="s", precisions=("fp32",), trials=3), sandbox=SimulatedSandbox(samples=512))
+    client = MlflowClient(tracking_uri=stores()["tracking_uri"])
+    best = {trial.number: trial.run_id for trial in found.trials if trial.number in found.pareto}
+    for run_id in best.values():  # a simulated training has no curves
+        client.log_image(run_id, numpy.zeros((8, 8, 3), dtype="uint8"), "curves.png")
+    with ui("--no-browser") as running:
+        dashboard, study_id = re.fullmatch(r"(.*)/dashboard/studies/(\d+)", running.addresses[-1]).groups()  # type: ignore[union-attr]
+        study = f"{dashboard}/api/studies/{study_id}"
+        detail = requests.get(study, timeout=60).json()
+        shown = {trial["number"]: [each["artifact_id"] for each in trial["artifacts"]] for trial in detail["trials"]}
+        assert best
+        assert {number: ids for number, ids in shown.items() if ids} == {n: [run_id] for n, run_id in best.items()}
+        assert [each["artifact_id"] for each in detail["artifacts"]] == [found.fit.run_id]
+        ids = {trial["number"]: trial["trial_id"] for trial in detail["trials"]}
+        of_study = f"{dashboard}/artifacts/{study_id}/{found.fit.run_id}"
+        of_best = [f"{dashboard}/artifacts/{study_id}/{ids[number]}/{run_id}" for number, run_id in best.items()]
+        for address in (of_study, *of_best):
+            answer = requests.get(address, timeout=60)
+            assert (answer.status_code, answer.headers["Content-Type"]) == (200, "image/png"), address
+            assert answer.content.startswith(b"\x89PNG")
+            assert "Access-Control-Allow-Origin" not in answer.headers, "pages of other addresses may not read it"
+        uploaded = {"file": "data:image/png;base64,AAAA", "filename": "x.png"}
+        refused = requests.post(f"{dashboard}/api/artifacts/{study_id}", json=uploaded, timeout=60)
+        assert refused.status_code == 403
+        shutil.rmtree(next(Path("mlruns").glob(f"*/{next(iter(best.values()))}")))
+        assert requests.get(of_best[0], timeout=60).status_code == 404
+        assert requests.delete(study, json={}, timeout=60).status_code == 204
+        assert requests.get(study, timeout=60).status_code == 404
+    assert "search.png" in {item.path for item in client.list_artifacts(found.fit.run_id)}
 
 
 @pytest.mark.usefixtures("fresh_stores")

@@ -2,7 +2,7 @@
 
 from urllib.parse import parse_qs, urlsplit
 
-from report.table_samples import FIT, SEARCH
+from report.table_samples import COMPARE, FIT, SEARCH
 
 from amp_track.report import links
 from amp_track.results.search import SearchResult
@@ -18,13 +18,22 @@ def test_the_best_training_of_each_precision_stands_beside_the_others() -> None:
 
 
 def test_a_fit_has_a_run_and_no_trainings_to_compare() -> None:
-    assert links.pages(FIT, UI) == [f"{UI}/#/experiments/1/runs/parent?workflowType=machine_learning"]
+    assert links.pages(FIT, UI) == [
+        f"{UI}/#/experiments/1/runs/parent?workflowType=machine_learning",
+        f"{UI}/#/experiments/1/runs/parent/artifacts/report.html?workflowType=machine_learning",
+    ]
+
+
+def test_a_comparison_has_its_last_value_side_by_side() -> None:
+    *_, page = links.pages(COMPARE, UI)
+    asked = parse_qs(urlsplit(urlsplit(page).fragment).query)
+    assert asked["runs"] == ['["1024fp320","1024tf320","1024amp0"]'], "bf16 ran out of memory there"
 
 
 def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
     found = SearchResult(
         fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
     )
-    _, page = links.pages(found, UI)
+    _, _, page = links.pages(found, UI)
     (asked,) = parse_qs(urlsplit(urlsplit(page).fragment).query)["searchFilter"]
     assert asked == "tags.`mlflow.parentRunId` = 'parent' AND tags.`amp_track.kind` = 'train'"

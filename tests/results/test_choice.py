@@ -201,6 +201,10 @@ def compared(*cells: Cell, higher_is_better: bool = True, option: str | None = N
         (compared(cell("fp32", 1.0, math.nan), cell("amp", 2.0, math.inf)), None),
         (compared(cell("fp32", None), cell("amp", None)), None),
         (compared(cell("fp32", 1.0, 0.9, 0.91, 0.9), cell("amp", 2.0, 0.88, 0.89, 0.88)), "fp32"),
+        (compared(cell("fp32", 1.0, *[0.9] * 4), cell("amp", 2.0, math.nan, math.nan, math.nan, 0.9)), "fp32"),
+        (compared(cell("fp32", 1.0, *[0.9] * 5), cell("amp", 2.0, 0.894, 0.893, 0.892, 0.891, 0.89)), "fp32"),
+        (compared(cell("fp32", 1.0, value="a"), cell("fp32", 2.0, value="b"), option="kind"), None),
+        (compared(cell("fp32", 1.0, 0.9, value="1"), cell("fp32", 1.0, math.nan, value="2"), option="width"), None),
     ],
 )
 def test_of_a_comparison_the_fastest_without_a_loss_is_chosen(result: CompareResult, chosen: str | None) -> None:

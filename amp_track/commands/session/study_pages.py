@@ -49,6 +49,7 @@ class Found:
         for run in self.runs:
             name = self.study if len(self.runs) == 1 else run.part
             pages.append(Page(f"{name} in MLflow", links.run(mlflow, run.experiment_id, run.run_id)))
+            pages.append(Page("… its page", links.page(mlflow, run.experiment_id, run.run_id)))
             if run.has_trainings:
                 pages.append(Page("… its trainings, charted", links.trainings(mlflow, run.experiment_id, run.run_id)))
         if not self.runs:
@@ -74,9 +75,9 @@ def find(stores: Stores, study: str | None) -> Found:
         known = catalogue.studies(stores.storage)
         if study is not None:
             study = names.known_study(study, known, storage=addresses.masked(stores.storage))
-            if not catalogue.have_finished_trial(stores.storage, known[study]):
+            if not catalogue.have_measured(stores.storage, known[study]):
                 raise nothing_finished(study)
-        elif len(known) == 1 and catalogue.have_finished_trial(stores.storage, *known.values()):
+        elif len(known) == 1 and catalogue.have_measured(stores.storage, *known.values()):
             (study,) = known
         parts = known[study] if study is not None else ()
         with interrupts.waiting():  # for a server that may not answer

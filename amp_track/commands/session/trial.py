@@ -73,6 +73,8 @@ def run_trial(
 
 def _digits(session: Session) -> int:
     """Return how many digits the batch sizes of a study have in names, with zeros in front."""
+    if session.request.compare_options is not None:
+        return 1  # all have the same
     return min(len(str(probes.limit_of(session).batch_size)), _MOST_DIGITS)
 
 

@@ -160,7 +160,7 @@ def _of_compare(result: CompareResult) -> list[Section]:
                 )
             ),
         ),
-        Section(heading=_SCALES, charts=_there(training_charts.scales(_compared(result, seeds=1)))),
+        Section(heading=_SCALES, charts=_there(training_charts.scales(trained))),
     ]
 
 
@@ -178,8 +178,7 @@ def _trained(result: SearchResult) -> list[Training]:
     ]
 
 
-def _compared(result: CompareResult, *, seeds: int | None = None) -> list[Training]:
-    """Return the trainings of a comparison, of each cell those of the first `seeds`."""
+def _compared(result: CompareResult) -> list[Training]:
     numbers = as_numbers(result.values) if result.option is not None else None
     by_value = dict(zip(result.values, numbers, strict=True)) if numbers is not None else {}
     return [
@@ -188,9 +187,10 @@ def _compared(result: CompareResult, *, seeds: int | None = None) -> list[Traini
             label=result.at(cell.value) or cell.precision,
             setting=by_value.get(cell.value),
             outcome=each.outcome,
+            is_repeat=place > 0,
         )
         for cell in result.cells
-        for each in cell.trainings[:seeds]
+        for place, each in enumerate(cell.trainings)
     ]
 
 

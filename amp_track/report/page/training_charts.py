@@ -39,6 +39,8 @@ class Training:
     outcome: Outcome
     is_best: bool = False
     """Whether it is ringed."""
+    is_repeat: bool = False
+    """Whether it is another seed of a training before it: its scale is counted, and not drawn."""
 
 
 def quality(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
@@ -119,9 +121,9 @@ def scales(trainings: Sequence[Training]) -> Chart | None:
     scaled = [training for training in trainings if training.outcome.scale is not None and training.outcome.fits]
     if not scaled:
         return None
-    scaled.sort(key=lambda training: training.setting or 0.0)
-    stride = max(math.ceil(len(scaled) / _MOST_SCALES), 1)
-    shown = scaled[::-1][::stride][::-1]
+    each = sorted((one for one in scaled if not one.is_repeat), key=lambda training: training.setting or 0.0)
+    stride = max(math.ceil(len(each) / _MOST_SCALES), 1)
+    shown = each[::-1][::stride][::-1]
     figure, axes = drawing.figure("optimizer step", "scale")
     axes.set_yscale("log", base=2)
     ends: list[End] = []
@@ -142,7 +144,7 @@ def scales(trainings: Sequence[Training]) -> Chart | None:
     return Chart(
         "Scale history of the GradScaler",
         figure,
-        f"The scale over the steps of {len(shown)} trainings; {skipped} steps were skipped in {len(scaled)}.",
+        f"The scale over the steps of {len(shown)} trainings; {skipped:,} steps were skipped in {len(scaled)}.",
         f"▼ an overflow: the step was skipped ({skipped:,} in all) and the scale halved.{left_out}",
     )
 

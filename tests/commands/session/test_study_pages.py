@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 
 import mlflow
@@ -11,10 +13,12 @@ from support import stores
 
 from amp_track.commands.request import Stores
 from amp_track.commands.session.study_pages import find
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.report import links
-from amp_track.study.storage import PARENT_RUN_ID, open_storage
+from amp_track.study.storage import OUTCOME, PARENT_RUN_ID, open_storage
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
+MEASURED = json.dumps(dataclasses.asdict(Outcome(verdict=Verdict.FITS)))
 M, D = "http://mlflow:1", "http://dashboard:2"
 
 
@@ -27,7 +31,7 @@ def make() -> Callable[..., str]:
         storage = open_storage(stores()["storage"])
         for name in names:
             study = optuna.create_study(study_name=name, storage=storage)
-            study.add_trial(optuna.trial.create_trial(value=1.0))
+            study.add_trial(optuna.trial.create_trial(value=1.0, system_attrs={OUTCOME: MEASURED}))
             if name == names[0]:
                 study.set_user_attr(PARENT_RUN_ID, run.info.run_id)
         storage.engine.dispose()
@@ -43,7 +47,8 @@ def shown(study: str | None = None) -> list[tuple[str, str]]:
 def test_a_fit_alone_has_no_trainings(make: Callable[..., str]) -> None:
     run_id = make("a/fit")
     assert shown() == [
-        ("a in MLflow", links.run(M, "0", run_id)), ("a/fit in optuna-dashboard", f"{D}/dashboard/studies/1"),
+        ("a in MLflow", links.run(M, "0", run_id)), ("… its page", links.page(M, "0", run_id)),
+        ("a/fit in optuna-dashboard", f"{D}/dashboard/studies/1"),
     ]  # fmt: skip
 
 
@@ -51,8 +56,10 @@ def test_a_search_and_a_comparison_of_one_name_have_a_run_each(make: Callable[..
     searched, compared = make("a/fit", "a/train"), make("a/compare")
     assert shown("a") == [
         ("a/fit in MLflow", links.run(M, "0", searched)),
+        ("… its page", links.page(M, "0", searched)),
         ("… its trainings, charted", links.trainings(M, "0", searched)),
         ("a/compare in MLflow", links.run(M, "0", compared)),
+        ("… its page", links.page(M, "0", compared)),
         ("… its trainings, charted", links.trainings(M, "0", compared)),
         ("a/fit in optuna-dashboard", f"{D}/dashboard/studies/1"),
         ("a/train in optuna-dashboard", f"{D}/dashboard/studies/2"),
