@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from amp_track.results.compare import Cell, CompareResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 TARGET = "target"
@@ -31,41 +31,57 @@ _CELL_INCHES = 3.0
 
 def draw(result: CompareResult, file: Path) -> bool:
     """Write the picture of a comparison as a PNG. Returns whether there was anything to draw."""
-    with plain_text():
-        figure = figure_of(result)
-    if figure is None:
+    known = measures(result)
+    if not known:
         return False
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    with plain_text():
+        figure = Figure(figsize=(5.5 * len(known), 4.5), layout="constrained")
+        for axes, measure in zip(figure.subplots(1, len(known), squeeze=False)[0], known, strict=True):
+            draw_measure(axes, result, measure)
     figure.savefig(file, dpi=110)
     return True
 
 
-def figure_of(result: CompareResult) -> Figure | None:
-    """Draw speed and memory: lines over the option's values where these are numbers, else bars, one for each precision.
+@dataclass(frozen=True)
+class Measure:
+    """What of a comparison's cells is drawn."""
 
-    None where there is nothing to draw.
-    """
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    field: str
+    """Of `Cell`."""
+    unit: float
+    """How many of the field's own unit make one of those that are drawn."""
+    label: str
 
+
+_MEASURES = (
+    Measure("samples_per_second", 1.0, "samples per second in training"),
+    Measure("train_memory_bytes", 2**20, "peak memory in training, MiB"),
+)
+
+
+def measures(result: CompareResult) -> list[Measure]:
+    """Return what has been measured."""
+    return [each for each in _MEASURES if any(getattr(cell, each.field) is not None for cell in result.cells)]
+
+
+def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
+    """Draw one measure: lines over the option's values where these are numbers, else bars, one for each precision."""
     numbers = comparison.as_numbers(result.values) if len(result.values) > 1 else None
-    measures = (("samples_per_second", 1.0, "samples per second"), ("train_memory_bytes", 2**20, "peak memory, MiB"))
-    known = [item for item in measures if any(getattr(cell, item[0]) is not None for cell in result.cells)]
-    if not known:
-        return None
-    figure = Figure(figsize=(5.5 * len(known), 4.5), layout="constrained")
-    panels = figure.subplots(1, len(known), squeeze=False)[0]
-    for axes, (measure, unit, label) in zip(panels, known, strict=True):
-        heights = {
-            precision: [_scaled(getattr(result.cell(value, precision), measure), unit) for value in result.values]
-            for precision in result.precisions
-        }
-        if numbers is None:
-            _draw_bars(axes, result, heights)
-        else:
-            _draw_lines(axes, result, heights, numbers)
-        axes.set_ylabel(f"{label} in training")
-        axes.set_axisbelow(True)
-        axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
-    return figure
+    heights = {
+        precision: [
+            _scaled(getattr(result.cell(value, precision), measure.field), measure.unit) for value in result.values
+        ]
+        for precision in result.precisions
+    }
+    if numbers is None:
+        _draw_bars(axes, result, heights)
+    else:
+        _draw_lines(axes, result, heights, numbers)
+    axes.set_ylabel(measure.label)
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.3, axis="both" if numbers is not None else "y")
 
 
 def _scaled(number: float | None, unit: float) -> float:

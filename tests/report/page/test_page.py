@@ -55,7 +55,7 @@ def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str)
     said = page_of(RESULTS[kind]).answer
     assert said.headline in page.text
     charts = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(charts) == {"fit": 3, "search": 7, "compare": 6}[kind]
+    assert len(charts) == {"fit": 3, "search": 7, "compare": 7}[kind]
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
     rows = sum(tag == "tr" for tag, _ in page.tags)
     assert rows > len(page_of(RESULTS[kind]).trials) > 0
