@@ -85,17 +85,24 @@ def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampl
     assert free_bytes is not None, "it is on record since the study was opened"
     budget = probes.budget_of(session, free_bytes)
 
+    def show_edges() -> None:
+        goal = sampler.goal
+        keep_notes.show_edges(studies, study, limit_bytes=goal.budget_bytes, most=goal.limit.batch_size)
+
     def run_task(trial: Trial, task: Task) -> tuple[Outcome, str]:
         trials = study.get_trials(deepcopy=False)
-        job = probes.job_of(session, task, budget, fit.probes_of(trials, task))
+        probed = fit.probes_of(trials, task)
+        if not probed:  # the precision before it has its edge
+            show_edges()
+        job = probes.job_of(session, task, budget, probed)
         where = _bracket_in_words(*fit.bracket_of(trials, task.precision))
         return run_trial(tracked_study, trial, job, task=task, where=where)
 
     fits = fit.find_edges(study, sampler, run_task=run_task)
+    show_edges()
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
-    keep_notes.show_edges(studies, study, result, most=sampler.goal.limit.batch_size)
     parent.table("probes.json", keep.columns([probe.as_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)

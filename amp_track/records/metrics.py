@@ -72,8 +72,8 @@ METRICS = (
     Metric(name="memory/max_reserved_mib", unit="MiB", field="max_memory_bytes", merge="peak"),
     Metric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_max_allocated_bytes", merge="peak"),
     Metric(name="memory/max_resident_mib", unit="MiB", field="max_resident_bytes", merge="peak"),
-    Metric(name="memory/requested_mib", unit="MiB", field="requested_bytes"),
-    Metric(name="memory/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
+    Metric(name="detail/requested_mib", unit="MiB", field="requested_bytes"),
+    Metric(name="detail/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
     Metric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
     Metric(name="train/updates", unit="steps", field="steps", value=lambda outcome: outcome.updates, only_if_fits=True),
     Metric(
@@ -96,7 +96,7 @@ METRICS = (
         value=lambda outcome: outcome.scale.final if outcome.scale is not None else None,
     ),
     Metric(
-        name="amp/diagnosis_seconds",
+        name="detail/diagnosis_s",
         unit="s",
         field="diagnosis",
         value=lambda outcome: outcome.diagnosis.seconds if outcome.diagnosis is not None else None,

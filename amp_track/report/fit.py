@@ -78,6 +78,19 @@ def fit_notes(result: FitResult) -> list[str]:
             "as fast from: the smallest of the batches that ran within 3 % of the best samples/s. A larger one buys no "
             "speed."
         )
+    lines += edge_notes(result)
+    errors = {name: fit.plan_error for name, fit in result.precisions.items() if fit.plan_error is not None}
+    if errors:
+        listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
+        lines.append(f"Memory at the first probe, against what a plan had predicted: {listed}.")
+    if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
+        lines.append(CPU_BUDGET_IS_SLOW)
+    return lines + precision_notes(result)
+
+
+def edge_notes(result: FitResult) -> list[str]:
+    """Return what limits what the edges say: how they were confirmed, and what was left free."""
+    lines = []
     if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
         lines.append(
             "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
@@ -88,15 +101,9 @@ def fit_notes(result: FitResult) -> list[str]:
         lines.append(
             f"Each of these batches ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}"
         )
-    errors = {name: fit.plan_error for name, fit in result.precisions.items() if fit.plan_error is not None}
-    if errors:
-        listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
-        lines.append(f"Memory at the first probe, against what a plan had predicted: {listed}.")
     if result.headroom_bytes:
         lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
-    if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
-        lines.append(CPU_BUDGET_IS_SLOW)
-    return lines + precision_notes(result)
+    return lines
 
 
 def _confirmed_by(fitted: PrecisionFit) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.report.fit import edge_cells, precision_notes
+from amp_track.report.fit import edge_cells, edge_notes, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title
@@ -84,7 +84,7 @@ def notes(result: SearchResult) -> list[str]:
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
-    lines += [*_out_of_memory(result), *_stopped_early(result)]
+    lines += [*edge_notes(result.fit), *_out_of_memory(result), *_stopped_early(result)]
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     elif result.seeds_wanted == 1:

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.outcome import Outcome
-from amp_track.study import private, storage
+from amp_track.study import columns, private, storage
 from amp_track.study.edge_sampler import POLL_SECONDS
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
@@ -69,6 +69,7 @@ def train_grid(
         _record(trial, point, distributions)
         outcome, run_id = run_training(trial, point)
         storage.remember(trial, outcome, run_id)
+        columns.show(trial, outcome)
         return value(outcome)
 
     while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_over)]):

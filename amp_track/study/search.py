@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
-from amp_track.study import private, storage
+from amp_track.study import columns, private, storage
 from amp_track.study.fit import memory_violation
 from amp_track.study.trials import run_one
 
@@ -116,7 +116,7 @@ def train_inside(
         else:
             outcome, run_id = run_training(trial, chosen)
         storage.remember(trial, outcome, run_id)
-        _show(trial, outcome)
+        columns.show(trial, outcome)
         violation = memory_violation(outcome, job.memory_budget_bytes)
         quality = outcome.quality
         if outcome.fits and (quality is None or not math.isfinite(quality)):
@@ -136,19 +136,6 @@ def train_inside(
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
     return [_result_of(trial) for trial in _finished(study)], sorted(trial.number for trial in study.best_trials)
-
-
-def _show(trial: optuna.Trial, outcome: Outcome) -> None:
-    """Set what optuna-dashboard shows as columns of a training."""
-    columns: dict[str, str | float | None] = {
-        "verdict": str(outcome.verdict),
-        "wall seconds": round(outcome.wall_seconds, 1),
-        "peak MiB": round(outcome.max_memory_bytes / 2**20, 1) if outcome.max_memory_bytes is not None else None,
-        "skipped steps": outcome.skipped_steps if outcome.scale is not None else None,
-    }
-    for name, value in columns.items():
-        if value is not None:
-            trial.set_user_attr(name, value)
 
 
 def _is_queued_twice(number: int, trials: Sequence[FrozenTrial]) -> bool:

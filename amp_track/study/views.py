@@ -12,9 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.results.fit import ProbeResult
 from amp_track.study import private
+from amp_track.study.columns import mebibytes
 from amp_track.study.fit import memory_violation, probe_results
 
-_MEBIBYTE = 2**20
 _TRIAL = "trial of the search"
 
 
@@ -49,9 +49,10 @@ def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
         "kind": probe.kind,
         "reason": probe.reason,
         "verdict": outcome.ended,
-        "predicted MiB": _mebibytes(probe.predicted_bytes),
-        "peak MiB": _mebibytes(outcome.max_memory_bytes),
+        "predicted MiB": mebibytes(probe.predicted_bytes),
+        "peak MiB": mebibytes(outcome.max_memory_bytes),
         "samples/s": round(outcome.samples_per_second) if outcome.samples_per_second else None,
+        "what it said": outcome.message.partition("\n")[0] or None,
         "MLflow run": probe.run_id,
     }
     return optuna.trial.create_trial(
@@ -62,7 +63,3 @@ def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
         user_attrs=columns,
         system_attrs=private.dashboard_constraint(memory_violation(outcome, limit_bytes)),
     )
-
-
-def _mebibytes(size_bytes: int | None) -> float | None:
-    return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None

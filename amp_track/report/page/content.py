@@ -23,6 +23,10 @@ _MEBIBYTE = 2**20
 _SCALES = "What the GradScaler did"
 
 
+_POINTS = 12
+"""The size of letters in charts, of which a phone leaves nine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """A part of the page under one heading."""
@@ -49,7 +53,7 @@ class Page:
 
 def page_of(result: Result) -> Page:
     """Return the page of a study."""
-    with svg.plain_text():
+    with svg.plain_text(points=_POINTS):
         return _page_of(result)
 
 

@@ -39,7 +39,9 @@ def memory(fitted: FitResult) -> Chart | None:
             ends.append((float(batch), fits[batch] / _MEBIBYTE, name, color))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    if fitted.limit_bytes and fitted.job.memory_budget_bytes is not None:
+    most_bytes = max(probe.measured_bytes or 0 for probe in probes)
+    # All that is free may be a hundred times what a small data set takes: its line would hide everything else.
+    if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
         drawing.horizontal(
             axes, fitted.limit_bytes / _MEBIBYTE, f"what a job may take: {format_bytes(fitted.limit_bytes)}"
         )

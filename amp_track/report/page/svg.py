@@ -21,11 +21,15 @@ _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 @contextmanager
-def plain_text() -> Iterator[None]:
-    """Take a $ in what people have written for itself within the block, not for the beginning of a formula."""
+def plain_text(*, points: float = 10) -> Iterator[None]:
+    """Take a $ in what people have written for itself within the block, not for the beginning of a formula.
+
+    Args:
+        points: the size of letters; a phone shows a chart at three quarters of its size.
+    """
     import matplotlib
 
-    with matplotlib.rc_context({"text.parse_math": False}):
+    with matplotlib.rc_context({"text.parse_math": False, "font.size": points}):
         yield
 
 

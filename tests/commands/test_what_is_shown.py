@@ -1,0 +1,76 @@
+"""What MLflow's UI and optuna-dashboard are given to show of a study: names, colors, params, pictures."""
+
+from __future__ import annotations
+
+import json
+
+import mlflow
+import optuna
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, request, stores
+
+from amp_track.commands.compare import compare
+from amp_track.commands.fit import fit
+from amp_track.commands.request import CompareOptions
+from amp_track.commands.search import search
+from amp_track.records import values
+from amp_track.records.colors import PRECISION_COLORS
+from amp_track.records.job import Job
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
+
+
+def children(experiment_id: str, parent_run_id: str) -> list[mlflow.entities.Run]:
+    return list(client().search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}'"))
+
+
+def pictures(part: str) -> set[str]:
+    """Return the runs whose pictures the dashboard shows on a study and on its trials."""
+    study = optuna.load_study(study_name=part, storage=stores()["storage"])
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    return {json.loads(value)["artifact_id"] for name, value in attributes.items() if "artifacts:" in name}
+
+
+def test_names_of_runs_sort_and_each_precision_has_its_color() -> None:
+    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=3, seeds=2), sandbox=SimulatedSandbox())
+    runs = children(found.fit.experiment_id, found.fit.run_id)
+    by_name = sorted((run for run in runs), key=lambda run: str(run.info.run_name))
+    for precision in ("fp32", "bf16"):
+        own = [run for run in by_name if run.data.params["precision"] == precision]
+        batches = [int(run.data.params["batch_size"]) for run in own]
+        assert batches == sorted(batches)
+        assert len(set(batches)) > 2
+        assert {run.data.tags["mlflow.runColor"] for run in own} == {PRECISION_COLORS[precision]}
+    experiment = client().get_experiment(found.fit.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> None:
+    asked = request(JOB, study="s", precisions=("fp32",), headroom=values.headroom("5%"), multiple_of=8)
+    found = fit(asked, sandbox=SimulatedSandbox())
+    params = client().get_run(found.run_id).data.params
+    assert (params["headroom"], params["multiple_of"]) == ("5%", "8")
+    assert (params["workload"], params["memory_budget_bytes"]) == (DIGITS, str(8 * MEBIBYTE))
+    assert not {"precision", "batch_size", "max_batch_size"} & set(params), "what varies, and what was not asked for"
+
+
+def test_the_dashboard_is_led_to_the_pictures_of_a_study_and_of_its_best_trainings_once() -> None:
+    asked = request(JOB, study="s", precisions=("fp32", "bf16"), trials=3)
+    found = search(asked, sandbox=SimulatedSandbox())
+    best = {trial.run_id for trial in found.trials if trial.number in found.pareto}
+    assert best
+    assert pictures("s/train") == best | {found.fit.run_id}
+    assert search(asked, sandbox=SimulatedSandbox()).pareto == found.pareto
+    assert pictures("s/train") == best | {found.fit.run_id}
+
+    options = CompareOptions()
+    compared = compare(
+        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=options), sandbox=SimulatedSandbox()
+    )
+    assert pictures("c/compare") == {compared.run_id}
