@@ -68,7 +68,7 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     result = _print_or_return(train.train, request, as_json)
     if result is None:
         return
-    for block in train_report.blocks(result, see_with=_mlflow_ui(request)):
+    for block in train_report.blocks(result, see_with=_mlflow_ui(request), ui=_ui(request)):
         if isinstance(block, str):
             print(block)
         else:

@@ -86,7 +86,12 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
             progress.say(f"resume with: amp-track train --resume {run.run_id}")
         raise
     result = TrainResult(
-        run_id=run.run_id, job=job, outcome=outcome, inspection=session.inspection, advice=advice_for(job, outcome)
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        job=job,
+        outcome=outcome,
+        inspection=session.inspection,
+        advice=advice_for(job, outcome),
     )
     raise_on_crash(job, outcome)
     if not outcome.fits:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from amp_track.records.diagnosis import Diagnosis
-from amp_track.report import progress
+from amp_track.report import links, progress
 from amp_track.report.table import Column, Table
 from amp_track.report.text import UNKNOWN
 from amp_track.results.train import TrainResult
 
 
-def blocks(result: TrainResult, *, see_with: str) -> list[str | Table]:
-    """Return what a user reads of a training, in order: lines, and the table of a diagnosis where there is one."""
+def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
+    """Return what a user reads of a training, in order: lines, the table of a diagnosis, and where to look at it.
+
+    Args:
+        result: of the training.
+        see_with: the command that starts MLflow's UI.
+        ui: the address of that.
+    """
     advice = [f"· {line}" for line in result.advice]
     where = f"MLflow run {result.run_id}; see it with: {see_with}"
-    return [*lines(result), *advice, *tables(result), where]
+    page = f"  {links.run(ui, result.experiment_id, result.run_id)}"
+    return [*lines(result), *advice, *tables(result), where, page]
 
 
 def lines(result: TrainResult) -> list[str]:

@@ -17,6 +17,8 @@ class TrainResult(Shown):
     """One job as it was run, with its outcome and advice on it."""
 
     run_id: str
+    experiment_id: str
+    """Of the run."""
     job: Job
     outcome: Outcome
     inspection: Inspection

@@ -134,7 +134,7 @@ DIAGNOSIS = Diagnosis(
     ),
 )  # fmt: skip
 TRAIN = TrainResult(
-    run_id="run", job=dataclasses.replace(JOB, precision="amp"),
+    run_id="run", experiment_id="1", job=dataclasses.replace(JOB, precision="amp"),
     outcome=dataclasses.replace(training("amp"), diagnosis=DIAGNOSIS),
     inspection=Inspection(
         device="cpu", hardware=Hardware(kind="cpu", name=CPU), free_bytes=1, budget_support=None, precisions=(),  # type: ignore[arg-type]

@@ -31,7 +31,8 @@ AS_JSON = {
 
 def trained(**changes: object) -> TrainResult:
     return TrainResult(
-        run_id="run", job=Job(batch_size=8, memory_budget_bytes=64, loader_workers=3), inspection=INSPECTION,
+        run_id="run", experiment_id="1", job=Job(batch_size=8, memory_budget_bytes=64, loader_workers=3),
+        inspection=INSPECTION,
         outcome=dataclasses.replace(OUTCOME, **changes), advice=("try bf16",),
     )  # fmt: skip
 
