@@ -127,7 +127,8 @@ def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
     if not servers.is_loopback(host):
         progress.say(
             f"--host {host}: optuna-dashboard has no login, nor has MLflow's UI: anyone who reaches port "
-            f"{' or '.join(str(port) for port in ports.values())} of this machine can delete studies and runs"
+            f"{' or '.join(str(port) for port in ports.values())} of this machine can see pictures of runs, and delete "
+            "studies and runs"
         )
 
 
