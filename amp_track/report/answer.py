@@ -80,7 +80,7 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
-        parts.append(f"{_ratio(memory)} × its memory")
+        parts.append("as much memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × its memory")
     if chosen.quality is not None:
         reference = result.cell(chosen.value, REFERENCE).quality
         of_fp32 = reference.mean if reference is not None else None
@@ -200,7 +200,10 @@ def _more(found: FitResult, choice: Choice) -> list[str]:
     fitted = found.precisions[choice.precision]
     lines = []
     if choice.largest_batch != choice.batch_size:
-        ratio = f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s" if choice.batch_ratio is not None else ""
+        ratio = ""
+        if choice.batch_ratio is not None:
+            is_same = judge(choice.batch_ratio) is Speed.SAME
+            ratio = f", as at {REFERENCE}" if is_same else f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s"
         lines.append(f"The largest batch that fits at {choice.precision} is {choice.largest_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
     efficient = fitted.efficient_batch

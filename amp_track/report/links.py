@@ -60,14 +60,21 @@ def page(ui: str, experiment_id: str, run_id: str) -> str:
 
 
 def trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page that draws every training of a study as a chart, the fastest first.
-
-    Child runs are folded under their parent, and not drawn, unless the order is another than the date's.
+    """Return the page that draws the trainings of a study, in the charts that were kept for it; see tracking/views.py.
 
     Args:
         ui: the address of the UI.
         experiment_id: of the study's run.
         run_id: of the study's run.
+    """
+    asked = f"workflowType=machine_learning&viewStateShareKey={run_id}&compareRunsMode=CHART"
+    return f"{ui}/#/experiments/{experiment_id}/runs?{asked}"
+
+
+def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
+    """Return the same page with the UI's own charts, for a study that no charts were kept for.
+
+    Child runs are folded under their parent, and not drawn, unless the order is another than the date's.
     """
     kinds = f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'"
     query = {

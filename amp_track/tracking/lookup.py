@@ -6,7 +6,7 @@ import mlflow
 
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
-from amp_track.tracking import environment, private
+from amp_track.tracking import environment, private, views
 from amp_track.tracking.client import hush, open_client
 
 
@@ -38,6 +38,10 @@ class Lookup:
                 raise
             return None
         return str(info.experiment_id) if info.lifecycle_stage == "active" else None
+
+    def has_view(self, experiment_id: str, run_id: str) -> bool:
+        """Return whether charts of a study's trainings are kept; those of an older version's are not."""
+        return views.tag_name(run_id) in self._client.get_experiment(experiment_id).tags
 
     def experiment_of_new_runs(self) -> str | None:
         """Return the id of the experiment that new runs go to; None if there is none yet."""

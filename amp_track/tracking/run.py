@@ -23,6 +23,7 @@ from amp_track.tracking.writes import (
     PARAMS_PER_BATCH,
     DatasetRow,
     EndRun,
+    KeepView,
     LogBatch,
     LogCheckpoint,
     LogDatasets,
@@ -191,6 +192,10 @@ class Run:
     def artifact_path(self, file: str) -> str:
         """Return where an artifact of a top-level run is: a path on this machine, or an address in a server's store."""
         return f"{self._artifact_uri}/{file}".removeprefix("file://")
+
+    def keep_view(self, *, batches_differ: bool) -> None:
+        """Keep charts of the trainings under this run, for the address that `report.links.trainings` returns."""
+        self._write(KeepView(experiment_id=self.experiment_id, batches_differ=batches_differ))
 
     def flush(self) -> None:
         """Send everything that is buffered."""

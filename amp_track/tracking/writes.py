@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from amp_track.records.events import CheckpointWritten
 from amp_track.records.outcome import Verdict
-from amp_track.tracking import checkpoints
+from amp_track.tracking import checkpoints, views
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
 """MLflow takes 100 params, 100 tags and 1,000 entries in all in one log_batch."""
@@ -102,6 +102,15 @@ class LogCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepView:
+    """Keep the view of the trainings under a run with its experiment."""
+
+    kind: Literal["view"] = "view"
+    experiment_id: str
+    batches_differ: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndRun:
     """End a run as FINISHED, FAILED or KILLED."""
 
@@ -110,7 +119,7 @@ class EndRun:
     end_time_ms: int
 
 
-Write = CreateRun | ResumeRun | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | EndRun
+Write = CreateRun | ResumeRun | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | KeepView | EndRun
 WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
 """Reads a write from plain data, as `dataclasses.asdict` made it."""
 
@@ -178,6 +187,9 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
                 run_id,
                 CheckpointWritten(file=write.file, step=write.step, is_last=write.is_last, is_best=write.is_best),
             )
+        case KeepView():
+            view = views.of_trainings(run_id, batches_differ=write.batches_differ)
+            client.set_experiment_tag(write.experiment_id, views.tag_name(run_id), view)
         case EndRun():
             client.set_terminated(run_id, write.status, write.end_time_ms)
 

@@ -51,7 +51,7 @@ def _trial_ended(command: Command) -> bool:
 
 
 def _result_begun(command: Command) -> bool:
-    results = ("probes.json", "report.txt", "curves.png", "weights*")
+    results = ("probes.json", "report.html", "curves.png", "weights*")
     return any(any(command.place.stores.glob(f"mlruns/*/*/artifacts/{name}")) for name in results)
 
 

@@ -80,7 +80,7 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str], 
     page.get_by_text("Best Trial").first.click()
     picture = page.locator("img[src*='/artifacts/']").first
     picture.wait_for()
-    assert picture.evaluate("image => image.complete && image.naturalWidth") == 80
+    page.wait_for_function("image => image.naturalWidth === 80", arg=picture.element_handle())
 
     page.set_viewport_size(PHONE)
     for address in (fit, train):

@@ -12,11 +12,13 @@ from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
 from amp_track.commands.fit import fit
-from amp_track.commands.request import CompareOptions
+from amp_track.commands.request import CompareOptions, Stores
 from amp_track.commands.search import search
+from amp_track.commands.session.study_pages import find
 from amp_track.records import values
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.job import Job
+from amp_track.report import links
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
@@ -74,3 +76,21 @@ def test_the_dashboard_is_led_to_the_pictures_of_a_study_and_of_its_best_trainin
         request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=options), sandbox=SimulatedSandbox()
     )
     assert pictures("c/compare") == {compared.run_id}
+
+
+def test_charts_of_a_studys_trainings_are_kept_and_ui_leads_to_them() -> None:
+    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2), sandbox=SimulatedSandbox())
+    compared = compare(
+        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),
+        sandbox=SimulatedSandbox(),
+    )
+    tags = client().get_experiment(compared.experiment_id).tags
+    kinds = {}
+    for run_id in (found.fit.run_id, compared.run_id):
+        view = json.loads(tags[f"mlflow.sharedViewState.{run_id}"])
+        kinds[run_id] = [chart["type"] for chart in view["compareRunCharts"]]
+        runs = client().search_runs([compared.experiment_id], view["searchFilter"])
+        assert {run.data.tags["mlflow.parentRunId"] for run in runs} == {run_id}
+    assert kinds == {found.fit.run_id: ["SCATTER"] * 3, compared.run_id: ["BAR", "BAR", "SCATTER"]}
+    (charted,) = [page for page in find(Stores(**stores()), "s").pages("M", "D") if "charted" in page.title]
+    assert charted.address == links.trainings("M", compared.experiment_id, found.fit.run_id)

@@ -69,7 +69,7 @@ def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
     asked = Job(options=(("depth", "2"), ("activation_width", "16")))
     said = answer(dataclasses.replace(COMPARE, asked=asked))
     assert said.headline == (
-        "amp at activation_width=1024: as fast as fp32 (within 3 %), 1.00 × its memory, accuracy differs by +0.0210 "
+        "amp at activation_width=1024: as fast as fp32 (within 3 %), as much memory, accuracy differs by +0.0210 "
         "over 3 seeds"
     )
     assert said.to_train == "To train with it at activation_width=1024"

@@ -35,5 +35,7 @@ def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
         fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
     )
     _, _, page = links.pages(found, UI)
+    assert parse_qs(urlsplit(urlsplit(page).fragment).query)["viewStateShareKey"] == ["parent"]
+    page = links.filtered_trainings(UI, "1", "parent")
     (asked,) = parse_qs(urlsplit(urlsplit(page).fragment).query)["searchFilter"]
     assert asked == "tags.`mlflow.parentRunId` = 'parent' AND tags.`amp_track.kind` = 'train'"

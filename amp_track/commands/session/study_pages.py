@@ -29,6 +29,8 @@ class ShownRun:
     experiment_id: str
     run_id: str
     has_trainings: bool
+    has_view: bool
+    """Whether charts of them are kept."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Found:
             pages.append(Page(f"{name} in MLflow", links.run(mlflow, run.experiment_id, run.run_id)))
             pages.append(Page("… its page", links.page(mlflow, run.experiment_id, run.run_id)))
             if run.has_trainings:
-                pages.append(Page("… its trainings, charted", links.trainings(mlflow, run.experiment_id, run.run_id)))
+                charted = links.trainings if run.has_view else links.filtered_trainings
+                pages.append(Page("… its trainings, charted", charted(mlflow, run.experiment_id, run.run_id)))
         if not self.runs:
             address = links.experiment(mlflow, self.experiment_id) if self.experiment_id is not None else mlflow
             pages.append(Page("all runs in MLflow", address))
@@ -107,7 +110,9 @@ def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownR
             progress.say(f"{part.name}: its run {run_id} is not in {uri}; name the store it is in with --tracking-uri")
             continue
         of_its_run = {"compare"} if _kind(part) == "compare" else kinds - {"compare"}
-        runs[run_id] = ShownRun(part.name, experiment_id, run_id, has_trainings=not of_its_run.isdisjoint(_TRAINS))
+        has_trainings = not of_its_run.isdisjoint(_TRAINS)
+        has_view = has_trainings and lookup.has_view(experiment_id, run_id)
+        runs[run_id] = ShownRun(part.name, experiment_id, run_id, has_trainings=has_trainings, has_view=has_view)
     return tuple(runs.values())
 
 

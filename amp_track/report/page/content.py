@@ -138,7 +138,7 @@ def _of_compare(result: CompareResult) -> list[Section]:
                 )
             ),
         ),
-        Section(heading=_SCALES, charts=_there(training_charts.scales(trained))),
+        Section(heading=_SCALES, charts=_there(training_charts.scales(trained, by=result.option or ""))),
     ]
 
 
@@ -172,7 +172,7 @@ def _compared(result: CompareResult) -> list[Training]:
     return [
         Training(
             precision=cell.precision,
-            label=result.at(cell.value) or cell.precision,
+            label=cell.value or cell.precision,
             setting=by_value.get(cell.value),
             outcome=each.outcome,
             is_repeat=place > 0,

@@ -53,7 +53,7 @@ def horizontal(axes: Axes, height: float, text: str) -> None:
     """Draw a line across the axes with a text above it."""
     axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
     across = axes.get_yaxis_transform()
-    axes.text(0.01, height, text, transform=across, va="bottom", fontsize="small").set_in_layout(False)
+    axes.text(0.01, height, text, transform=across, va="bottom").set_in_layout(False)
 
 
 def label_ends(axes: Axes, ends: Sequence[End]) -> None:

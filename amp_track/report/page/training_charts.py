@@ -33,7 +33,7 @@ class Training:
 
     precision: str
     label: str
-    """What tells it from others of its precision: `batch 256`, or `width=16`."""
+    """What tells it from others of its precision: `batch 256`, or the value of an option."""
     setting: float | None
     """The number in the label; None where it has none."""
     outcome: Outcome
@@ -116,8 +116,11 @@ def _scale_across(axes: Axes, places: Sequence[float], *, from_zero: bool) -> No
         axes.xaxis.set_major_formatter("{x:,.6g}")
 
 
-def scales(trainings: Sequence[Training]) -> Chart | None:
-    """Draw the GradScaler's scale over the steps of the trainings that had one, with the steps that were skipped."""
+def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
+    """Draw the GradScaler's scale over the steps of the trainings that had one, with the steps that were skipped.
+
+    `by` names what the labels are values of, where they do not say so themselves.
+    """
     scaled = [training for training in trainings if training.outcome.scale is not None and training.outcome.fits]
     if not scaled:
         return None
@@ -142,7 +145,7 @@ def scales(trainings: Sequence[Training]) -> Chart | None:
     skipped = sum(training.outcome.skipped_steps for training in scaled)
     left_out = f" {len(shown)} of {len(scaled)} trainings are drawn." if len(shown) < len(scaled) else ""
     return Chart(
-        "Scale history of the GradScaler",
+        "Scale history of the GradScaler" + (f", by {by}" if by else ""),
         figure,
         f"The scale over the steps of {len(shown)} trainings; {skipped:,} steps were skipped in {len(scaled)}.",
         f"▼ an overflow: the step was skipped ({skipped:,} in all) and the scale halved.{left_out}",
