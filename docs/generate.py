@@ -62,7 +62,7 @@ def commands() -> None:
 def pictures(name: str) -> None:
     """Print the charts of the page of an example that was recorded."""
     for file in sorted((ROOT / "docs" / "output").glob(f"{name}-*.svg")):
-        title = file.stem.removeprefix(f"{name}-").replace("-", " ")
+        title = file.stem.removeprefix(f"{name}-").lstrip("0123456789-").replace("-", " ")
         print(f"![{title}](output/{file.name})")
     print()
 

@@ -38,10 +38,11 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
         ServerFailed: one of the two has ended or does not answer; the other one is stopped.
     """
     _check(request)
-    found = study_pages.find(request.stores, study)
+    has_studies = _has_studies(request, study)
+    found = study_pages.find(request.stores, study) if has_studies else study_pages.find_runs(request.stores)
     # Where the links of a study's page lead.
     usual = {_PORT: addresses.UI_PORT}
-    ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request), usual=usual)
+    ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request, has_studies=has_studies), usual=usual)
     programs = _programs(request, ports)
     started = tuple(program.name for program in programs)
     _warn_of_host(request, ports)
@@ -49,9 +50,9 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
         with processes.scratch_folder() as folder, servers.running(programs, folder) as running:
             with progress.working(f"starting {' and '.join(started)}"):
                 running.wait_until_ready()
-            pages = Pages(
-                found.study, found.pages(_mlflow(request, programs), programs[-1].address), started, found.others
-            )
+            dashboard_address = programs[-1].address if has_studies else None
+            addressed = found.pages(_mlflow(request, programs), dashboard_address)
+            pages = Pages(found.study, addressed, started, found.others)
             show(pages)
             if _has_browser(request):
                 webbrowser.open(pages.pages[0].address)
@@ -79,10 +80,17 @@ def _check(request: Request) -> None:
         store_checks.check_apart(uri, stores.storage)
 
 
-def _wanted_ports(request: Request) -> dict[str, int | None]:
+def _has_studies(request: Request, study: str | None) -> bool:
+    """Return whether studies are shown: else there are only the runs of `train` in this folder, in MLflow."""
+    storage, uri = request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)
+    is_asked = study is not None or storage != addresses.DEFAULT_STORAGE or uri.startswith("http")
+    return is_asked or addresses.exists(storage) or not addresses.exists(uri)
+
+
+def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | None]:
     """Return by flag the port of each server that is to be started; a tracking server has pages of its own."""
     options = request.ui_options
-    dashboard = {_DASHBOARD_PORT: options.dashboard_port}
+    dashboard = {_DASHBOARD_PORT: options.dashboard_port} if has_studies else {}
     if addresses.tracking_uri(request.stores.tracking_uri).startswith("http"):
         return dashboard
     return {_PORT: options.port, **dashboard}
@@ -91,20 +99,20 @@ def _wanted_ports(request: Request) -> dict[str, int | None]:
 def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Program]:
     """Return what serves the pages, optuna-dashboard last. The stores' addresses, with passwords, go unseen."""
     host = request.ui_options.host
-    programs = [
-        servers.Program(
-            name="optuna-dashboard",
-            command=dashboard.command(host, ports[_DASHBOARD_PORT]),
-            environment={
-                dashboard.STORAGE_VARIABLE: request.stores.storage,
-                dashboard.TRACKING_VARIABLE: addresses.tracking_uri(request.stores.tracking_uri),
-            },
-            address=servers.address(host, ports[_DASHBOARD_PORT]),
-            path="/api/meta",
-        )
-    ]
+    programs = []
     if _PORT in ports:
-        command = ["-m", "mlflow", "server", "--host", host, "--port", str(ports[_PORT]), "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            host,
+            "--port",
+            str(ports[_PORT]),
+            "--workers",
+            "1",
+        ]
         environment = {
             "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of language models: more processes, and warnings
@@ -112,7 +120,16 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
             "PYTHONSAFEPATH": "1",  # for the process that it starts itself: no module of the working folder
         }
         address = servers.address(host, ports[_PORT])
-        programs.insert(0, servers.Program("MLflow's UI", [sys.executable, *command], environment, address, "/health"))
+        programs.append(servers.Program("MLflow's UI", command, environment, address, "/health"))
+    if _DASHBOARD_PORT in ports:
+        port = ports[_DASHBOARD_PORT]
+        environment = {
+            dashboard.STORAGE_VARIABLE: request.stores.storage,
+            dashboard.TRACKING_VARIABLE: addresses.tracking_uri(request.stores.tracking_uri),
+        }
+        address = servers.address(host, port)
+        command = dashboard.command(host, port)
+        programs.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
     return programs
 
 

@@ -111,8 +111,8 @@ class _Deferral:
             raise KeyboardInterrupt
         elif self._owns_process:
             self._say(
-                b"amp-track: ending its runs first; a third Ctrl-C, a second after the one before, stops at once and "
-                b"leaves them RUNNING\n"
+                b"amp-track: ending first what it has begun; a third Ctrl-C, a second after the one before, stops at "
+                b"once and leaves runs RUNNING\n"
             )
 
     def _stop_at_once(self, number: int, frame: FrameType | None) -> None:

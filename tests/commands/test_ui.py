@@ -65,6 +65,16 @@ def test_stores_that_are_not_there_are_not_made(amp_track: Command) -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
+def test_where_only_train_was_used_there_is_mlflow_alone(amp_track: Command) -> None:
+    Path("optuna.db").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = str(used.getsockname()[1])
+        assert "--port: got" in refusal(amp_track("ui", "--port", port)), "it goes on to start its server"
+        assert "expected a database that holds studies" in refusal(amp_track("ui", "digits", "--port", port))
+    assert not Path("optuna.db").exists()
+
+
+@pytest.mark.usefixtures("fresh_stores")
 def test_a_storage_without_runs_beside_it_is_refused(amp_track: Command) -> None:
     before = files()
     message = refusal(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))

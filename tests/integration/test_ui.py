@@ -158,6 +158,18 @@ def test_no_server_outlives_the_command(number: signal.Signals) -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
+def test_where_only_train_was_used_mlflow_is_served_alone() -> None:
+    Path("optuna.db").unlink()
+    experiment_id = MlflowClient(tracking_uri=stores()["tracking_uri"]).create_experiment("amp_track")
+    with ui("--no-browser") as running:
+        (address,) = running.addresses
+        assert address.endswith(f"/#/experiments/{experiment_id}/runs?workflowType=machine_learning")
+        assert requests.get(address, timeout=60).status_code == 200
+        assert running.lines[-1] == "Ctrl-C stops MLflow's UI"
+    assert not Path("optuna.db").exists()
+
+
+@pytest.mark.usefixtures("fresh_stores")
 def test_a_server_that_dies_ends_the_other() -> None:
     with ui("--no-browser") as running:
         (dashboard,) = [

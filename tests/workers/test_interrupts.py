@@ -117,8 +117,8 @@ with interrupts.deferred(owns_process=True):
     print("went on")
 """
 ENDING = (
-    "amp-track: ending its runs first; a third Ctrl-C, a second after the one before, stops at once and leaves them "
-    "RUNNING\n"
+    "amp-track: ending first what it has begun; a third Ctrl-C, a second after the one before, stops at once and "
+    "leaves runs RUNNING\n"
 )
 
 

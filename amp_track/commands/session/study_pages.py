@@ -45,8 +45,8 @@ class Found:
     experiment_id: str | None = None
     """That of new runs, where there is no run to show."""
 
-    def pages(self, mlflow: str, dashboard: str) -> tuple[Page, ...]:
-        """Return the pages, of MLflow's UI and of optuna-dashboard at these addresses."""
+    def pages(self, mlflow: str, dashboard: str | None) -> tuple[Page, ...]:
+        """Return the pages, of MLflow's UI and of optuna-dashboard at these addresses; None where that is not shown."""
         pages = []
         for run in self.runs:
             name = self.study if len(self.runs) == 1 else run.part
@@ -58,6 +58,8 @@ class Found:
         if not self.runs:
             address = links.experiment(mlflow, self.experiment_id) if self.experiment_id is not None else mlflow
             pages.append(Page("all runs in MLflow", address))
+        if dashboard is None:
+            return tuple(pages)
         for part in self.parts:
             pages.append(Page(f"{part.name} in optuna-dashboard", links.study(dashboard, part.study_id)))
         if not self.parts:
@@ -88,6 +90,17 @@ def find(stores: Stores, study: str | None) -> Found:
             runs = _runs(lookup, parts, stores)
             experiment_id = None if runs else lookup.experiment_of_new_runs()
     return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
+
+
+def find_runs(stores: Stores) -> Found:
+    """Return what leads to all runs, where there is no study. Raises BadInput if there are no runs either."""
+    with progress.working("looking for the runs"):
+        with interrupts.nothing_to_end():
+            from amp_track.tracking.lookup import Lookup
+        with interrupts.waiting():
+            return Found(
+                None, experiment_id=Lookup(addresses.tracking_uri(stores.tracking_uri)).experiment_of_new_runs()
+            )
 
 
 def nothing_finished(study: str) -> BadInput:
