@@ -58,6 +58,7 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         remembered.keep(tracked_study, "compare", compared=sessions)
+        tracked_study.parent.keep_view(batches_differ=False)
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)

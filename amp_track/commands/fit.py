@@ -103,6 +103,7 @@ def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampl
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
+    keep_notes.note_proofs(studies, result)
     parent.table("probes.json", keep.columns([probe.as_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"largest_batch/{precision}", fitted.edge.largest_batch)

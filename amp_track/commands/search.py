@@ -50,6 +50,7 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     study, sampler = fit.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         remembered.keep(tracked_study, "search")
+        tracked_study.parent.keep_view(batches_differ=True)
         fitted = fit.find_edges(tracked_study, studies, sampler)
         _train_inside(tracked_study, studies, fitted, deadline)
         if compares_seeds:
@@ -115,7 +116,8 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
     pace = Pace(deadline)
 
     def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
-        return run_trial(tracked_study, trial, job, where=pace.next(trial.number, options.trials))
+        where = pace.next(search.count_made(tracked_study.study), options.trials)
+        return run_trial(tracked_study, trial, job, where=where)
 
     search.train_inside(
         tracked_study.study,

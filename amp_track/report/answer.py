@@ -76,7 +76,8 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
     """Return how the chosen cell compares with fp32 at the same value."""
     if chosen.precision == REFERENCE:
         others = [name for name in result.precisions if name != REFERENCE]
-        return f"no faster without a loss with {' or '.join(others)}" if others else "no other precision was trained"
+        without = "no faster without a loss" if result.has_quality else "no faster"
+        return f"{without} with {' or '.join(others)}" if others else "no other precision was trained"
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
@@ -84,8 +85,10 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
     if chosen.quality is not None:
         reference = result.cell(chosen.value, REFERENCE).quality
         of_fp32 = reference.mean if reference is not None else None
-        against = result.seeds_at(chosen.value).comparison(chosen.precision) if result.seeds > 1 else None
-        over = f"over {result.seeds} seeds" if result.seeds > 1 else "with one seed"
+        seeds = result.seeds_at(chosen.value)
+        against = seeds.comparison(chosen.precision) if result.seeds > 1 else None
+        made = len(seeds.compared_seeds(chosen.precision) if against is not None else seeds.qualities(chosen.precision))
+        over = f"over {made} seeds" if made > 1 else "with one seed"
         parts.append(
             _verdict(result.quality_name, against, over)
             if against is not None
@@ -158,7 +161,7 @@ def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
     against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
     if result.seeds is None or against is None:
         return _one_quality(name, quality, choice.quality_of_fp32, "with one seed")
-    over = f"over {result.seeds.seeds} seeds"
+    over = f"over {len(result.seeds.compared_seeds(choice.precision))} seeds"
     if result.seeds.job.batch_size != choice.batch_size:
         over += f" at batch {result.seeds.job.batch_size}"
     return _verdict(name, against, over)

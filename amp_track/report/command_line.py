@@ -14,8 +14,10 @@ def train_command(job: Job) -> str:
     words = ["amp-track", "train", job.workload]
     for item in dataclasses.fields(Job):
         value = getattr(job, item.name)
-        # A precision is named even where it is the default: it is what was chosen.
+        # A precision is named even where it is the default: it is what was chosen. Made-up data teaches nothing.
         if "help" not in item.metadata or (value == item.default and item.name != "precision"):
+            continue
+        if item.name == "synthetic":
             continue
         words += _words(item, value)
     return shlex.join(words)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from amp_track.results.compare import CompareResult
+from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 
@@ -34,15 +34,21 @@ def named_pages(result: FitResult | SearchResult | CompareResult, ui: str) -> di
     if isinstance(result, FitResult):
         return shown
     shown["its trainings as a chart"] = trainings(ui, found.experiment_id, found.run_id)
-    best = _best_runs(result)
+    name = "the best of each precision side by side"
+    if isinstance(result, CompareResult):
+        at = result.at(result.values[-1]) if result.values else ""
+        name = "the precisions side by side" + (f" at {at}" if at else "")
+    best = [run_id for run_id in _best_runs(result) if run_id.isalnum()]  # others are yet to be made
     if len(best) > 1:
-        shown["the best of each precision side by side"] = side_by_side(ui, found.experiment_id, best)
+        shown[name] = side_by_side(ui, found.experiment_id, best)
     return shown
 
 
 def _best_runs(result: SearchResult | CompareResult) -> list[str]:
     """Return a run for each precision: its best training, or of a comparison the first seed at the last value."""
     if isinstance(result, CompareResult):
+        if len(result.values) != 1 and as_numbers(result.values) is None:
+            return []
         last = [cell for cell in result.cells if cell.value == result.values[-1]]
         return [cell.trainings[0].run_id for cell in last if cell.failure is None]
     best = [result.best(precision) for precision in result.fit.precisions]

@@ -63,11 +63,16 @@ class SeedsResult:
     def comparison(self, precision: str) -> Comparison | None:
         """Return the comparison with fp32; None for fp32 itself, or where one of the two has no quality."""
         reference, own = self._by_seed("fp32"), self._by_seed(precision)
-        both = [seed for seed in own if seed in reference]
+        both = self.compared_seeds(precision)
         if precision == "fp32" or not both:
             return None
         margin = self.margin.of(fmean(reference.values()))
         return compare([own[seed] for seed in both], [reference[seed] for seed in both], margin)
+
+    def compared_seeds(self, precision: str) -> list[int]:
+        """Return the seeds that have a finite quality at a precision and at fp32."""
+        reference = self._by_seed("fp32")
+        return [seed for seed in self._by_seed(precision) if seed in reference]
 
     def as_json(self) -> dict[str, Any]:
         return {

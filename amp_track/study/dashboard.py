@@ -62,6 +62,7 @@ def serve(host: str, port: int, *, storage_url: str, open_picture: Callable[[str
     import optuna_dashboard
 
     app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_Pictures(open_picture))
+    app = _without_sharing(app)
     if is_loopback(host):
         app = _for_hosts({host, "127.0.0.1", "localhost"}, app)
     make_server(host, port, app, server_class=_ThreadedServer, handler_class=_QuietHandler).serve_forever()
@@ -75,18 +76,21 @@ def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
 
     def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("HTTP_HOST", "").partition(":")[0] in hosts:
-            return app(environ, _without_sharing(start_response))
+            return app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain")])
         return [b"this is served to 127.0.0.1 and localhost alone"]
 
     return checked
 
 
-def _without_sharing(start_response: StartResponse) -> StartResponse:
-    """Return what starts a response that pages of other addresses may not read, as optuna-dashboard lets them."""
+def _without_sharing(app: WSGIApplication) -> WSGIApplication:
+    """Return the application, whose pictures no page of another address may read: optuna-dashboard lets all of them."""
 
-    def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Callable[[bytes], object]:
-        own = [(name, value) for name, value in headers if name.lower() != "access-control-allow-origin"]
-        return start_response(status, own, *rest)
+    def kept(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Callable[[bytes], object]:
+            own = [(name, value) for name, value in headers if name.lower() != "access-control-allow-origin"]
+            return start_response(status, own, *rest)
 
-    return start
+        return app(environ, start)
+
+    return kept

@@ -133,6 +133,11 @@ def train_inside(
         space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
 
 
+def count_made(study: optuna.Study) -> int:
+    """Return how many trainings a study holds."""
+    return len(_finished(study))
+
+
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
     return [_result_of(trial) for trial in _finished(study)], sorted(trial.number for trial in study.best_trials)

@@ -188,8 +188,7 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
                 CheckpointWritten(file=write.file, step=write.step, is_last=write.is_last, is_best=write.is_best),
             )
         case KeepView():
-            view = views.of_trainings(run_id, batches_differ=write.batches_differ)
-            client.set_experiment_tag(write.experiment_id, views.tag_name(run_id), view)
+            _keep_view(client, run_id, write)
         case EndRun():
             client.set_terminated(run_id, write.status, write.end_time_ms)
 
@@ -208,6 +207,15 @@ def merged(first: Write, second: Write) -> LogBatch | None:
     if len(metrics) > METRICS_PER_BATCH or len(params) > PARAMS_PER_BATCH or len(tags) > TAGS_PER_BATCH:
         return None
     return LogBatch(metrics=metrics, params=params, tags=tags)
+
+
+def _keep_view(client: mlflow.MlflowClient, run_id: str, write: KeepView) -> None:
+    tag = views.tag_name(run_id), views.of_trainings(run_id, batches_differ=write.batches_differ)
+    try:
+        client.set_experiment_tag(write.experiment_id, *tag)
+    except mlflow.exceptions.MlflowException:
+        # Of two search workers that write it at the same moment one fails, because it is there; then it is replaced.
+        client.set_experiment_tag(write.experiment_id, *tag)
 
 
 def _log_datasets(client: mlflow.MlflowClient, run_id: str, write: LogDatasets) -> None:

@@ -15,7 +15,6 @@ from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
 from amp_track.report.terminal import render_text
 from amp_track.results.compare import CompareResult
-from amp_track.results.fit import FitResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.workers import processes
@@ -67,8 +66,6 @@ def keep_page(result: Result, parent: Run, *, ui: str) -> str:
     for file, text in texts.items():
         parent.text(file, text)
     parent.tags({"mlflow.note.content": note_markdown(result)})
-    if not isinstance(result, FitResult):
-        parent.keep_view(batches_differ=isinstance(result, SearchResult))
     return page_of_run(parent)
 
 

@@ -9,6 +9,7 @@ from amp_track.commands.session.studies import Studies
 from amp_track.report.answer import Result, proof
 from amp_track.report.page.render import dashboard_markdown
 from amp_track.results.compare import CompareResult
+from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 
 if TYPE_CHECKING:
@@ -30,6 +31,17 @@ def show_edges(studies: Studies, study: Study, *, limit_bytes: int, most: int) -
         views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
 
 
+def note_proofs(studies: Studies, fitted: FitResult) -> None:
+    """Write on each precision's study how its edge is proven."""
+    from amp_track.study import notes
+
+    with studies.alone("views"):
+        for name, found in fitted.precisions.items():
+            study = studies.existing(f"fit/{name}")
+            if study is not None:
+                notes.note_on(study, proof(name, found))
+
+
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
     """Write the answer as the note on parts of a study, and on its precisions, each with its proof first."""
     from amp_track.study import notes
@@ -38,7 +50,8 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     texts = dict.fromkeys(parts, text)
     if not isinstance(result, CompareResult):
         fitted = result.fit if isinstance(result, SearchResult) else result
-        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{text}" for name, found in fitted.precisions.items()}
+        of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
+        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
     with studies.alone("views"):  # else the pieces of two search workers' notes may mix
         for part, of_part in texts.items():
             study = studies.existing(part)

@@ -209,7 +209,7 @@ def _describe(session: Session, parent: Run) -> None:
 
 
 def _options(request: Request) -> dict[str, str]:
-    """Return what was asked of a study beside its job, where it is not the default."""
+    """Return what was asked of the edges of a study, where it is not the default, and the option that is compared."""
     fit = {item.name: (item.default, getattr(request.fit_options, item.name)) for item in fields(FitOptions)}
     given = {name: str(value) for name, (default, value) in fit.items() if value != default and name != "precisions"}
     over = request.compare_options.over if request.compare_options is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from amp_track.commands.session.failures import raise_on_crash
 from amp_track.commands.session.keep_curves import LatePictures, kept_curves
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
+from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.job import Job, JobFolder
 from amp_track.records.outcome import Outcome, Verdict
@@ -63,8 +65,9 @@ def run_trial(
         run.predicted(task.predicted_bytes if task is not None else None)
         outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
         if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
-            if outcome.verdict is Verdict.CRASHED:
-                notes.note_failure(trial, outcome)
+            if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
+                with contextlib.suppress(StoreFailed):  # the crash is what is to be told
+                    notes.note_failure(trial, outcome)
             raise_on_crash(job, outcome)
     quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
     why = task.reason if task is not None else note

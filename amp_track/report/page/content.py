@@ -175,10 +175,10 @@ def _compared(result: CompareResult) -> list[Training]:
             label=cell.value or cell.precision,
             setting=by_value.get(cell.value),
             outcome=each.outcome,
-            is_repeat=place > 0,
+            is_repeat=each is not next((one for one in cell.trainings if one.outcome.fits), None),
         )
         for cell in result.cells
-        for place, each in enumerate(cell.trainings)
+        for each in cell.trainings
     ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from amp_track.records import addresses
 from amp_track.report import answer as answers
 from amp_track.report import links
 from amp_track.report.answer import Result
@@ -30,6 +32,7 @@ def page_html(page: Page, *, ui: str) -> str:
         page=page,
         run_url=functools.partial(links.run, ui, page.experiment_id),
         links=links.named_pages(page.result, ui),
+        start=f"amp-track ui {shlex.quote(page.study)}" if ui == addresses.ui(addresses.DEFAULT_TRACKING_URI) else None,
         svg=_svg,
         table=lambda table: Markup(table_html(table)),
     )  # fmt: skip
@@ -47,12 +50,12 @@ def note_markdown(result: Result) -> str:
     return _brief("note.md", result, ui="")
 
 
-def dashboard_markdown(result: Result, *, ui: str) -> str:
-    """Return the answer as a note for optuna-dashboard, with links to MLflow's UI."""
-    return _brief("dashboard.md", result, ui=ui)
+def dashboard_markdown(result: Result, *, ui: str, is_view: bool = False) -> str:
+    """Return the answer as a note for optuna-dashboard, on the study of one precision (`is_view`) or on a part."""
+    return _brief("dashboard.md", result, ui=ui, is_view=is_view)
 
 
-def _brief(template: str, result: Result, *, ui: str) -> str:
+def _brief(template: str, result: Result, *, ui: str, is_view: bool = False) -> str:
     return (
         _environment()
         .get_template(template)
@@ -60,6 +63,7 @@ def _brief(template: str, result: Result, *, ui: str) -> str:
             answer=answers.answer(result),
             study=answers.name(result),
             has_edges=not isinstance(result, CompareResult),
+            is_view=is_view,
             links=links.named_pages(result, ui),
         )
     )
