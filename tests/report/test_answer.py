@@ -118,3 +118,34 @@ def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
     assert said.headline.startswith("fp32 at batch 64: amp faster only where accuracy is worse than the margin allows")
     slow = answer(searched(("fp32", 700.0, 0.9), ("amp", 500.0, 0.9)))
     assert slow.headline.startswith("fp32 at batch 64: no faster with amp on this device")
+
+
+def test_seeds_that_one_precision_lacks_are_not_counted() -> None:
+    lost = dataclasses.replace(COMPARE.cells[4].trainings[0].outcome, quality=math.nan)
+    fp32 = COMPARE.cells[4]
+    assert (fp32.value, fp32.precision) == ("1024", "fp32")
+    first = dataclasses.replace(fp32.trainings[0], outcome=lost)
+    cells = list(COMPARE.cells)
+    cells[4] = dataclasses.replace(fp32, trainings=(first, *fp32.trainings[1:]))
+    assert answer(dataclasses.replace(COMPARE, cells=tuple(cells))).headline.endswith("over 2 seeds")
+
+
+def test_made_up_data_has_no_loss_and_is_not_trained_on() -> None:
+    cells = tuple(
+        dataclasses.replace(
+            cell,
+            trainings=tuple(
+                dataclasses.replace(each, outcome=dataclasses.replace(each.outcome, quality=None))
+                for each in cell.trainings
+            ),
+        )
+        for cell in COMPARE.cells
+        if cell.precision in ("fp32", "bf16")
+    )
+    made_up = dataclasses.replace(
+        COMPARE, asked=Job(synthetic=True), precisions=("fp32", "bf16"), cells=cells, values=("1024",)
+    )
+    said = answer(made_up)
+    assert said.headline == "fp32 at activation_width=1024: no faster with bf16"
+    assert said.command is not None
+    assert "--synthetic" not in said.command

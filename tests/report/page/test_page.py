@@ -10,6 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from page_samples import PROBED, RESULTS, SEARCHED, search_of
 
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.report.answer import Result
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
@@ -87,6 +88,22 @@ def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
     assert [chart.title for section in page_of(RESULTS["compare"]).sections for chart in section.charts].count(
         "Accuracy against activation_width"
     ) == 1
+
+
+def test_where_the_first_seed_failed_the_scale_of_another_is_drawn() -> None:
+    compared = RESULTS["compare"]
+    failed = Outcome(verdict=Verdict.OOM, phase="backward")
+    cells = tuple(
+        dataclasses.replace(
+            cell, trainings=(dataclasses.replace(cell.trainings[0], outcome=failed), *cell.trainings[1:])
+        )
+        for cell in compared.cells
+    )
+    charts = [
+        chart for section in page_of(dataclasses.replace(compared, cells=cells)).sections for chart in section.charts
+    ]
+    (scale,) = [chart for chart in charts if chart.title.startswith("Scale history")]
+    assert "of 2 trainings" in scale.alt, "one of each value"
 
 
 def test_every_precision_has_its_color_and_its_name() -> None:
