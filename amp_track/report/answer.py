@@ -76,8 +76,11 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
     """Return how the chosen cell compares with fp32 at the same value."""
     if chosen.precision == REFERENCE:
         others = [name for name in result.precisions if name != REFERENCE]
-        without = "no faster without a loss" if result.has_quality else "no faster"
-        return f"{without} with {' or '.join(others)}" if others else "no other precision was trained"
+        ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}
+        faster = [name for name, ratio in ratios.items() if ratio is not None and judge(ratio) is Speed.FASTER]
+        if faster:
+            return f"{' and '.join(faster)} faster only where {result.quality_name} is worse than the margin allows"
+        return f"no faster with {' or '.join(others)}" if others else "no other precision was trained"
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
@@ -226,7 +229,8 @@ def proof(precision: str, fitted: PrecisionFit) -> str:
     ran = f"{precision} ran at batch {edge.largest_batch:,} in {_processes(fitted.runs_at_edge)}"
     if fitted.confirmation is not None:
         which = "one of them a" if fitted.runs_at_edge > 1 else "a"
-        ran += f", {which} training of {fitted.confirmation.steps:,} steps"
+        steps = fitted.confirmation.steps
+        ran += f", {which} training of {steps:,} {'step' if steps == 1 else 'steps'}"
     _, why, memory, _ = fit.edge_cells(fitted)
     peak = f", and took {memory}" if memory != UNKNOWN else ""
     if edge.first_failing_batch is None:
