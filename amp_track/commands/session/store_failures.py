@@ -105,6 +105,8 @@ def _is_of_reading(error: BaseException) -> bool:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not modules or not any(name.startswith((*_HOME_OF_OPTUNA, *_HOME_OF_MLFLOW)) for name in modules):
         return False
+    if isinstance(error, UnicodeDecodeError):  # of a name or a message of a damaged database, wherever it is read
+        return True
     if isinstance(error, ValueError | LookupError) and modules[-1].partition(".")[0] in _READERS:
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
