@@ -55,11 +55,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("property")
 
 
+# What a developer's shell or a CI may have set, and what would change the output of the commands.
+MLFLOW_SETTINGS = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+TERMINAL_SETTINGS = (
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "PY_COLORS",
+    "GITHUB_ACTIONS",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "COLUMNS",
+)
+
+
 @pytest.fixture(autouse=True)
 def clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Each test works in an empty folder, outside of any `mlflow run`."""
+    """Each test works in an empty folder, outside of any `mlflow run`, and for a terminal of no special kind."""
     monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+    for name in MLFLOW_SETTINGS + TERMINAL_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
