@@ -101,18 +101,7 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
     host = request.ui_options.host
     programs = []
     if _PORT in ports:
-        command = [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            host,
-            "--port",
-            str(ports[_PORT]),
-            "--workers",
-            "1",
-        ]
+        command = [sys.executable, "-m", "mlflow", "server", f"--host={host}", f"--port={ports[_PORT]}", "--workers=1"]
         environment = {
             "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of language models: more processes, and warnings

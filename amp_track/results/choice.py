@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
@@ -14,6 +15,8 @@ from amp_track.results.equivalence import DIFFERENT
 from amp_track.results.fit import NO_SLOWER, FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedsResult
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,7 @@ def _of_fit(fitted: FitResult) -> Choice | None:
     if not batches:
         return None
     speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
-    fast = [name for name, speed in speeds.items() if speed >= NO_SLOWER * max(speeds.values())]
-    precision = max(fast, key=lambda name: fitted.edges[name])
+    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.edges.__getitem__)
     return _choice(
         fitted,
         # A limit on the time of a probe is none on that of a training.
@@ -133,11 +135,9 @@ def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bo
 
 
 def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
-    best = max((_speed(trial) for trial in trials), default=0.0)
-    fast = [trial for trial in trials if _speed(trial) >= NO_SLOWER * best]
     sign = 1 if result.higher_is_better else -1
     return max(
-        fast,
+        _as_fast_as_any(trials, _speed),
         key=lambda trial: (sign * _quality(trial), _speed(trial), result.fit.edges.get(trial.precision, 0)),
         default=None,
     )
@@ -155,11 +155,11 @@ def choose_compared(result: CompareResult) -> Cell | None:
     trained = [cell for cell in result.cells if cell.failure is None and cell.samples_per_second]
     values = [value for value in result.values if any(cell.value == value for cell in trained)]
     good = _as_good_cells(result, [cell for cell in trained if cell.value == values[-1]]) if values else []
-    if not good:
-        return None
-    best = max(cell.samples_per_second or 0.0 for cell in good)
-    fast = [cell for cell in good if (cell.samples_per_second or 0.0) >= NO_SLOWER * best]
-    return min(fast, key=lambda cell: (cell.train_memory_bytes or math.inf, -(cell.samples_per_second or 0.0)))
+    return min(
+        _as_fast_as_any(good, _speed_of_cell),
+        key=lambda cell: (cell.train_memory_bytes or math.inf, -_speed_of_cell(cell)),
+        default=None,
+    )
 
 
 def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
@@ -181,8 +181,18 @@ def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if rated.get(cell.precision, -math.inf) >= least]
 
 
+def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> list[T]:
+    """Return the candidates whose samples/s no other one exceeds by more than measurements differ."""
+    best = max(map(speed, candidates), default=0.0)
+    return [candidate for candidate in candidates if speed(candidate) >= NO_SLOWER * best]
+
+
 def _speed(trial: TrialResult) -> float:
     return trial.outcome.samples_per_second or 0.0
+
+
+def _speed_of_cell(cell: Cell) -> float:
+    return cell.samples_per_second or 0.0
 
 
 def _quality(trial: TrialResult) -> float:

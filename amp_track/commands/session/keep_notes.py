@@ -33,30 +33,29 @@ def show_edges(studies: Studies, study: Study, *, limit_bytes: int, most: int) -
 
 def note_proofs(studies: Studies, fitted: FitResult) -> None:
     """Write on each precision's study how its edge is proven."""
-    from amp_track.study import notes
-
-    with studies.alone("views"):
-        for name, found in fitted.precisions.items():
-            study = studies.existing(f"fit/{name}")
-            if study is not None:
-                notes.note_on(study, proof(name, found))
+    _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
 
 
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
     """Write the answer as the note on parts of a study, and on its precisions, each with its proof first."""
-    from amp_track.study import notes
-
     text = dashboard_markdown(result, ui=studies.session.ui)
     texts = dict.fromkeys(parts, text)
     if not isinstance(result, CompareResult):
         fitted = result.fit if isinstance(result, SearchResult) else result
         of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
         texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
+    _note(studies, texts)
+
+
+def _note(studies: Studies, texts: Mapping[str, str]) -> None:
+    """Write notes on parts of a study, by their name; a part that is not there gets none."""
+    from amp_track.study import notes
+
     with studies.alone("views"):  # else the pieces of two search workers' notes may mix
-        for part, of_part in texts.items():
+        for part, text in texts.items():
             study = studies.existing(part)
             if study is not None:
-                notes.note_on(study, of_part)
+                notes.note_on(study, text)
 
 
 def show_pictures(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:

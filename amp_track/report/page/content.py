@@ -19,10 +19,7 @@ from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.fit import FitResult
 from amp_track.results.search import SearchResult
 
-_MEBIBYTE = 2**20
 _SCALES = "What the GradScaler did"
-
-
 _POINTS = 12
 """The size of letters in charts, of which a phone leaves nine."""
 
