@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import logging
-import math
 import os
-import shlex
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from amp_track.commands import flags
+from amp_track.commands import flags, printing
 from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.commands.request import Request
 from amp_track.records import addresses
 from amp_track.records.causes import lack_of_space
 from amp_track.records.errors import (
@@ -28,7 +21,6 @@ from amp_track.records.errors import (
     STDOUT_LOST_EXIT_CODE,
     AmpTrackError,
     BadInput,
-    NothingFits,
     StoreFailed,
 )
 from amp_track.records.job import DEFAULT_WORKLOAD
@@ -65,10 +57,10 @@ def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, 
     from amp_track.report import terminal
     from amp_track.report import train as train_report
 
-    result = _print_or_return(train.train, request, as_json)
+    result = printing.print_or_return(train.train, request, as_json)
     if result is None:
         return
-    for block in train_report.blocks(result, see_with=_mlflow_ui(request), ui=_ui(request)):
+    for block in train_report.blocks(result, see_with=printing.mlflow_ui(request), ui=printing.ui_address(request)):
         if isinstance(block, str):
             print(block)
         else:
@@ -85,7 +77,7 @@ def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **
     request = request_of("fit", workload, given, owns_process=True)
     from amp_track.commands import fit
 
-    _print_study(_print_or_return(fit.fit, request, as_json), request)
+    printing.print_study(printing.print_or_return(fit.fit, request, as_json), request)
 
 
 @app.command("search")
@@ -98,7 +90,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     request = request_of("search", workload, given, owns_process=True)
     from amp_track.commands import search
 
-    _print_study(_print_or_return(search.search, request, as_json), request)
+    printing.print_study(printing.print_or_return(search.search, request, as_json), request)
 
 
 @app.command("dtypes")
@@ -113,7 +105,7 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     from amp_track.report import dtypes as dtypes_report
     from amp_track.report import terminal
 
-    report = _print_or_return(dtypes.dtypes, request, as_json)
+    report = printing.print_or_return(dtypes.dtypes, request, as_json)
     if report is None:
         return
     terminal.print_table(dtypes_report.dtypes_table(report))
@@ -137,15 +129,15 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     from amp_track.report import plan as plan_report
     from amp_track.report import terminal
 
-    result = _print_or_return(plan.plan, request, as_json)
+    result = printing.print_or_return(plan.plan, request, as_json)
     if result is None:
         return
     for table in plan_report.plan_tables(result):
         terminal.print_table(table)
-    _print_notes(plan_report.plan_notes(result))
+    printing.print_notes(plan_report.plan_notes(result))
     if result.run_id is not None:
         print(f"run {result.run_id}; look at it with:")
-        print(f"  {_mlflow_ui(request)}")
+        print(f"  {printing.mlflow_ui(request)}")
 
 
 @app.command("compare")
@@ -161,7 +153,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     request = request_of("compare", workload, given, owns_process=True)
     from amp_track.commands import compare
 
-    _print_study(_print_or_return(compare.compare, request, as_json), request)
+    printing.print_study(printing.print_or_return(compare.compare, request, as_json), request)
 
 
 @app.command("report")
@@ -181,7 +173,7 @@ def report_command(
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
     from amp_track.commands import report
 
-    _print_study(_print_or_return(report.report, request, as_json), request)
+    printing.print_study(printing.print_or_return(report.report, request, as_json), request)
 
 
 @app.command("ui")
@@ -282,105 +274,3 @@ def _say(exit_code: int, message: str, detail: str = "") -> int:
 def _in_one_line(text: str) -> str:
     """Return the text with what breaks lines, or steers a terminal, as its escape: messages repeat what was given."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
-
-
-def _print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
-    """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
-
-    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
-    """
-    try:
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            result = command(request)
-    except NothingFits as error:
-        if as_json and error.result is not None:
-            print(json.dumps(_finite(error.result), allow_nan=False))
-        raise
-    if not as_json:
-        return result
-    print(json.dumps(_finite(result.as_json()), allow_nan=False))
-    return None
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with NaN and infinity, which JSON does not have, as None."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _print_notes(lines: Sequence[str]) -> None:
-    for line in lines:
-        print(f"· {line}")
-
-
-def _print_study(result: Any, request: Request) -> None:
-    """Print the tables of a study, what to keep in mind, where to look, and as the last lines its answer.
-
-    Prints nothing where the result is None, because `--json` has printed it.
-    """
-    if result is None:
-        return
-    from amp_track.report import answer, links, terminal
-
-    said = answer.answer(result)
-    for table in answer.tables(result):
-        terminal.print_table(table)
-    _print_notes(said.caveats)
-    study = answer.name(result)
-    print(f"study {study}, on a page: {_from_here(result.report)}")
-    _print_how_to_look(request, study, links.pages(result, _ui(request)))
-    print()
-    for line in (said.headline, *said.more):
-        print(line)
-    if said.command is not None:
-        runs = request.stores.tracking_uri
-        store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
-        print(f"{said.to_train}:")
-        print(f"  {said.command}{store}")
-
-
-def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
-    stores = [f"{name} {shlex.quote(addresses.masked(url))}" for name, url in _given_stores(request).items()]
-    print("look at it with:")
-    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
-    print("or with:")
-    print(f"  {_mlflow_ui(request)}")
-    for page in pages:
-        print(f"    {page}")
-    dashboard = _program("optuna-dashboard")
-    print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
-
-
-def _from_here(path: str) -> str:
-    """Return a path as it is seen from the current folder, if it lies there."""
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
-
-
-def _given_stores(request: Request) -> dict[str, str]:
-    """Return the stores that are not the default, by flag."""
-    storage, uri = request.stores.storage, request.stores.tracking_uri
-    given = {"--storage": storage if storage != addresses.DEFAULT_STORAGE else None, "--tracking-uri": uri}
-    return {name: url for name, url in given.items() if url is not None}
-
-
-def _ui(request: Request) -> str:
-    return addresses.ui(addresses.tracking_uri(request.stores.tracking_uri))
-
-
-def _mlflow_ui(request: Request) -> str:
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
-    if uri.startswith("http"):
-        return addresses.masked(uri)
-    store = shlex.quote(addresses.masked(uri))
-    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
-
-
-def _program(name: str) -> str:
-    """Return how to call a program of this environment from the current folder."""
-    beside = Path(sys.executable).parent / name
-    if shutil.which(name) == str(beside):
-        return name
-    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)

@@ -1,0 +1,120 @@
+"""What a command prints: its one JSON object, or its tables, notes, where to look, and as the last lines its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from amp_track.commands.request import Request
+from amp_track.records import addresses
+from amp_track.records.errors import NothingFits
+
+
+def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
+    """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
+
+    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            result = command(request)
+    except NothingFits as error:
+        if as_json and error.result is not None:
+            print(json.dumps(_finite(error.result), allow_nan=False))
+        raise
+    if not as_json:
+        return result
+    print(json.dumps(_finite(result.as_json()), allow_nan=False))
+    return None
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with NaN and infinity, which JSON does not have, as None."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_notes(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"· {line}")
+
+
+def print_study(result: Any, request: Request) -> None:
+    """Print the tables of a study, what to keep in mind, where to look, and as the last lines its answer.
+
+    Prints nothing where the result is None, because `--json` has printed it.
+    """
+    if result is None:
+        return
+    from amp_track.report import answer, links, terminal
+
+    said = answer.answer(result)
+    for table in answer.tables(result):
+        terminal.print_table(table)
+    print_notes(said.caveats)
+    study = answer.name(result)
+    print(f"study {study}, on a page: {_from_here(result.report)}")
+    _print_how_to_look(request, study, links.pages(result, ui_address(request)))
+    print()
+    for line in (said.headline, *said.more):
+        print(line)
+    if said.command is not None:
+        runs = request.stores.tracking_uri
+        store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
+        print(f"{said.to_train}:")
+        print(f"  {said.command}{store}")
+
+
+def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
+    stores = [f"{name} {shlex.quote(addresses.masked(url))}" for name, url in _given_stores(request).items()]
+    print("look at it with:")
+    print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
+    print("or with:")
+    print(f"  {mlflow_ui(request)}")
+    for page in pages:
+        print(f"    {page}")
+    dashboard = _program("optuna-dashboard")
+    print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+
+
+def _from_here(path: str) -> str:
+    """Return a path as it is seen from the current folder, if it lies there."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
+
+
+def _given_stores(request: Request) -> dict[str, str]:
+    """Return the stores that are not the default, by flag."""
+    storage, uri = request.stores.storage, request.stores.tracking_uri
+    given = {"--storage": storage if storage != addresses.DEFAULT_STORAGE else None, "--tracking-uri": uri}
+    return {name: url for name, url in given.items() if url is not None}
+
+
+def ui_address(request: Request) -> str:
+    return addresses.ui(addresses.tracking_uri(request.stores.tracking_uri))
+
+
+def mlflow_ui(request: Request) -> str:
+    uri = addresses.tracking_uri(request.stores.tracking_uri)
+    if uri.startswith("http"):
+        return addresses.masked(uri)
+    store = shlex.quote(addresses.masked(uri))
+    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
+
+
+def _program(name: str) -> str:
+    """Return how to call a program of this environment from the current folder."""
+    beside = Path(sys.executable).parent / name
+    if shutil.which(name) == str(beside):
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
