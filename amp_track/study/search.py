@@ -14,8 +14,13 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
 from amp_track.study import columns, private, storage
+from amp_track.study.edge_sampler import POLL_SECONDS
 from amp_track.study.fit import memory_violation
 from amp_track.study.trials import run_one
+from amp_track.workers import interrupts
+
+_SEEDS_APART = 1000
+"""Between the seeds that two trials draw their settings with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,8 @@ def train_inside(
 ) -> None:
     """Train until the study holds `trials` finished trainings, which `trainings` returns.
 
+    The trainings of other search workers are waited for, since one of them may die.
+
     Args:
         study: a study with two objectives, the quality and samples per second.
         space: the settings to choose from.
@@ -106,8 +113,13 @@ def train_inside(
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
-        if _is_queued_twice(trial.number, study.get_trials(deepcopy=False)):
+        known_trials = study.get_trials(deepcopy=False)
+        if _is_queued_twice(trial.number, known_trials):
             raise optuna.TrialPruned("another search worker has queued it too")
+        if len(_begun(known_trials[: trial.number])) >= trials:
+            raise optuna.TrialPruned("another search worker trains the last one")
+        # A resumed study, or another search worker, would else draw again what was drawn before.
+        study.sampler = optuna.samplers.TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         known = next((other for other in _finished(study) if other.params == trial.params), None)
@@ -126,11 +138,13 @@ def train_inside(
         return (quality, outcome.samples_per_second or 0.0) if quality is not None else (worst, 0.0)
 
     space.enqueue_landmarks(study)
-    # A resumed study needs another seed, or it would draw again what it drew before.
-    study.sampler = optuna.samplers.TPESampler(seed=job.seed + 1000 * len(study.get_trials(deepcopy=False)))
     while len(_finished(study)) < trials and not is_time_up():
-        run_one(study, objective)
-        space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
+        storage.fail_dead_trials(study)
+        if len(_begun(study.get_trials(deepcopy=False))) < trials:
+            run_one(study, objective)
+            space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
+        else:
+            interrupts.sleep(POLL_SECONDS)
 
 
 def count_made(study: optuna.Study) -> int:
@@ -146,8 +160,12 @@ def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
 def _is_queued_twice(number: int, trials: Sequence[FrozenTrial]) -> bool:
     """Return whether a trial from the queue is what an earlier one, from the queue too, has trained or trains."""
     asked = private.asked_params(trials[number])
-    earlier = [each for each in trials[:number] if each.state in (TrialState.COMPLETE, TrialState.RUNNING)]
-    return bool(asked) and any(private.asked_params(each) == asked for each in earlier)
+    return bool(asked) and any(private.asked_params(each) == asked for each in _begun(trials[:number]))
+
+
+def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials that have trained, or train now."""
+    return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
 
 def _finished(study: optuna.Study) -> list[FrozenTrial]:

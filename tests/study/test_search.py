@@ -1,15 +1,20 @@
+import threading
+import time
+
 import mlflow
 import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import TrialState
 from support import DIGITS, FAULTS, MEBIBYTE, request, stores
 
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
+from amp_track.study import storage
 from amp_track.study.fit import memory_violation
-from amp_track.study.search import Space
+from amp_track.study.search import Space, train_inside
 
 
 @given(reference=st.integers(1, 4096), edge=st.integers(1, 10**5), seed=st.integers(0, 9))
@@ -32,6 +37,36 @@ def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: 
     fits = Outcome(verdict=Verdict.FITS, max_memory_bytes=peak)
     fails = Outcome(verdict=Verdict.OOM, max_memory_bytes=peak, requested_bytes=asked)
     assert memory_violation(fits, budget) <= 0 < memory_violation(fails, budget)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
+    space = Space(edges={"fp32": 10**6}, reference_batch_size=64)
+    trained: list[int] = []
+
+    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
+        assert job.batch_size is not None
+        time.sleep(0.2)  # so that all of them train at the same time
+        trained.append(job.batch_size)
+        return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=job.batch_size / 10**6), "run"
+
+    def work() -> None:
+        ours = optuna.load_study(study_name="s/train", storage="sqlite:///optuna.db")
+        storage.ask_in_turn(ours, "sqlite:///optuna.db")
+        train_inside(ours, space, Job(learning_rate=0.1), trials=9, higher_is_better=True, run_training=run_training)
+
+    study = optuna.create_study(
+        study_name="s/train", storage="sqlite:///optuna.db", directions=["maximize", "maximize"]
+    )
+    threads = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    states = [trial.state for trial in study.trials]
+    assert states.count(TrialState.COMPLETE) == len(trained) == 9
+    assert set(states) <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len(set(trained)) == 9
 
 
 @pytest.mark.slow
