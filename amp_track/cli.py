@@ -201,6 +201,28 @@ def ui_command(
     print(ui.ui(request, study or None, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
+@app.command("work")
+@flags.with_flags(FLAGS["work"])
+def work_command(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    as_json: Json = False,
+    **given: Any,
+) -> None:
+    """Join a study with one more search worker, or several: workload, options and settings are the study's own.
+
+    amp-track work digits-cpu-64MiB-43995c
+
+    amp-track work digits-cuda0-8GiB-1f0c2a --workers 8, on a machine with eight GPUs
+
+    amp-track work digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
+    """
+    request = request_of("work", DEFAULT_WORKLOAD, given, owns_process=True)
+    request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
+    from amp_track.commands import work
+
+    printing.print_study(printing.print_or_return(work.work, request, as_json), request)
+
+
 def main() -> NoReturn:
     """Run a command, and end with the exit codes that `amp_track.records.errors` lists."""
     streams.open_closed_streams()

@@ -58,6 +58,25 @@ EXAMPLES = {
         commands=("amp-track compare experiments/mlp.py --over width=16,64,256,1024 --device cpu --seeds 3",),
         is_slow=True,
     ),
+    "work": Example(
+        commands=(
+            f"timeout -s INT 40 amp-track search {_MEMORY} --precision fp32 --trials 4 --study digits || true",
+            "amp-track work digits --workers 2",
+        ),
+        with_progress=True,
+        keep="^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)",
+        is_slow=True,
+    ),
+    "work-refused": Example(
+        commands=(
+            "amp-track fit experiments/digits.py --max-batch-size 8 --precision fp32 --study digits",
+            "OMP_NUM_THREADS=7 amp-track work digits",
+        ),
+        with_progress=True,
+        keep="^(fp32|amp-track: )",
+        exit_code=2,
+        is_slow=True,
+    ),
     "diagnose": Example(commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20",)),
     "diagnose-fp32": Example(
         commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20 --precision fp32",), keep="^· "

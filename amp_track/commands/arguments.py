@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,9 @@ from amp_track.commands.request import (
     SearchOptions,
     Stores,
     UiOptions,
+    WorkOptions,
 )
+from amp_track.records.addresses import STORAGE_VARIABLE
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 
@@ -66,6 +69,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
+    "work": (*flags_of(WorkOptions), flag_named(flags_of(Job), "--device"), *flags_of(Stores, without=("study",))),
 }
 """By command, in the order of its `--help`."""
 
@@ -84,6 +88,9 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
     """
     flags, given = FLAGS[command], dict(given)
     assert set(given) <= {flag.parameter for flag in flags}, "every value is given for a flag of the command"
+    storage = next((flag.parameter for flag in flags if flag.name == "--storage"), None)
+    if storage is not None and not given.get(storage):
+        given[storage] = os.environ.get(STORAGE_VARIABLE)
     fixed: dict[str, Any] = {}
     if command in ("train", "compare"):
         batch_size = flag_named(flags, "--batch-size").parameter
@@ -111,6 +118,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         plan_options=build(PlanOptions, flags, given),
         report_options=build(ReportOptions, flags, given),
         ui_options=build(UiOptions, flags, given),
+        work_options=build(WorkOptions, flags, given),
         given=given_fields(Job, flags, given),
         owns_process=owns_process,
         **fixed,

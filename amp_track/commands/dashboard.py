@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from pathlib import Path
+
+from amp_track.workers import programs
 
 STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
 """Environment variable with the address of the storage whose studies are shown."""
@@ -17,10 +17,8 @@ TRACKING_VARIABLE = "AMP_TRACK_DASHBOARD_TRACKING_URI"
 
 
 def command(host: str, port: int) -> list[str]:
-    """Return the command that runs `main`, with this package, and with no module of the working folder."""
-    package = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({package!r}); from {__name__} import main; main({host!r}, {port})"
-    return [sys.executable, "-P", "-c", code]
+    """Return the command that runs `main`."""
+    return programs.command(__name__, f"main({host!r}, {port})")
 
 
 def main(host: str, port: int) -> None:

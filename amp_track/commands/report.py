@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ def report(request: Request) -> Result:
     from amp_track.study import names, reading
 
     with reading.reading(request.stores.storage) as shared:
-        name, part = _named(request, names.parts_by_study(reading.study_names(shared)))
+        name, part = remembered.named(request.stores, names.parts_by_study(reading.study_names(shared)))
         study = reading.load_study(f"{name}/{part}", shared)
         assert study is not None, "its name has just been read"
         result = _read(request, name, part, study, shared)
@@ -77,25 +77,6 @@ def _writer(out: str) -> Callable[[Result, str], str]:
         return str(file)
 
     return write
-
-
-def _named(request: Request, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """Return the name of the study, and the part of it that is reported: its edges, and all inside them, come first."""
-    from amp_track.study import names
-
-    assert request.stores.study is not None
-    storage = addresses.masked(request.stores.storage)
-    name = names.known_study(request.stores.study, known, storage=storage)
-    asked = request.stores.study.partition("/")[2]
-    parts = [part for part in ("fit", "compare") if f"{name}/{part}" in known[name]]
-    if asked == "compare" or "fit" not in parts:
-        parts = parts[::-1]
-    if not parts:
-        raise BadInput(
-            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/fit too; give the "
-            "command that made it again"
-        )
-    return name, parts[0]
 
 
 def _read(request: Request, name: str, part: str, study: Study, shared: SharedStorage) -> Result:

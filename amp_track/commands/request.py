@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.records import values
-from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI
+from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI, STORAGE_VARIABLE
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 from amp_track.records.settings import setting, switch
@@ -31,6 +31,7 @@ class Stores:
         str,
         expected="a database address",
         metavar="URL",
+        shown_default=f"{STORAGE_VARIABLE} or {DEFAULT_STORAGE}",
     )
     tracking_uri: str | None = setting(
         None,
@@ -264,6 +265,34 @@ class UiOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """How many search workers `work` starts, and with what."""
+
+    workers: int = setting(
+        1,
+        "Search workers to start, each with a device of its own; one of the local launcher is this command itself.",
+        values.positive_integer,
+        expected="a whole number of 1 or more",
+        metavar="N",
+    )
+    launcher: str = setting(
+        "local",
+        f"What starts them: {', '.join(values.LAUNCHERS)}.",
+        values.one_of(*values.LAUNCHERS),
+        expected=f"one of {', '.join(values.LAUNCHERS)}",
+        metavar="NAME",
+    )
+    logs: str | None = setting(
+        None,
+        "Folder for what each worker prints: worker-1.err has its progress, worker-1.out its result.",
+        str,
+        expected="a folder",
+        metavar="FOLDER",
+        shown_default="amp_track-workers/STUDY",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """Everything that one command is asked for."""
 
@@ -279,6 +308,9 @@ class Request:
     plan_options: PlanOptions = PlanOptions()
     report_options: ReportOptions = ReportOptions()
     ui_options: UiOptions = UiOptions()
+    work_options: WorkOptions = WorkOptions()
+    joins: bool = False
+    """Whether it was read from a study that exists, which it works on."""
     compare_options: CompareOptions | None = None
     """Only `compare` has them."""
     owns_process: bool = False

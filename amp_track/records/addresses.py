@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
+STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
+"""Environment variable with the address of Optuna's database, for a command without --storage."""
 UI_HOST, UI_PORT = "127.0.0.1", 5000
 """Where `mlflow ui` listens, unless it is told otherwise."""
 SPOOL = "amp_track-spool"

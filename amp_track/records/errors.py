@@ -6,6 +6,7 @@
     ├── StoreFailed          1   a store or the disk it is on has failed; what was written before is kept
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
     ├── ServerFailed         1   a server of pages that `ui` has started has ended, or does not answer
+    ├── WorkersFailed        1   every search worker that `work` has started has failed; their own code if all agree
     └── NothingFits          3   out of memory
 
 Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could not print to stdout, it is 141.
@@ -89,6 +90,23 @@ class ServerFailed(_WithDetail, AmpTrackError):
     """A server of pages that `ui` has started has ended, or does not answer. `detail` is the end of its log."""
 
     exit_code = 1
+
+
+class WorkersFailed(AmpTrackError):
+    """Every search worker that `work` has started has failed.
+
+    Args:
+        message: says how, and where their output is.
+        exit_code: what they have all ended with; 1 where they differ.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message, exit_code)
+        self.message = message
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class NothingFits(AmpTrackError):

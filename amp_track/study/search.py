@@ -109,15 +109,10 @@ def train_inside(
     """
     precisions = CategoricalDistribution(tuple(space.edges))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
-    worst = -math.inf if higher_is_better else math.inf
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
-        known_trials = study.get_trials(deepcopy=False)
-        if _is_queued_twice(trial.number, known_trials):
-            raise optuna.TrialPruned("another search worker has queued it too")
-        if len(_begun(known_trials[: trial.number])) >= trials:
-            raise optuna.TrialPruned("another search worker trains the last one")
+        _leave_to_others(trial.number, study.get_trials(deepcopy=False), wanted=trials)
         # A resumed study, or another search worker, would else draw again what was drawn before.
         study.sampler = optuna.samplers.TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
@@ -129,13 +124,12 @@ def train_inside(
             outcome, run_id = run_training(trial, chosen)
         storage.remember(trial, outcome, run_id)
         columns.show(trial, outcome)
-        violation = memory_violation(outcome, job.memory_budget_bytes)
-        quality = outcome.quality
-        if outcome.fits and (quality is None or not math.isfinite(quality)):
-            violation, quality = 1.0, None  # it diverged, so it has no quality that another could be compared with
+        violation, quality = _violation_and_quality(outcome, job)
         storage.constrain(trial, "trains", violation)
+        if quality is not None:
+            return quality, outcome.samples_per_second or 0.0
         # optuna-dashboard's Pareto front ignores constraints: a value that cannot win, in either direction.
-        return (quality, outcome.samples_per_second or 0.0) if quality is not None else (worst, 0.0)
+        return -math.inf if higher_is_better else math.inf, 0.0
 
     space.enqueue_landmarks(study)
     while len(_finished(study)) < trials and not is_time_up():
@@ -145,6 +139,14 @@ def train_inside(
             space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
         else:
             interrupts.sleep(POLL_SECONDS)
+
+
+def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | None]:
+    """Return by how much a training is infeasible, and its quality; None if it has none that could be compared."""
+    quality = outcome.quality
+    if outcome.fits and (quality is None or not math.isfinite(quality)):
+        return 1.0, None  # it diverged
+    return memory_violation(outcome, job.memory_budget_bytes), quality
 
 
 def count_made(study: optuna.Study) -> int:
@@ -157,10 +159,13 @@ def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     return [_result_of(trial) for trial in _finished(study)], sorted(trial.number for trial in study.best_trials)
 
 
-def _is_queued_twice(number: int, trials: Sequence[FrozenTrial]) -> bool:
-    """Return whether a trial from the queue is what an earlier one, from the queue too, has trained or trains."""
-    asked = private.asked_params(trials[number])
-    return bool(asked) and any(private.asked_params(each) == asked for each in _begun(trials[:number]))
+def _leave_to_others(number: int, trials: Sequence[FrozenTrial], *, wanted: int) -> None:
+    """Raise TrialPruned where another search worker, with an earlier trial, has begun the same, or the last one."""
+    begun, asked = _begun(trials[:number]), private.asked_params(trials[number])
+    if asked and any(private.asked_params(each) == asked for each in begun):
+        raise optuna.TrialPruned("another search worker has queued it too")
+    if len(begun) >= wanted:
+        raise optuna.TrialPruned("another search worker trains the last one")
 
 
 def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -186,9 +186,21 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
 
 
 def check_settings(
-    name: str, storage: SharedStorage, settings: dict[str, str], directions: Sequence[Direction]
+    name: str,
+    storage: SharedStorage,
+    settings: dict[str, str],
+    directions: Sequence[Direction],
+    *,
+    joins: bool = False,
 ) -> None:
     """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing.
+
+    Args:
+        name: the name of the study.
+        storage: where it is.
+        settings: by name, what the results of this command depend on.
+        directions: of its objectives.
+        joins: whether the command has read from the study what can be read: what differs is then this machine.
 
     Raises:
         StoreFailed: what is stored of it cannot be read.
@@ -199,11 +211,14 @@ def check_settings(
         return
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
     known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
-    for setting in sorted(known.keys() | settings.keys()):
+    # Another device is why others differ, too.
+    for setting in sorted(known.keys() | settings.keys(), key=lambda setting: (setting != "device", setting)):
         if known.get(setting) != settings.get(setting):
+            flag = f"STUDY: got {name} on a machine with" if joins else "--study: got"
+            advice = "start its workers where it is so" if joins else "use that setting or name another --study"
             raise BadInput(
-                f"--study: got {setting} {settings.get(setting)}, expected the {known.get(setting)} that study {name} "
-                "was made with; use that setting or name another --study"
+                f"{flag} {setting} {settings.get(setting)}, expected the {known.get(setting)} that "
+                f"{'it' if joins else f'study {name}'} was made with; {advice}"
             )
     found = [direction.name.lower() for direction in storage.get_study_directions(study_id)]
     if not found or "not_set" in found:

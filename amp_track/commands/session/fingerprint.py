@@ -24,6 +24,10 @@ def edge_settings(session: Session) -> dict[str, str]:
     options, inspection, job = session.request.fit_options, session.inspection, session.job
     # The first evaluation leaves kernels behind: only trainings that continue after it need memory for them.
     training = f"{job.steps} steps" if job.steps is not None else str(min(job.epochs or 1, 2))
+    on_cpu = {
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
+    }  # the memory of an accelerator depends on neither, and machines with the same one differ in both
     return _settings_that_affect(job, Affects.EDGE) | {
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
@@ -37,8 +41,7 @@ def edge_settings(session: Session) -> dict[str, str]:
         "epochs": training,
         "torch": dict(inspection.versions)["torch"],
         "meter": str(_METER_VERSION),
-        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
-        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
+        **(on_cpu if inspection.hardware.kind == "cpu" else {}),
     }
 
 

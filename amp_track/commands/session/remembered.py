@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ from pydantic import Json, TypeAdapter
 from amp_track.commands.request import CompareOptions, FitOptions, Request, SearchOptions, Stores
 from amp_track.commands.session.session import Session
 from amp_track.commands.session.studies import TrackedStudy
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
@@ -38,16 +39,20 @@ class Remembered:
     experiment_id: str
     """Of the study's MLflow run."""
 
-    def session(self, stores: Stores) -> Session:
-        """Return the command's session, for what is read of the study: its sandbox has not been started."""
-        request = Request(
+    def request(self, stores: Stores, *, owns_process: bool = False) -> Request:
+        """Return what the command was asked for, with stores that hold its study."""
+        return Request(
             job=self.job,
             stores=stores,
             fit_options=self.fit_options,
             search_options=self.search_options,
             compare_options=self.compare_options,
+            owns_process=owns_process,
         )
-        return Session(request, Sandbox(self.job.workload), self.inspection, self.precisions)
+
+    def session(self, stores: Stores) -> Session:
+        """Return the command's session, for what is read of the study: its sandbox has not been started."""
+        return Session(self.request(stores), Sandbox(self.job.workload), self.inspection, self.precisions)
 
     def compared(self, base: Session) -> dict[str, Session]:
         """Return a session for each value that a comparison varies."""
@@ -110,6 +115,33 @@ def _known(study: Study) -> Remembered | None:
         return storage.command_of(study, TypeAdapter(Json[Remembered]))
     except StoreFailed:
         return None
+
+
+def named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """Return the name of a study, and the part of it that remembers its command: that of its edges comes first.
+
+    Args:
+        stores: the name that was given, which may be that of a part.
+        known: the studies of the storage, each with the names of its parts.
+
+    Raises:
+        BadInput: there is no such study, or nothing of it that remembers a command.
+    """
+    from amp_track.study import names
+
+    assert stores.study is not None
+    storage = addresses.masked(stores.storage)
+    name = names.known_study(stores.study, known, storage=storage)
+    asked = stores.study.partition("/")[2]
+    parts = [part for part in ("fit", "compare") if f"{name}/{part}" in known[name]]
+    if asked == "compare" or "fit" not in parts:
+        parts = parts[::-1]
+    if not parts:
+        raise BadInput(
+            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/fit too; give the "
+            "command that made it again"
+        )
+    return name, parts[0]
 
 
 def of(study: Study) -> Remembered:

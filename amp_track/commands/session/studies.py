@@ -66,7 +66,8 @@ class Studies:
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
                 directions = [direction for _, direction in self._objectives(part)]
-                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions)
+                joins = self.session.request.joins
+                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
         """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""

@@ -1,0 +1,131 @@
+"""work: one more search worker on a study, or several by a launcher. What is searched is read from the study."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from amp_track.commands import compare, fit, report, search
+from amp_track.commands.request import Request
+from amp_track.commands.session import remembered, store_checks
+from amp_track.commands.session.remembered import Remembered
+from amp_track.commands.session.session import JobRunner, interrupted_safely
+from amp_track.records import addresses
+from amp_track.records.errors import BadInput, WorkersFailed
+from amp_track.report import progress
+from amp_track.report.answer import Result
+from amp_track.workers import interrupts, programs
+from amp_track.workers.launchers import local
+from amp_track.workers.launchers.worker import Ended, Worker
+
+_COMMANDS: Mapping[str, Callable[..., Result]] = {"fit": fit.fit, "search": search.search, "compare": compare.compare}
+_ANY_DEVICE = "auto"
+
+
+@interrupted_safely
+def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
+    """Work on a study until it is finished, and return its result.
+
+    Args:
+        request: the study's name in `stores.study`; what to start in `work_options`.
+        sandbox: what runs the jobs of a worker that is this process; by default fresh processes on this machine.
+
+    Raises:
+        BadInput: there is no such study, it was made with another device, budget or version of torch than there is
+            here, or nothing can be started. Nothing is written then.
+        WorkersFailed: every search worker has failed.
+        WorkloadFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
+    """
+    name, known = _remembered(request)
+    if request.work_options.launcher == "local" and request.work_options.workers == 1:
+        return _COMMANDS[known.command](_joining(request, name, known), sandbox=sandbox)
+    _run(request, _workers(request, name, known))
+    # Their page is made of the stores once more, because each has made it while others were still at work.
+    return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+
+
+def _remembered(request: Request) -> tuple[str, Remembered]:
+    """Return the name of the study, and the command that has made it."""
+    with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+        store_checks.check_storage("--storage", request.stores.storage)
+        store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
+    from amp_track.study import names, reading
+
+    with reading.reading(request.stores.storage) as shared:
+        name, part = remembered.named(request.stores, names.parts_by_study(reading.study_names(shared)))
+        study = reading.load_study(f"{name}/{part}", shared)
+        assert study is not None, "its name has just been read"
+        known = remembered.of(study)
+    workload = known.job.workload
+    if ":" not in workload and not os.path.isfile(workload):
+        raise BadInput(
+            f"STUDY: got {name}, whose workload is {workload}, expected that file here; start the worker in the folder "
+            f"that has it, or copy it to {Path(workload).absolute()}"
+        )
+    return name, known
+
+
+def _joining(request: Request, name: str, known: Remembered) -> Request:
+    """Return the study's request for this machine, whose devices have numbers of their own."""
+    asked = request.job.device
+    device = asked if asked != _ANY_DEVICE else known.job.device.partition(":")[0]
+    over = known.compare_options.over if known.compare_options is not None else None
+    # A comparison remembers the job of the first value that it varies.
+    options = tuple(option for option in known.job.options if over is None or option[0] != over[0])
+    joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
+    return dataclasses.replace(joined, job=dataclasses.replace(joined.job, device=device, options=options), joins=True)
+
+
+def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
+    """Return the search workers that are to be started. Raises BadInput where they cannot be."""
+    options = request.work_options
+    if request.job.device != _ANY_DEVICE:
+        raise BadInput(
+            f"--device: got {request.job.device} with --workers {options.workers}, each of which is given a device of "
+            "its own; leave one of the two out"
+        )
+    folder = Path(options.logs or f"amp_track-workers/{name}")
+    devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"--logs: got {folder}, expected a folder that can be made ({error.strerror}); name another"
+        ) from None
+    stores = {
+        addresses.STORAGE_VARIABLE: request.stores.storage,
+        "MLFLOW_TRACKING_URI": addresses.tracking_uri(request.stores.tracking_uri),
+        "MLFLOW_RUN_ID": "",  # that of `mlflow run` belongs to this command
+    }
+    return [
+        Worker(
+            command=[*programs.command("amp_track.__main__", "main()"), "work", name],
+            environment=stores | device,
+            output=folder / f"worker-{number}.err",
+        )
+        for number, device in enumerate(devices, start=1)
+    ]
+
+
+def _run(request: Request, workers: Sequence[Worker]) -> None:
+    """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
+    progress.say(
+        f"starting {len(workers)} search workers; what each prints is in {shlex.quote(str(workers[0].output.parent))}"
+    )
+    ended = local.run(workers, lambda number, line: progress.say(f"worker {number + 1}: {line}"))
+    failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
+    for number, worker in failed:
+        progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")
+    if len(failed) == len(workers):
+        codes = {worker.exit_code for worker in ended}
+        raise WorkersFailed(
+            f"every one of {len(workers)} search workers has failed; the first said: {_why(ended[0])}",
+            exit_code=codes.pop() if len(codes) == 1 else WorkersFailed.exit_code,
+        )
+
+
+def _why(ended: Ended) -> str:
+    return ended.last_line.removeprefix("amp-track: ") or "nothing"

@@ -1,0 +1,151 @@
+"""`work` joins a study by its name alone; the device is simulated, the studies and the runs are real."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, Done, request, stores
+
+from amp_track.commands.compare import compare
+from amp_track.commands.fit import fit
+from amp_track.commands.request import CompareOptions, Request
+from amp_track.commands.search import search
+from amp_track.commands.work import work
+from amp_track.records.errors import BadInput
+from amp_track.records.events import Event
+from amp_track.records.hardware import Hardware
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Outcome
+from amp_track.results.compare import CompareResult
+from amp_track.results.fit import FitResult
+from amp_track.results.search import SearchResult
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+Command = Callable[..., Done]
+
+
+class InterruptedAt(SimulatedSandbox):
+    """A device on which the job of this number is interrupted."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        if len(self.jobs) == self._number:
+            raise KeyboardInterrupt
+        return super().run(job, on_event, folder=folder)
+
+
+class Named(SimulatedSandbox):
+    """A CPU of another name."""
+
+    def inspect(self, job: Job) -> Inspection:
+        return dataclasses.replace(super().inspect(job), hardware=Hardware(kind="cpu", name="another device"))
+
+
+def asked(study: str = "mine", **options: Any) -> Request:
+    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, epochs=3)
+    return request(job, precisions=("fp32", "bf16"), study=study, **options)
+
+
+def named(study: str) -> Request:
+    """Return what a worker is told: a name, and where the stores are."""
+    return request(Job(), study=study)
+
+
+def trials(part: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=part, storage=stores()["storage"]).trials
+
+
+@pytest.mark.parametrize("interrupted_at", [2, 12])
+def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
+    options: dict[str, Any] = {"trials": 5, "learning_rates": (1e-3, 1e-2), "multiple_of": 8}
+    with pytest.raises(KeyboardInterrupt):
+        search(asked(**options), sandbox=InterruptedAt(interrupted_at))
+    result = work(named("mine"), sandbox=SimulatedSandbox())
+    whole = search(asked("whole", **options), sandbox=SimulatedSandbox())
+    assert isinstance(result, SearchResult)
+    assert result.fit.edges == whole.fit.edges
+    assert result.fit.job == whole.fit.job
+    assert len(result.trials) == len(whole.trials) == 5
+    assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)
+
+
+def test_a_worker_of_a_finished_study_repeats_nothing() -> None:
+    made = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    device = SimulatedSandbox()
+    assert work(named("mine/fit"), sandbox=device) == made
+    assert not device.jobs
+    assert isinstance(made, FitResult)
+
+
+def test_a_worker_joins_a_comparison() -> None:
+    over = CompareOptions(over=("width", ("8", "4")))
+    with pytest.raises(KeyboardInterrupt):
+        compare(asked(compare_options=over, seeds=2), sandbox=InterruptedAt(3))
+    result = work(named("mine"), sandbox=SimulatedSandbox())
+    assert isinstance(result, CompareResult)
+    assert sum(len(cell.trainings) for cell in result.cells) == 8
+
+
+def test_a_worker_on_another_device_is_refused_and_both_are_named() -> None:
+    made = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    before = trials("mine/fit")
+    with pytest.raises(BadInput, match="STUDY: got mine/fit on a machine with device another device, expected the "):
+        work(named("mine"), sandbox=Named())
+    with pytest.raises(BadInput, match=rf"{made.hardware.title} that it was made with; start its workers where"):
+        work(named("mine"), sandbox=Named())
+    assert trials("mine/fit") == before
+
+
+def test_a_worker_needs_the_workload() -> None:
+    copy = Path("digits.py")
+    copy.write_text(Path(DIGITS).read_text())
+    fit(request(Job(workload="digits.py"), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    copy.unlink()
+    with pytest.raises(BadInput, match=r"^STUDY: got mine, whose workload is digits\.py, expected that file here; "):
+        work(named("mine"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
+        (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
+        (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with --workers 2, each of which is given a"),
+        (["mine", "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder that can be"),
+        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_in_one_line_and_nothing_is_started(
+    arguments: list[str], message: str, amp_track: Command
+) -> None:
+    fit(asked(max_batch_size=64), sandbox=Named())
+    before = sorted(Path.cwd().iterdir())
+    done = amp_track("work", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+def test_the_address_of_the_study_may_come_from_the_environment(
+    amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+    os.rename("optuna.db", "elsewhere.db")
+    assert amp_track("report", "mine").returncode == 2
+    monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")
+    assert amp_track("report", "mine").returncode == 0
+    assert (
+        "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
+    )

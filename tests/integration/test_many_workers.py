@@ -1,0 +1,110 @@
+"""Many search workers on one study: at once on stores that are yet to be made, and by a launcher on a real device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from optuna.trial import TrialState
+from postgresql import server  # noqa: F401  # a fixture
+from simulated import SimulatedSandbox
+from support import DIGITS, request
+
+from amp_track.commands.fit import fit
+from amp_track.records.job import Job
+from amp_track.study import storage
+
+pytestmark = pytest.mark.slow
+SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "9", "--json"]
+AMP_TRACK = [sys.executable, "-m", "amp_track"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of a storage without tables."""
+    if request.param == "sqlite":
+        return "sqlite:///optuna.db"
+    address: str = request.getfixturevalue("server").new_database("many")
+    return address
+
+
+def test_eight_workers_that_begin_at_once_share_the_work(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone", storage="sqlite:///alone.db")
+    expected = edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    with contextlib.ExitStack() as stack:
+        names = [f"worker{number}" for number in range(8)]
+        workers = [stack.enter_context(HeldWorker(name, *SEARCH, "--storage", url, seconds=0.1)) for name in names]
+        results = [worker.result() for worker in workers]
+    assert [edges(result) for result in results] == [expected] * 8
+    probed = in_state(TrialState.COMPLETE, "s/fit", url)
+    work = [
+        trial.number if trial.user_attrs["kind"] == "repeat" else
+        (trial.params["precision"], trial.params["batch_size"], trial.user_attrs["kind"])
+        for trial in probed
+    ]  # fmt: skip
+    assert len(work) == len(set(work)), "a probe was repeated"
+    trained = in_state(TrialState.COMPLETE, "s/train", url)
+    assert len(trained) == 9
+    for part in ("fit", "train"):
+        assert {trial.state for trial in trials(f"s/{part}", url)} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    of_search = [run for run in runs() if (run.data.tags.get("optuna.study") or "s/").startswith("s/")]
+    assert {run.info.status for run in of_search} == {"FINISHED"}
+    children = [run for run in of_search if "mlflow.parentRunId" in run.data.tags]
+    ids = {storage.run_id_of(trial) for trial in [*probed, *trained]}
+    assert ids <= {run.info.run_id for run in children}
+    assert len({trial.user_attrs["worker"]["pid"] for trial in [*probed, *trained]}) > 1
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_workers_that_are_launched_finish_a_search_that_was_killed() -> None:
+    search = [*AMP_TRACK, "search", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s"]
+    with Path("search.err").open("wb") as errors:
+        first = subprocess.Popen([*search, "--epochs", "1", "--trials", "4"], stderr=errors)
+        wait_for(has_probed(first))
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    work = [*AMP_TRACK, "work", "s", "--workers", "2", "--json"]
+    done = subprocess.run(work, capture_output=True, text=True, env=os.environ | {"MLFLOW_RUN_ID": "another's"})
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(json.loads(done.stdout)["trials"]) == 4
+    logs = Path("amp_track-workers/s")
+    for number in (1, 2):
+        assert f"worker {number}: training inside the edges" in done.stderr
+        assert "training inside the edges" in (logs / f"worker-{number}.err").read_text()
+        assert "To train with it" in (logs / f"worker-{number}.out").read_text()
+    assert len(in_state(TrialState.COMPLETE, "s/train")) == 4
+    assert {run.info.status for run in runs()} <= {"FINISHED", "KILLED"}
+
+
+def has_probed(process: subprocess.Popen[bytes]) -> Callable[[], bool]:
+    def look() -> bool:
+        assert process.poll() is None, Path("search.err").read_text()
+        return b" fits " in Path("search.err").read_bytes()
+
+    return look
+
+
+@pytest.mark.usefixtures("fresh_stores")
+def test_workers_that_all_fail_end_with_their_exit_code() -> None:
+    subprocess.run(
+        [*AMP_TRACK, "fit", DIGITS, "--precision", "fp32", "--max-batch-size", "8", "--study", "s"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    work = [*AMP_TRACK, "work", "s", "--workers", "2"]
+    threads = {"OMP_NUM_THREADS": "7"}
+    done = subprocess.run(work, capture_output=True, text=True, env=os.environ | threads)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("amp-track: every one of 2 search workers has failed; the first said: STUDY: got s/fit on")
+    assert "with threads 7, expected the " in last

@@ -1,0 +1,137 @@
+"""Search workers as processes of this machine, with small programs in the place of searches."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from amp_track.records.errors import BadInput
+from amp_track.workers.launchers import local
+from amp_track.workers.launchers.worker import Worker
+
+SAYS = """
+import os, sys
+print("a result")
+sys.stderr.write(f"from {os.environ['WHERE']}\\n\\nwith no end of its line")
+sys.exit(int(sys.argv[1]))
+"""
+STARTER = """
+import sys
+from pathlib import Path
+from amp_track.workers import interrupts
+from amp_track.workers.launchers import local
+from amp_track.workers.launchers.worker import Worker
+worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
+with interrupts.deferred(owns_process=True):
+    local.run([worker], lambda number, line: print(line, flush=True))
+"""
+ENDS_SLOWLY = """
+import signal, sys, time
+def end(*_):
+    time.sleep(4)
+    print("ended", file=sys.stderr)
+    sys.exit(130)
+signal.signal(signal.SIGTERM, end)
+print("up", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+def worker(exit_code: int = 0, number: int = 1, where: str = "here") -> Worker:
+    command = [sys.executable, "-c", SAYS, str(exit_code)]
+    return Worker(command=command, environment={"WHERE": where}, output=Path(f"worker-{number}.err"))
+
+
+def test_each_line_is_said_and_kept_and_each_exit_code_returned() -> None:
+    said: list[tuple[int, str]] = []
+    ended = local.run([worker(0, 1, "one"), worker(3, 2, "two")], lambda number, line: said.append((number, line)))
+    assert [each.exit_code for each in ended] == [0, 3]
+    assert [each.last_line for each in ended] == ["with no end of its line"] * 2
+    assert [line for number, line in said if number == 0] == ["from one", "with no end of its line"]
+    assert [line for number, line in said if number == 1] == ["from two", "with no end of its line"]
+    assert Path("worker-2.err").read_text() == "from two\n\nwith no end of its line"
+    assert Path("worker-2.out").read_text() == "a result\n"
+
+
+def test_what_an_earlier_worker_has_said_is_kept_and_not_said_again() -> None:
+    Path("worker-1.err").write_text("earlier\n")
+    said: list[str] = []
+    local.run([worker(where="now")], lambda number, line: said.append(line))
+    assert said[0] == "from now"
+    assert Path("worker-1.err").read_text().startswith("earlier\nfrom now")
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "expected"),
+    [
+        (3, 1, ["3", "1", "GPU-5b"]),
+        (2, 1, ["3", "1"]),
+        (1, 3, [None]),  # sees all, as without a launcher
+    ],
+)
+def test_each_worker_has_devices_of_its_own(
+    workers: int, each: int, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,GPU-5b")
+    given = local.devices(workers, "cuda", each=each)
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in given] == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "message"),
+    [
+        (4, 1, "--workers: got 4 with 1 cuda device for each, expected at most 3: there are 3 here; give fewer"),
+        (2, 2, "--workers: got 2 with 2 cuda devices for each, expected at most 1: there are 3 here; give fewer"),
+    ],
+)
+def test_more_workers_than_devices_are_refused(
+    workers: int, each: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(BadInput) as refused:
+        local.devices(workers, "cuda", each=each)
+    assert str(refused.value) == message
+
+
+def test_a_cpu_is_shared() -> None:
+    assert local.devices(3, "cpu", each=2) == [{}, {}, {}]
+
+
+def test_devices_that_no_variable_lists_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code = "import torch; print(torch.accelerator.device_count())"
+    there = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    with pytest.raises(BadInput, match=f"expected at most {there}: there are {there} here"):
+        local.devices(there + 1, "cuda", each=1)
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", STARTER, code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_reaches_the_workers_which_are_given_their_time(number: signal.Signals) -> None:
+    with start(ENDS_SLOWLY) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"up\n"
+        starter.send_signal(number)
+        assert starter.wait(30) != 0
+    assert Path("worker-1.err").read_text() == "up\nended\n"
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_launcher_that_is_killed() -> None:
+    with start("import sys, time; print('up', file=sys.stderr, flush=True); time.sleep(600)") as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"up\n"
+        started = psutil.Process(starter.pid).children(recursive=True)
+        assert len(started) == 2  # the worker, and what ties it to the launcher
+        starter.kill()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == []
