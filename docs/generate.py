@@ -46,7 +46,7 @@ _GROUPS = {
     "planoptions": "The memory that plan predicts for",
     "uioptions": "The pages that ui serves",
     "reportoptions": "Where the page is written",
-    "workoptions": "The search workers that work starts",
+    "workoptions": "The workers that work starts",
     "stores": "Where results go",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""

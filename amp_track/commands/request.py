@@ -282,6 +282,15 @@ class WorkOptions:
         expected=f"one of {', '.join(values.LAUNCHERS)}",
         metavar="NAME",
     )
+    sbatch: tuple[tuple[str, str], ...] = setting(
+        (),
+        "An option of SLURM's sbatch, such as partition=gpu or time=8:00:00; may be given several times.",
+        values.option,
+        expected="option=value",
+        metavar="OPTION=VALUE",
+        repeatable=True,
+        shown_default="time=1440",
+    )
     logs: str | None = setting(
         None,
         "Folder for what each worker prints: worker-1.err has its progress, worker-1.out its result.",

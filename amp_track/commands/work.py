@@ -18,11 +18,16 @@ from amp_track.records.errors import BadInput, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.answer import Result
 from amp_track.workers import interrupts, programs
-from amp_track.workers.launchers import local
+from amp_track.workers.launchers import local, slurm
 from amp_track.workers.launchers.worker import Ended, Worker
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {"fit": fit.fit, "search": search.search, "compare": compare.compare}
 _ANY_DEVICE = "auto"
+_FOR_MANY_MACHINES = {
+    "--storage": "a database that they reach: postgresql+psycopg://user:password@host/name",
+    "--tracking-uri": "a server that they reach: http://host:5000",
+}
+"""By flag, what it takes where search workers run on several machines."""
 
 
 @interrupted_safely
@@ -39,12 +44,42 @@ def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
         WorkersFailed: every search worker has failed.
         WorkloadFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
     """
+    is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
+    _check_options(request, is_this_process=is_this_process)
     name, known = _remembered(request)
-    if request.work_options.launcher == "local" and request.work_options.workers == 1:
+    if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known), sandbox=sandbox)
-    _run(request, _workers(request, name, known))
+    _run(request, known, _workers(request, name, known))
     # Their page is made of the stores once more, because each has made it while others were still at work.
     return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+
+
+def _check_options(request: Request, *, is_this_process: bool) -> None:
+    """Raise BadInput for options that do not go together."""
+    options, device = request.work_options, request.job.device
+    if options.logs is not None and is_this_process:
+        raise BadInput(f"--logs: got {options.logs} with one worker, which prints here, expected more; leave it out")
+    if options.sbatch and options.launcher != "slurm":
+        raise BadInput(
+            f"--sbatch: got it with --launcher {options.launcher}, expected slurm; leave it out, or add --launcher "
+            "slurm"
+        )
+    if device != _ANY_DEVICE and not is_this_process:
+        raise BadInput(
+            f"--device: got {device} with workers that are started, each of which is given a device of its own; leave "
+            "it out"
+        )
+    if options.launcher != "local":
+        stores = {
+            "--storage": request.stores.storage,
+            "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
+        }
+        for flag, url in stores.items():
+            if url.startswith("sqlite") or addresses.local_folder(url) is not None:
+                raise BadInput(
+                    f"{flag}: got {addresses.masked(url)} with --launcher {options.launcher}, whose workers run on "
+                    f"other machines, expected {_FOR_MANY_MACHINES[flag]}"
+                )
 
 
 def _remembered(request: Request) -> tuple[str, Remembered]:
@@ -82,13 +117,10 @@ def _joining(request: Request, name: str, known: Remembered) -> Request:
 def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
     """Return the search workers that are to be started. Raises BadInput where they cannot be."""
     options = request.work_options
-    if request.job.device != _ANY_DEVICE:
-        raise BadInput(
-            f"--device: got {request.job.device} with --workers {options.workers}, each of which is given a device of "
-            "its own; leave one of the two out"
-        )
+    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM gives each its own
+    if options.launcher == "local":
+        devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
     folder = Path(options.logs or f"amp_track-workers/{name}")
-    devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,12 +142,20 @@ def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
     ]
 
 
-def _run(request: Request, workers: Sequence[Worker]) -> None:
+def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
     """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
     progress.say(
         f"starting {len(workers)} search workers; what each prints is in {shlex.quote(str(workers[0].output.parent))}"
     )
-    ended = local.run(workers, lambda number, line: progress.say(f"worker {number + 1}: {line}"))
+
+    def say(number: int, line: str) -> None:
+        progress.say(f"worker {number + 1}: {line}")
+
+    if request.work_options.launcher == "slurm":
+        devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
+        ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))
+    else:
+        ended = local.run(workers, say)
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:
         progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")

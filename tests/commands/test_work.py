@@ -121,15 +121,27 @@ def test_a_worker_needs_the_workload() -> None:
     [
         (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
-        (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with --workers 2, each of which is given a"),
+        (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
         (["mine", "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder that can be"),
-        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local"),
+        (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
+        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm"),
+        (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
+        (["mine", "--sbatch", "time"], "--sbatch: got 'time', expected option=value"),
+        (
+            ["mine", "--launcher", "slurm"],
+            "--storage: got sqlite:///optuna.db with --launcher slurm, whose workers run on other machines, expected a",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql+psycopg://u:hunter2@nowhere/x"],
+            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+        ),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_one_line_and_nothing_is_started(
-    arguments: list[str], message: str, amp_track: Command
+    arguments: list[str], message: str, amp_track: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(asked(max_batch_size=64), sandbox=Named())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     before = sorted(Path.cwd().iterdir())
     done = amp_track("work", *arguments)
     assert done.returncode == 2

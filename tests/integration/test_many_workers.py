@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
 from optuna.trial import TrialState
+from postgresql import Server as PostgreSQL
 from postgresql import server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request
 
 from amp_track.commands.fit import fit
+from amp_track.commands.request import WorkOptions
+from amp_track.commands.work import work
 from amp_track.records.job import Job
+from amp_track.results.fit import FitResult
 from amp_track.study import storage
+from amp_track.workers.launchers import slurm
+from benchmarks.servers import running_server
 
 pytestmark = pytest.mark.slow
 SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "9", "--json"]
@@ -108,3 +116,31 @@ def test_workers_that_all_fail_end_with_their_exit_code() -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("amp-track: every one of 2 search workers has failed; the first said: STUDY: got s/fit on")
     assert "with threads 7, expected the " in last
+
+
+def test_jobs_of_slurm_finish_a_search_on_servers(
+    server: PostgreSQL,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As submitit runs them on this machine, with the servers that several machines would share."""
+    monkeypatch.setattr(slurm, "run", functools.partial(slurm.run, cluster="local"))
+    url = server.new_database("slurm").replace("tests@", "tests:hunter2@")
+    with running_server(tmp_path) as tracking:
+        stores = ["--storage", url, "--tracking-uri", tracking.address]
+        fit = [*AMP_TRACK, "fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s", *stores]
+        with subprocess.Popen(fit, stderr=subprocess.PIPE) as first:
+            assert first.stderr is not None
+            while b" fits " not in first.stderr.readline():
+                assert first.poll() is None
+            first.send_signal(signal.SIGINT)
+        asked = request(Job(), study="s", work_options=WorkOptions(launcher="slurm", workers=2))
+        asked = replace(asked, stores=replace(asked.stores, storage=url, tracking_uri=tracking.address))
+        result = work(asked)
+        assert isinstance(result, FitResult)
+        assert {run.info.status for run in tracking.runs()} <= {"FINISHED", "KILLED"}
+    assert result.edges["fp32"] > 100
+    assert {trial.state for trial in trials("s/fit", url)} <= {TrialState.COMPLETE, TrialState.FAIL}
+    kept = [file for file in Path("amp_track-workers").rglob("*") if file.is_file()]
+    assert {file.name for file in kept} >= {"worker-1.err", "worker-1.out", "worker-2.err", "worker-2.out"}
+    assert not any(b"hunter2" in file.read_bytes() for file in kept)

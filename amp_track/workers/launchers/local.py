@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts, tether
-from amp_track.workers.launchers.worker import Ended, Output, Say, Worker
+from amp_track.workers import interrupts
+from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, say_new_lines
 
 _POLL_SECONDS = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -24,9 +23,11 @@ def run(workers: Sequence[Worker], say: Say) -> list[Ended]:
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
     """
+    outputs = [Output(worker.output) for worker in workers]
     with _running(workers) as processes:
         try:
-            while _are_at_work(processes, say):
+            while None in (codes := [process.exit_code() for process in processes]):
+                say_new_lines(outputs, say)
                 interrupts.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             for process in processes:
@@ -35,62 +36,16 @@ def run(workers: Sequence[Worker], say: Say) -> list[Ended]:
                 for process in processes:
                     process.wait()
             raise
-        return [process.ended(number, say) for number, process in enumerate(processes)]
-
-
-class _Process:
-    """A running worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        with worker.output.open("ab") as output, worker.output.with_suffix(".out").open("ab") as result:
-            self._output = Output(worker.output)
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", tether.__file__, *worker.command],
-                stdin=subprocess.PIPE, stdout=result, stderr=output, env={**os.environ, **worker.environment},
-                start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
-            )  # fmt: skip
-
-    def is_at_work(self, number: int, say: Say) -> bool:
-        """Return whether it runs, once its new lines are said."""
-        for line in self._output.new_lines():
-            say(number, line)
-        return self._process.poll() is None
-
-    def ended(self, number: int, say: Say) -> Ended:
-        """Return how it ended, once its last lines are said."""
-        for line in self._output.new_lines(is_over=True):
-            say(number, line)
-        return Ended(exit_code=self._process.wait(), last_line=self._output.last_line)
-
-    def interrupt(self) -> None:
-        """Ask it to end its runs and stop."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)  # the tether ignores it
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self._process.wait()
-
-    def let_go(self) -> None:
-        """End it, if it has not ended, within the tether's grace."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
-
-
-def _are_at_work(processes: Sequence[_Process], say: Say) -> bool:
-    """Return whether any worker runs, once the new lines of all are said."""
-    at_work = [process.is_at_work(number, say) for number, process in enumerate(processes)]
-    return any(at_work)
+    say_new_lines(outputs, say, is_over=True)
+    return [Ended(exit_code=code or 0, last_line=output.last_line) for code, output in zip(codes, outputs, strict=True)]
 
 
 @contextlib.contextmanager
-def _running(workers: Sequence[Worker]) -> Iterator[list[_Process]]:
-    started: list[_Process] = []
+def _running(workers: Sequence[Worker]) -> Iterator[list[Process]]:
+    started: list[Process] = []
     try:
         for worker in workers:
-            started.append(_Process(worker))
+            started.append(Process(worker))
         yield started
     finally:
         for process in started:

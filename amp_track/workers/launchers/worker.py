@@ -1,10 +1,17 @@
-"""A search worker that a launcher starts, and how it ended."""
+"""A search worker that a launcher starts: its process, its output, and how it ended."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from amp_track.workers import tether
 
 Say = Callable[[int, str], None]
 """Called with the number of a worker, from 0, and a line that it says."""
@@ -35,12 +42,46 @@ class Ended:
     """Of its progress and its errors."""
 
 
+class Process:
+    """A running search worker, which ends with the process that has started it, however that ends."""
+
+    def __init__(self, worker: Worker) -> None:
+        with worker.output.open("ab") as output, worker.output.with_suffix(".out").open("ab") as result:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", tether.__file__, *worker.command],
+                stdin=subprocess.PIPE, stdout=result, stderr=output, env={**os.environ, **worker.environment},
+                start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
+            )  # fmt: skip
+
+    def exit_code(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        """Ask it to end its runs and stop."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)  # the tether ignores it
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it has ended, for so many seconds at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def let_go(self) -> None:
+        """End it, if it has not ended, within the tether's grace."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
 class Output:
     """The file that a worker writes its progress to, followed line by line from its present end on."""
 
     def __init__(self, file: Path) -> None:
+        file.touch()
         self._reader = file.open("rb")
-        self._reader.seek(0, 2)
+        self._reader.seek(0, os.SEEK_END)
         self._rest = b""
         self.last_line = ""
 
@@ -53,3 +94,10 @@ class Output:
         texts = [text for line in lines if (text := line.decode(errors="backslashreplace").strip())]
         self.last_line = texts[-1] if texts else self.last_line
         return texts
+
+
+def say_new_lines(outputs: Sequence[Output], say: Say, *, is_over: bool = False) -> None:
+    """Say what workers have written since the last call."""
+    for number, output in enumerate(outputs):
+        for line in output.new_lines(is_over=is_over):
+            say(number, line)
