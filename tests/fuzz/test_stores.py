@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from amp_track.commands.compare import compare
 from amp_track.commands.request import CompareOptions
 from amp_track.commands.search import search
 from amp_track.records.job import Job
+from amp_track.study import database
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +67,12 @@ STATEMENTS = {
     ),
 }  # fmt: skip
 """What another version, another program or a person may have done to each store."""
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait 40 seconds for a search worker that a statement has made up."""
+    monkeypatch.setattr(database, "TIMES", dataclasses.replace(database.TIMES, heartbeat=1, grace=3))
 
 
 @pytest.fixture(scope="module")
