@@ -25,12 +25,13 @@ class Server:
 
     Args:
         folder: where its files are.
-        database: its database's file; by default one in that folder.
+        database: the address of its database; by default a file in that folder.
     """
 
-    def __init__(self, folder: Path, *, database: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, database: str | None = None) -> None:
         self._folder = folder
-        self._database = database or folder / "server.db"
+        self.database = database or f"sqlite:///{folder}/server.db"
+        """Its address, by which it can be read without the server."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             self.port = unused.getsockname()[1]
@@ -64,11 +65,6 @@ class Server:
             self._process.wait()
             self._process = None
 
-    @property
-    def database(self) -> str:
-        """The address of its database, which can be read without it."""
-        return f"sqlite:///{self._database}"
-
     def runs(self) -> list[mlflow.entities.Run]:
         """Return all runs, read from the database."""
         client = mlflow.MlflowClient(self.database)
@@ -76,7 +72,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *, database: Path | None = None) -> Iterator[Server]:
+def running_server(folder: Path, *, database: str | None = None) -> Iterator[Server]:
     """Start a server that ends with the block."""
     folder.mkdir(exist_ok=True)
     server = Server(folder, database=database)

@@ -144,7 +144,7 @@ def _on_a_server(happen: Callable[[Case, Server], Observation]) -> Callable[[Cas
     """Return what lets something happen to a command whose runs go to a server of its own."""
 
     def run(case: Case) -> Observation:
-        database = case.place.stores / "mlflow.db"  # where the runs of the other commands are
+        database = f"sqlite:///{case.place.stores}/mlflow.db"  # where the runs of the other commands are
         server = case.stack.enter_context(running_server(case.place.folder / "server", database=database))
         case.place.variables["MLFLOW_TRACKING_URI"] = server.address
         return happen(case, server)

@@ -43,7 +43,7 @@ def result(fresh_stores: None) -> SearchResult:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with running_server(tmp_path / "server", database=Path("mlflow.db").absolute()) as running:
+    with running_server(tmp_path / "server", database=f"sqlite:///{Path.cwd()}/mlflow.db") as running:
         yield running
 
 

@@ -25,16 +25,17 @@ class HeldWorker:
 
     def __init__(
         self, name: str, *arguments: str, holds: tuple[int, ...] = (), seconds: float = 0.0, times: str = "",
-        prefix: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (), folder: Path = Path(),
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self._folder = name, folder
         command = [*prefix, sys.executable, WORKER, name, ",".join(map(str, holds)), str(seconds), times, *arguments]
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-        self._stderr = Path(f"{name}.stderr")
+        self._stderr = folder / f"{name}.stderr"
         with self._stderr.open("w") as stderr:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=os.environ | {"PYTHONPATH": path}
-            )
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=folder,
+                env=os.environ | {"PYTHONPATH": path},
+            )  # fmt: skip
 
     def __enter__(self) -> HeldWorker:
         return self
@@ -48,7 +49,7 @@ class HeldWorker:
         return self._stderr.read_text()
 
     def wait_until_it_holds(self, number: int) -> None:
-        file = Path(f"{self.name}.holds.{number}")
+        file = self._folder / f"{self.name}.holds.{number}"
         wait_for(lambda: file.exists() or self.process.poll() is not None)
         assert file.exists(), self.stderr
 
@@ -57,7 +58,7 @@ class HeldWorker:
         assert text in self.stderr
 
     def let_go(self, number: int) -> None:
-        Path(f"{self.name}.goes.{number}").touch()
+        (self._folder / f"{self.name}.goes.{number}").touch()
 
     def result(self) -> Any:
         """Wait until the command has ended well, and return what it printed."""

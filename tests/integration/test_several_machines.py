@@ -1,0 +1,97 @@
+"""Three machines on one study: each with a folder, a host name and processes of its own, on servers that they share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from held_workers import HeldWorker, edges, in_state, trials, wait_for
+from optuna.trial import TrialState
+from postgresql import Server, server  # noqa: F401  # a fixture
+from simulated import SimulatedSandbox
+from support import DIGITS, request
+
+from amp_track.commands.fit import fit
+from amp_track.records.job import Job
+from benchmarks.servers import running_server
+
+pytestmark = pytest.mark.slow
+SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "9", "--json"]
+TIMES = "heartbeat=1,grace=4,silence=0"
+
+
+def machine(name: str) -> tuple[str, ...]:
+    """Return what makes a command believe that it runs on another machine, whose processes nobody sees from here."""
+    return (
+        "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+        "sh", "-c", f'hostname {name}; exec "$@"', "sh",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """A folder for each machine."""
+    tried = subprocess.run([*machine("any"), "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
+    folders = {name: tmp_path / name for name in ("one", "two", "three")}
+    for folder in folders.values():
+        folder.mkdir()
+    return folders
+
+
+def test_one_is_killed_and_the_database_is_restarted(
+    folders: dict[str, Path],
+    server: Server,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
+    expected = edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    url = server.new_database("optuna")
+    with ExitStack() as stack:
+        tracking = stack.enter_context(running_server(tmp_path / "mlflow", database=server.new_database("mlflow")))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.address)
+        monkeypatch.setenv("AMP_TRACK_STORAGE", url)
+
+        def start(name: str, *arguments: str, holds: tuple[int, ...] = ()) -> HeldWorker:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(folders[name] / "cache"))
+            return stack.enter_context(
+                HeldWorker(
+                    name, *arguments, folder=folders[name], prefix=machine(name), times=TIMES, seconds=0.3, holds=holds
+                )
+            )
+
+        one = start("one", *SEARCH)
+        wait_for(lambda: "fp32 batch" in one.stderr or one.process.poll() is not None)
+        two = start("two", "work", "s", "--json")
+        three = start("three", "work", "s", "--json", holds=(1,))
+        three.wait_until_it_holds(1)
+        three.process.kill()
+        server.stop("fast")
+        one.wait_until_it_says("waiting for the database of --storage")
+        server.start()
+        results = [worker.result() for worker in (one, two)]
+        runs = tracking.runs()
+    assert [edges(result) for result in results] == [expected] * 2
+    assert [len(result["trials"]) for result in results] == [9, 9]
+    found = [*trials("s/fit", url), *trials("s/train", url)]
+    assert TrialState.RUNNING not in {trial.state for trial in found}
+    begun = [trial for trial in found if "worker" in trial.user_attrs]
+    lost = [trial for trial in begun if trial.state is TrialState.FAIL]
+    assert "three" in {trial.user_attrs["worker"]["host"] for trial in lost}
+    assert len(in_state(TrialState.COMPLETE, "s/train", url)) == 9
+    assert {trial.user_attrs["worker"]["host"] for trial in begun} >= {"one", "two", "three"}
+    assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
+    assert sum("mlflow.parentRunId" not in run.data.tags for run in runs) == 1
+    of_trials = [
+        (run.data.tags["optuna.study"], run.data.tags["optuna.trial"])
+        for run in runs
+        if "optuna.trial" in run.data.tags
+    ]
+    assert len(of_trials) == len(set(of_trials)), "a trial has two runs"
+    assert not any(list(folders[name].glob("amp_track-spool/*")) for name in ("one", "two"))
+    assert os.listdir(tmp_path / "mlflow" / "artifacts")

@@ -1,0 +1,59 @@
+"""The files in deploy/ pass the checks of their own tools, and give commands that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import ROOT
+
+from amp_track.commands.arguments import FLAGS
+
+DEPLOY = ROOT / "deploy"
+TOOLS = Path(sys.executable).parent
+CHECKS = {
+    "compose.yaml": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec"],
+    "Containerfile": ["hadolint"],
+    "kubernetes-job.yaml": ["kubernetes-validate", "--strict"],
+    "slurm.sbatch": ["shellcheck"],
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_its_own_tool_finds_nothing(name: str) -> None:
+    tool, *arguments = CHECKS[name]
+    done = subprocess.run([TOOLS / tool, *arguments, DEPLOY / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_file_is_without_a_check() -> None:
+    by_hand = {"skypilot.yaml"}  # whose tool has a hundred dependencies
+    assert {file.name for file in DEPLOY.iterdir()} == CHECKS.keys() | by_hand
+
+
+def loaded(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+(SBATCH,) = re.findall(r"^#   sbatch deploy/slurm.sbatch (.*)$", (DEPLOY / "slurm.sbatch").read_text(), re.MULTILINE)
+COMMANDS = {
+    "compose.yaml": loaded("compose.yaml")["services"]["worker"]["command"],
+    "kubernetes-job.yaml": loaded("kubernetes-job.yaml")["spec"]["template"]["spec"]["containers"][0]["args"],
+    "skypilot.yaml": loaded("skypilot.yaml")["run"].removeprefix("amp-track ").split(),
+    "slurm.sbatch": ["search", *SBATCH.split()],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_and_its_flags_exist(name: str) -> None:
+    command, *arguments = COMMANDS[name]
+    flags = {flag.name for flag in FLAGS[command]}
+    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    assert given
+    assert given <= flags
+    assert (ROOT / arguments[0]).is_file()
