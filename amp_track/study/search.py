@@ -14,6 +14,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
 from amp_track.study import columns, private, storage
+from amp_track.study.bounded_tpe import BoundedTPE
 from amp_track.study.edge_sampler import POLL_SECONDS
 from amp_track.study.fit import memory_violation
 from amp_track.study.trials import run_one
@@ -114,7 +115,7 @@ def train_inside(
         storage.name_worker(trial)
         _leave_to_others(trial.number, study.get_trials(deepcopy=False), wanted=trials)
         # A resumed study, or another search worker, would else draw again what was drawn before.
-        study.sampler = optuna.samplers.TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
+        study.sampler = BoundedTPE(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         known = next((other for other in _finished(study) if other.params == trial.params), None)

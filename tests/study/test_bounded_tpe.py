@@ -1,0 +1,94 @@
+"""TPE that looks at a hundred trials: the same as Optuna's up to there, and inside the space beyond."""
+
+from __future__ import annotations
+
+import random
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from amp_track.study.bounded_tpe import BoundedTPE, which_say_most
+
+DISTRIBUTIONS = {
+    "precision": CategoricalDistribution(("fp32", "amp")),
+    "batch_size": IntDistribution(16, 1000, log=True),
+}
+BOTH = [StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE]
+
+
+def study(count: int, seed: int = 0) -> optuna.Study:
+    """Return a study of made-up trainings: large batches are fast, and have a high loss."""
+    chance, made = random.Random(seed), optuna.create_study(directions=["minimize", "maximize"])
+    for _ in range(count):
+        batch_size = chance.randint(16, 1000)
+        made.add_trial(
+            create_trial(
+                params={"precision": chance.choice(("fp32", "amp")), "batch_size": batch_size},
+                distributions=DISTRIBUTIONS,
+                values=[batch_size + chance.random(), batch_size + chance.random()],
+            )
+        )
+    return made
+
+
+def drawn(count: int, sampler: optuna.samplers.BaseSampler) -> tuple[str, int]:
+    made = study(count)
+    made.sampler = sampler
+    trial = made.ask()
+    return trial.suggest_categorical("precision", ("fp32", "amp")), trial.suggest_int("batch_size", 16, 1000, log=True)
+
+
+@pytest.mark.parametrize("count", [0, 5, 30, 100])
+def test_it_is_optunas_own_as_long_as_there_are_few(count: int) -> None:
+    for seed in range(5):
+        assert drawn(count, BoundedTPE(seed=seed)) == drawn(count, optuna.samplers.TPESampler(seed=seed))
+
+
+def test_of_many_trials_it_draws_inside_the_space() -> None:
+    draws = [drawn(300, BoundedTPE(seed=seed)) for seed in range(20)]
+    assert len(set(draws)) > 10
+    assert all(16 <= batch_size <= 1000 for _, batch_size in draws)
+
+
+def test_it_draws_near_the_best() -> None:
+    """One objective that wants batches of 200."""
+    made = optuna.create_study(direction="maximize")
+    chance, batch_sizes = random.Random(1), IntDistribution(16, 1000)
+    for _ in range(400):
+        batch_size = chance.randint(16, 1000)
+        value = -abs(batch_size - 200.0)
+        made.add_trial(
+            create_trial(params={"b": batch_size}, distributions={"b": IntDistribution(16, 1000)}, value=value)
+        )
+    near = 0
+    for seed in range(20):
+        made.sampler = BoundedTPE(seed=seed)
+        near += abs(made.ask().suggest_int("b", 16, 1000) - 200) <= 100
+    assert near >= 15
+
+
+def frozen(number: int, values: list[float] | None) -> FrozenTrial:
+    state = TrialState.COMPLETE if values is not None else TrialState.RUNNING
+    trial = create_trial(values=values, state=state)
+    trial.number = number
+    return trial
+
+
+@given(st.lists(st.none() | st.lists(st.floats(-10, 10), min_size=2, max_size=2), min_size=101, max_size=300))
+def test_what_says_most_are_the_running_the_best_and_the_newest(values: list[list[float] | None]) -> None:
+    trials = [frozen(number, of_trial) for number, of_trial in enumerate(values)]
+    chosen = which_say_most(trials, BOTH)
+    numbers = [trial.number for trial in chosen]
+    assert numbers == sorted(set(numbers))
+    running = {trial.number for trial in trials if trial.state is TrialState.RUNNING}
+    assert running <= set(numbers)
+    finished = [trial for trial in trials if trial.values is not None]
+    assert 100 <= len(numbers) <= max(100, len(running) + 40)
+    if finished:
+        assert min(trial.values[0] for trial in finished) in {t.values[0] for t in chosen if t.values is not None}
+        assert max(trial.values[1] for trial in finished) in {t.values[1] for t in chosen if t.values is not None}
