@@ -58,7 +58,7 @@ def test_of_many_trials_it_draws_inside_the_space() -> None:
 def test_it_draws_near_the_best() -> None:
     """One objective that wants batches of 200."""
     made = optuna.create_study(direction="maximize")
-    chance, batch_sizes = random.Random(1), IntDistribution(16, 1000)
+    chance = random.Random(1)
     for _ in range(400):
         batch_size = chance.randint(16, 1000)
         value = -abs(batch_size - 200.0)
