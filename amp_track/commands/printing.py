@@ -94,9 +94,10 @@ def _from_here(path: str) -> str:
 
 
 def _given_stores(request: Request) -> dict[str, str]:
-    """Return the stores that are not the default, by flag."""
+    """Return the stores that a command has to be given, by flag: neither the default nor in the environment."""
     storage, uri = request.stores.storage, request.stores.tracking_uri
-    given = {"--storage": storage if storage != addresses.DEFAULT_STORAGE else None, "--tracking-uri": uri}
+    is_known = storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE))
+    given = {"--storage": storage if not is_known else None, "--tracking-uri": uri}
     return {name: url for name, url in given.items() if url is not None}
 
 

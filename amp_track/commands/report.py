@@ -45,12 +45,10 @@ def report(request: Request) -> Result:
         store_checks.check_storage("--storage", request.stores.storage)
         if write is None:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
-    from amp_track.study import names, reading
+    from amp_track.study import reading
 
     with reading.reading(request.stores.storage) as shared:
-        name, part = remembered.named(request.stores, names.parts_by_study(reading.study_names(shared)))
-        study = reading.load_study(f"{name}/{part}", shared)
-        assert study is not None, "its name has just been read"
+        name, part, study = remembered.load(request.stores, shared)
         result = _read(request, name, part, study, shared)
         ui = addresses.ui(tracking_uri)
         kept = (

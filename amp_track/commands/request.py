@@ -284,9 +284,9 @@ class WorkOptions:
     )
     sbatch: tuple[tuple[str, str], ...] = setting(
         (),
-        "An option of SLURM's sbatch, such as partition=gpu or time=8:00:00; may be given several times.",
-        values.option,
-        expected="option=value",
+        "An option of SLURM's sbatch, such as partition=gpu, time=8:00:00 or exclusive; may be given several times.",
+        values.sbatch_option,
+        expected="an option of sbatch, such as partition=gpu",
         metavar="OPTION=VALUE",
         repeatable=True,
         shown_default="time=1440",
@@ -297,7 +297,7 @@ class WorkOptions:
         str,
         expected="a folder",
         metavar="FOLDER",
-        shown_default="amp_track-workers/STUDY",
+        shown_default="amp_track-workers/STUDY/HOST-PROCESS",
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from amp_track.commands import compare, fit, report, search
 from amp_track.commands.request import Request
@@ -14,10 +16,10 @@ from amp_track.commands.session import remembered, store_checks
 from amp_track.commands.session.remembered import Remembered
 from amp_track.commands.session.session import JobRunner, interrupted_safely
 from amp_track.records import addresses
-from amp_track.records.errors import BadInput, WorkersFailed
+from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.answer import Result
-from amp_track.workers import interrupts, programs
+from amp_track.workers import interrupts, programs, servers
 from amp_track.workers.launchers import local, slurm
 from amp_track.workers.launchers.worker import Ended, Worker
 
@@ -50,12 +52,11 @@ def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
     if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known), sandbox=sandbox)
     _run(request, known, _workers(request, name, known))
-    # Their page is made of the stores once more, because each has made it while others were still at work.
-    return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+    return _reported(request, name)
 
 
 def _check_options(request: Request, *, is_this_process: bool) -> None:
-    """Raise BadInput for options that do not go together."""
+    """Raise BadInput for options that do not go together, and for a launcher that is not here."""
     options, device = request.work_options, request.job.device
     if options.logs is not None and is_this_process:
         raise BadInput(f"--logs: got {options.logs} with one worker, which prints here, expected more; leave it out")
@@ -70,16 +71,31 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
             "it out"
         )
     if options.launcher != "local":
-        stores = {
-            "--storage": request.stores.storage,
-            "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
-        }
-        for flag, url in stores.items():
-            if url.startswith("sqlite") or addresses.local_folder(url) is not None:
+        for flag, url in _stores(request).items():
+            if not _is_reachable(url):
                 raise BadInput(
                     f"{flag}: got {addresses.masked(url)} with --launcher {options.launcher}, whose workers run on "
                     f"other machines, expected {_FOR_MANY_MACHINES[flag]}"
                 )
+        slurm.check_available()
+
+
+def _stores(request: Request) -> dict[str, str]:
+    """Return the addresses of the stores, by flag."""
+    return {
+        "--storage": request.stores.storage,
+        "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
+    }
+
+
+def _is_reachable(url: str) -> bool:
+    """Return False for a store that only this machine reaches. What is no address is told by other checks."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return True
+    return not parts.scheme.startswith("sqlite") and host is not None and not servers.is_loopback(host)
 
 
 def _remembered(request: Request) -> tuple[str, Remembered]:
@@ -87,12 +103,10 @@ def _remembered(request: Request) -> tuple[str, Remembered]:
     with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
         store_checks.check_storage("--storage", request.stores.storage)
         store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
-    from amp_track.study import names, reading
+    from amp_track.study import reading
 
     with reading.reading(request.stores.storage) as shared:
-        name, part = remembered.named(request.stores, names.parts_by_study(reading.study_names(shared)))
-        study = reading.load_study(f"{name}/{part}", shared)
-        assert study is not None, "its name has just been read"
+        name, _, study = remembered.load(request.stores, shared)
         known = remembered.of(study)
     workload = known.job.workload
     if ":" not in workload and not os.path.isfile(workload):
@@ -120,22 +134,24 @@ def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
     devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM gives each its own
     if options.launcher == "local":
         devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
-    folder = Path(options.logs or f"amp_track-workers/{name}")
+    # Commands of several machines may share the working folder.
+    folder = Path(options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
             f"--logs: got {folder}, expected a folder that can be made ({error.strerror}); name another"
         ) from None
-    stores = {
-        addresses.STORAGE_VARIABLE: request.stores.storage,
-        "MLFLOW_TRACKING_URI": addresses.tracking_uri(request.stores.tracking_uri),
+    stores = _stores(request)
+    environment = {
+        addresses.STORAGE_VARIABLE: stores["--storage"],
+        "MLFLOW_TRACKING_URI": stores["--tracking-uri"],
         "MLFLOW_RUN_ID": "",  # that of `mlflow run` belongs to this command
     }
     return [
         Worker(
             command=[*programs.command("amp_track.__main__", "main()"), "work", name],
-            environment=stores | device,
+            environment=environment | device,
             output=folder / f"worker-{number}.err",
         )
         for number, device in enumerate(devices, start=1)
@@ -144,9 +160,8 @@ def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
 
 def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
     """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
-    progress.say(
-        f"starting {len(workers)} search workers; what each prints is in {shlex.quote(str(workers[0].output.parent))}"
-    )
+    folder = shlex.quote(str(workers[0].output.parent))
+    progress.say(f"starting {len(workers)} search workers; what each prints is in {folder}")
 
     def say(number: int, line: str) -> None:
         progress.say(f"worker {number + 1}: {line}")
@@ -169,3 +184,14 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
 
 def _why(ended: Ended) -> str:
     return ended.last_line.removeprefix("amp-track: ") or "nothing"
+
+
+def _reported(request: Request, name: str) -> Result:
+    """Return the result of the study, with a page made of the stores: each worker made its own while others worked."""
+    try:
+        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+    except BadInput as error:
+        raise StoreFailed(
+            f"the search workers have ended; amp-track report {shlex.quote(name)} makes the page, which cannot be made "
+            f"now: {error}"
+        ) from None

@@ -197,6 +197,15 @@ def option(text: str) -> tuple[str, str]:
     return name, value
 
 
+def sbatch_option(text: str) -> tuple[str, str]:
+    """Parse an option of sbatch: `cpus-per-task=8` -> ("cpus_per_task", "8"), `exclusive` -> ("exclusive", "")."""
+    name, _, value = text.removeprefix("--").partition("=")
+    name = name.replace("-", "_")
+    if not name.isidentifier():
+        raise ValueError(text)
+    return name, value
+
+
 def options(text: str) -> tuple[str, tuple[str, ...]]:
     """Parse an option with several values: `width=16,64` -> ("width", ("16", "64")), each once, in the order given."""
     name, values = option(text)

@@ -134,12 +134,12 @@ def train_inside(
 
     space.enqueue_landmarks(study)
     while len(_finished(study)) < trials and not is_time_up():
-        storage.fail_dead_trials(study)
         if len(_begun(study.get_trials(deepcopy=False))) < trials:
             run_one(study, objective)
             space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
         else:
             interrupts.sleep(POLL_SECONDS)
+            storage.fail_dead_trials(study)
 
 
 def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | None]:

@@ -126,7 +126,7 @@ def test_a_worker_needs_the_workload() -> None:
         (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
-        (["mine", "--sbatch", "time"], "--sbatch: got 'time', expected option=value"),
+        (["mine", "--sbatch", "a b=1"], "--sbatch: got 'a b=1', expected an option of sbatch, such as partition=gpu"),
         (
             ["mine", "--launcher", "slurm"],
             "--storage: got sqlite:///optuna.db with --launcher slurm, whose workers run on other machines, expected a",
@@ -134,6 +134,14 @@ def test_a_worker_needs_the_workload() -> None:
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql+psycopg://u:hunter2@nowhere/x"],
             "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql://127.0.0.1/x", "--tracking-uri", "http://h:1"],
+            "--storage: got postgresql://127.0.0.1/x with --launcher slurm, whose workers run on other machines",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
+            "--launcher: got slurm on a machine without sbatch and srun, expected one where jobs are submitted",
         ),
     ],
 )  # fmt: skip

@@ -21,6 +21,7 @@ from postgresql import server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request
 
+from amp_track.commands import work as work_command
 from amp_track.commands.fit import fit
 from amp_track.commands.request import WorkOptions
 from amp_track.commands.work import work
@@ -85,7 +86,7 @@ def test_workers_that_are_launched_finish_a_search_that_was_killed() -> None:
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert len(json.loads(done.stdout)["trials"]) == 4
-    logs = Path("amp_track-workers/s")
+    (logs,) = Path("amp_track-workers/s").iterdir()
     for number in (1, 2):
         assert f"worker {number}: training inside the edges" in done.stderr
         assert "training inside the edges" in (logs / f"worker-{number}.err").read_text()
@@ -125,6 +126,8 @@ def test_jobs_of_slurm_finish_a_search_on_servers(
 ) -> None:
     """As submitit runs them on this machine, with the servers that several machines would share."""
     monkeypatch.setattr(slurm, "run", functools.partial(slurm.run, cluster="local"))
+    monkeypatch.setattr(slurm, "check_available", lambda: None)
+    monkeypatch.setattr(work_command, "_is_reachable", lambda url: True)
     url = server.new_database("slurm").replace("tests@", "tests:hunter2@")
     with running_server(tmp_path) as tracking:
         stores = ["--storage", url, "--tracking-uri", tracking.address]

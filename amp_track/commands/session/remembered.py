@@ -20,7 +20,7 @@ from amp_track.records.values import PRECISIONS
 from amp_track.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from amp_track.study.types import Study
+    from amp_track.study.types import SharedStorage, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +117,26 @@ def _known(study: Study) -> Remembered | None:
         return None
 
 
-def named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """Return the name of a study, and the part of it that remembers its command: that of its edges comes first.
+def load(stores: Stores, shared: SharedStorage) -> tuple[str, str, Study]:
+    """Return the name of a study, and its part that remembers its command, by name and opened to be read.
 
     Args:
         stores: the name that was given, which may be that of a part.
-        known: the studies of the storage, each with the names of its parts.
+        shared: the storage, opened.
 
     Raises:
         BadInput: there is no such study, or nothing of it that remembers a command.
     """
+    from amp_track.study import names, reading
+
+    name, part = _named(stores, names.parts_by_study(reading.study_names(shared)))
+    study = reading.load_study(f"{name}/{part}", shared)
+    assert study is not None, "its name has just been read"
+    return name, part, study
+
+
+def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """Return the name of a study, and of its part that remembers its command: that of its edges comes first."""
     from amp_track.study import names
 
     assert stores.study is not None
@@ -145,13 +155,14 @@ def named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]
 
 
 def of(study: Study) -> Remembered:
-    """Return what a study remembers. Raises BadInput if an older version has made it, which remembered nothing."""
+    """Return what a study remembers. Raises BadInput if it does not remember its command."""
     from amp_track.study import storage
 
     known = storage.command_of(study, TypeAdapter(Json[Remembered]))
     if known is None:
         raise BadInput(
-            f"STUDY: got {study.study_name}, which an older version of amp-track has made, expected one that remembers "
-            "its command; give that command again: it resumes the study, and makes its report"
+            f"STUDY: got {study.study_name}, which an older version of amp-track has made, or which is just being "
+            "begun, expected one that remembers its command; try again in a minute, or give that command again, which "
+            "resumes the study"
         )
     return known

@@ -6,11 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts
-from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, say_new_lines
+from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, following, say_new_lines
 
 _POLL_SECONDS = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,21 +24,32 @@ def run(workers: Sequence[Worker], say: Say) -> list[Ended]:
     Raises:
         KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
     """
-    outputs = [Output(worker.output) for worker in workers]
-    with _running(workers) as processes:
-        try:
-            while None in (codes := [process.exit_code() for process in processes]):
-                say_new_lines(outputs, say)
-                interrupts.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
-            for process in processes:
-                process.interrupt()
-            with interrupts.waiting():  # a second one stops them at once
-                for process in processes:
-                    process.wait()
-            raise
-    say_new_lines(outputs, say, is_over=True)
-    return [Ended(exit_code=code or 0, last_line=output.last_line) for code, output in zip(codes, outputs, strict=True)]
+    with following(workers) as outputs:
+        with _running(workers) as processes:
+            codes = _exit_codes(processes, outputs, say)
+        say_new_lines(outputs, say, is_over=True)
+        return [Ended(exit_code=code, last_line=output.last_line) for code, output in zip(codes, outputs, strict=True)]
+
+
+def _exit_codes(processes: Sequence[Process], outputs: Sequence[Output], say: Say) -> list[int]:
+    """Wait until all have ended, and return their exit codes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM has come; they have been told, and have ended.
+    """
+    try:
+        while None in (codes := [process.exit_code() for process in processes]):
+            say_new_lines(outputs, say)
+            interrupts.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        for process in processes:
+            process.interrupt()
+        while None in [process.exit_code() for process in processes]:  # a third one ends this process, and so them
+            say_new_lines(outputs, say)
+            time.sleep(_POLL_SECONDS)
+        say_new_lines(outputs, say, is_over=True)
+        raise
+    return [code for code in codes if code is not None]
 
 
 @contextlib.contextmanager
@@ -71,8 +83,6 @@ def devices(workers: int, kind: str, *, each: int) -> list[dict[str, str]]:
             f"--workers: got {workers} with {each} {kind} device{'s' if each > 1 else ''} for each, expected at most "
             f"{len(here) // each}: there are {len(here)} here; give fewer"
         )
-    if workers == 1:
-        return [{}]
     return [{_VISIBLE: ",".join(here[first : first + each])} for first in range(0, workers * each, each)]
 
 

@@ -1,30 +1,52 @@
 """Start search workers as jobs of SLURM, by submitit (https://github.com/facebookincubator/submitit).
 
-Each is a job of its own, which SLURM may run at any time and on any machine that shares this folder. One that is
-preempted, or whose time is up, ends its runs, is queued again, and resumes the study: there is nothing to restore.
+Each is a job of its own, which SLURM may run at any time and on any machine that shares this folder. One whose time is
+up, or that is preempted, ends its runs, is queued again, and resumes the study: there is nothing to restore.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts
-from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, say_new_lines
+from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, following, say_new_lines
 
 if TYPE_CHECKING:
     import submitit
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60
-"""How long a worker may take to end its runs before SLURM takes its machine away: submitit tells it 90 s before."""
+"""How long a worker may take to end its runs: 90 s after its signal submitit's job is killed."""
+_TAKEN_SECONDS = 600
+"""How long SLURM may take to end a job that it has sent SIGTERM."""
+_CANCEL_SECONDS = 60
 _DAY_MINUTES = 24 * 60
 _MOST_TIMEOUTS = 1000
+
+
+def check_available() -> None:
+    """Raise BadInput where submitit is not installed, or no job of SLURM can be submitted from this machine."""
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        raise BadInput(
+            "--launcher: got slurm, which needs submitit, expected it to be installed: pip install 'amp-track[slurm]'"
+        ) from None
+    missing = [program for program in ("sbatch", "srun") if shutil.which(program) is None]
+    if missing:
+        raise BadInput(
+            f"--launcher: got slurm on a machine without {' and '.join(missing)}, expected one where jobs are "
+            "submitted; log in there"
+        )
 
 
 def run(
@@ -36,30 +58,28 @@ def run(
         workers: what to run; their output goes to files on a folder that all machines share.
         say: called with each line of their progress.
         devices: how many GPUs each of them needs.
-        options: of sbatch: `partition`, `time`, …
+        options: of sbatch: `partition`, `time`, …; an empty one has no value.
         cluster: `local` runs them on this machine in place of SLURM.
 
     Raises:
-        BadInput: submitit is not installed, or SLURM is not here, or refuses the jobs.
+        BadInput: SLURM refuses a job; those before it are cancelled.
         KeyboardInterrupt: Ctrl-C or SIGTERM has come. The jobs are cancelled, and have ended their runs.
     """
     executor = _executor(workers[0].output.parent / "slurm", devices=devices, options=options, cluster=cluster)
-    outputs = [Output(worker.output) for worker in workers]
-    jobs = [_submit(executor, worker) for worker in workers]
-    say(0, f"submitted as {cluster} jobs {', '.join(job.job_id for job in jobs)}")
-    try:
-        while not all(job.done() for job in jobs):
-            say_new_lines(outputs, say)
-            interrupts.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        for job in jobs:
-            job.cancel()
-        with interrupts.waiting():
+    jobs: list[submitit.Job[int]] = []
+    with following(workers) as outputs:
+        try:
+            for number, worker in enumerate(workers):
+                jobs.append(_submit(executor, worker))
+                say(number, f"submitted as job {jobs[-1].job_id}")
             while not all(job.done() for job in jobs):
-                time.sleep(_POLL_SECONDS)
-        raise
-    say_new_lines(outputs, say, is_over=True)
-    return [_ended(job, output) for job, output in zip(jobs, outputs, strict=True)]
+                say_new_lines(outputs, say)
+                interrupts.sleep(_POLL_SECONDS)
+        except BaseException:
+            _cancel(jobs, lambda: say_new_lines(outputs, say))
+            raise
+        say_new_lines(outputs, say, is_over=True)
+        return [_ended(job, output) for job, output in zip(jobs, outputs, strict=True)]
 
 
 class SearchWorker:
@@ -73,21 +93,26 @@ class SearchWorker:
     def __init__(self, command: Sequence[str], output: Path) -> None:
         self._command, self._output = list(command), output
         self._process: Process | None = None
+        self._is_told_to_end = False
 
     def __call__(self) -> int:
         """Run the worker, and return its exit code."""
+        # submitit ignores SIGTERM, which SLURM sends to a job that is cancelled or preempted, and to no process below.
+        signal.signal(signal.SIGTERM, self._end)
         # submitit has the variables of the one that has submitted it.
         self._process = Process(Worker(command=self._command, environment={}, output=self._output))
         try:
-            # A wait would hold a lock that `checkpoint`, called by a signal's handler in this same thread, needs.
+            # A wait would hold a lock that a signal's handler, which runs in this same thread, needs.
             while (code := self._process.exit_code()) is None:
                 time.sleep(_POLL_SECONDS)
+            if self._is_told_to_end:
+                time.sleep(_TAKEN_SECONDS)  # a result would say that the job is over, and it may be queued again
         finally:
             self._process.let_go()
         return code
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """End the worker, and return what is to be queued again. submitit calls it when SLURM takes the machine."""
+        """End the worker, and return what is to be queued again. submitit calls it when the job's time is up."""
         import submitit
 
         if self._process is not None:
@@ -95,38 +120,49 @@ class SearchWorker:
             self._process.wait(_END_SECONDS)
         return submitit.helpers.DelayedSubmission(SearchWorker(self._command, self._output))
 
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self._is_told_to_end = True
+        if self._process is not None:
+            self._process.interrupt()
+
 
 def _executor(folder: Path, *, devices: int, options: Mapping[str, str], cluster: str) -> submitit.AutoExecutor:
-    try:
-        import submitit
-    except ImportError:
-        raise BadInput(
-            "--launcher: got slurm, which needs submitit, expected it to be installed: pip install 'amp-track[slurm]'"
-        ) from None
-    try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
-    except RuntimeError:
-        raise BadInput(
-            "--launcher: got slurm, expected srun and sbatch on this machine; log in where jobs are submitted"
-        ) from None
+    import submitit
+
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
+    given = {name: value if value else True for name, value in options.items()}
     executor.update_parameters(
         name="amp-track",
         timeout_min=_DAY_MINUTES,
-        gpus_per_node=devices,
-        slurm_additional_parameters={"requeue": True, **options},
+        slurm_additional_parameters={"requeue": True, **given},
+        **({"gpus_per_node": devices} if devices else {}),
     )
     return executor
 
 
 def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int]:
-    import submitit
+    from submitit.core import utils
 
     try:
         with _variables(worker.environment):  # which sbatch hands on; a pickled file would hold their passwords
             return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
-    except submitit.core.utils.FailedJobError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise BadInput(f"--launcher: got slurm, which has refused the job, expected it to be taken: {reason}") from None
+    except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
+        interrupts.check()  # Ctrl-C in a terminal ends sbatch, too
+        raise BadInput(
+            "--launcher: got slurm, which has refused a job, expected it to be taken; its reason: "
+            f"{_last_line(error) or 'none'}"
+        ) from None
+
+
+def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) -> None:
+    """Cancel jobs, and wait a while until they have ended: where SLURM keeps no accounts, that cannot be known."""
+    for job in jobs:
+        job.cancel(check=False)
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while time.monotonic() < deadline and not all(job.done(force_check=True) for job in jobs):
+        say_lines()
+        time.sleep(2 * _POLL_SECONDS)
+    say_lines()
 
 
 @contextlib.contextmanager
@@ -148,4 +184,8 @@ def _ended(job: submitit.Job[int], output: Output) -> Ended:
     error: Any = job.exception()
     if error is None:
         return Ended(exit_code=job.result(), last_line=output.last_line)
-    return Ended(exit_code=1, last_line=str(error).strip().splitlines()[-1])
+    return Ended(exit_code=1, last_line=output.last_line or f"its job has failed; see {job.paths.stderr}")
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2]

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,13 @@ class Process:
         self._process.wait()
 
 
+@contextlib.contextmanager
+def following(workers: Sequence[Worker]) -> Iterator[list[Output]]:
+    """Follow what workers write from here on, until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Output(worker.output))) for worker in workers]
+
+
 class Output:
     """The file that a worker writes its progress to, followed line by line from its present end on."""
 
@@ -90,10 +97,13 @@ class Output:
         *lines, self._rest = (self._rest + self._reader.read()).split(b"\n")
         if is_over:
             lines.append(self._rest)
-            self._reader.close()
         texts = [text for line in lines if (text := line.decode(errors="backslashreplace").strip())]
         self.last_line = texts[-1] if texts else self.last_line
         return texts
+
+    def close(self) -> None:
+        """Follow it no longer."""
+        self._reader.close()
 
 
 def say_new_lines(outputs: Sequence[Output], say: Say, *, is_over: bool = False) -> None:

@@ -71,7 +71,7 @@ def test_what_an_earlier_worker_has_said_is_kept_and_not_said_again() -> None:
     [
         (3, 1, ["3", "1", "GPU-5b"]),
         (2, 1, ["3", "1"]),
-        (1, 3, [None]),  # sees all, as without a launcher
+        (1, 3, ["3,1,GPU-5b"]),
     ],
 )
 def test_each_worker_has_devices_of_its_own(

@@ -73,21 +73,27 @@ def test_what_workers_are_told_is_in_no_file() -> None:
     assert not any(b"hunter2" in file.read_bytes() for file in kept)
 
 
-def test_a_job_whose_machine_is_taken_ends_its_runs_and_is_queued_again() -> None:
+@pytest.mark.parametrize("first", [signal.SIGUSR2, signal.SIGTERM])  # its time is up; it is preempted, or cancelled
+def test_a_job_that_is_told_to_go_ends_its_runs_and_may_be_queued_again(first: signal.Signals) -> None:
     said: list[str] = []
-    has_been_told = []
+    told: list[signal.Signals] = []
+
+    def tell(number: signal.Signals) -> None:
+        """Send a signal to submitit's process, as SLURM does to a task, and to none of those below it."""
+        controller = said[0].rpartition(" ")[2]
+        (task,) = subprocess.check_output(["pgrep", "-P", controller], text=True).split()
+        os.kill(int(task), number)
+        told.append(number)
 
     def say(number: int, line: str) -> None:
         said.append(line)
         if line == "up":
-            (number_of_job,) = [int(line.rpartition(" ")[2]) for line in said if line.startswith("submitted")]
-            os.kill(number_of_job, signal.SIGTERM)  # which submitit leaves to the command
-            for child in subprocess.check_output(["pgrep", "-P", str(number_of_job)], text=True).split():
-                os.kill(int(child), signal.SIGUSR2)  # what SLURM sends to a job that it takes the machine from
-                has_been_told.append(child)
+            tell(first)
+        elif line == "ended its runs" and first is signal.SIGTERM:
+            tell(signal.SIGUSR2)
 
     (ended,) = slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={}, cluster="local")
-    assert has_been_told
+    assert told[0] is first
     assert said[1:] == ["up", "ended its runs", "resumed"]
     assert ended.exit_code == 0
 
@@ -95,7 +101,7 @@ def test_a_job_whose_machine_is_taken_ends_its_runs_and_is_queued_again() -> Non
 def test_an_interrupt_cancels_the_jobs() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTER, ENDS_WHEN_TOLD], stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
-        assert starter.stdout.readline().startswith(b"submitted as local jobs ")
+        assert starter.stdout.readline().startswith(b"submitted as job ")
         assert starter.stdout.readline() == b"up\n"
         starter.send_signal(signal.SIGINT)
         assert starter.wait(30) != 0
@@ -104,11 +110,40 @@ def test_an_interrupt_cancels_the_jobs() -> None:
 
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadInput, match="--launcher: got slurm, expected srun and sbatch on this machine; log in where"):
-        slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={})
+    with pytest.raises(BadInput, match="--launcher: got slurm on a machine without sbatch and srun, expected"):
+        slurm.check_available()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(BadInput, match=r"which needs submitit, .*: pip install 'amp-track\[slurm\]'"):
-        slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={})
+        slurm.check_available()
+
+
+SBATCH = """#!/bin/sh
+count=$(cat "$(dirname "$0")/count" 2>/dev/null)
+echo "${count}x" > "$(dirname "$0")/count"
+[ "$count" = x ] && { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }
+cp "$1" "$(dirname "$0")/script"
+echo "Submitted batch job 42"
+"""
+
+
+def test_a_refused_job_cancels_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM's programs are stood in for by scripts that say what SLURM would."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    answers = {"sbatch": SBATCH, "srun": "#!/bin/sh\n", "scancel": f"#!/bin/sh\necho $1 >> {programs}/cancelled\n"}
+    for name, script in answers.items():
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "_CANCEL_SECONDS", 0)
+    slurm.check_available()
+    options = {"partition": "gpu", "cpus_per_task": "8", "exclusive": ""}
+    with pytest.raises(BadInput, match=r"which has refused a job, .* QOSMaxSubmitJobPerUserLimit"):
+        slurm.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], lambda *_: None, devices=2, options=options)
+    assert (programs / "cancelled").read_text() == "42\n"
+    script = (programs / "script").read_text()
+    for line in ("partition=gpu", "cpus-per-task=8", "exclusive", "gpus-per-node=2", "requeue", "time=1440"):
+        assert f"#SBATCH --{line}\n" in script

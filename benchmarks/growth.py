@@ -1,0 +1,246 @@
+"""What a study costs as it grows: start, the next proposal, a trial's records, the page, and memory.
+
+    python -m benchmarks.growth [--counts 10,100,1000,10000]
+
+A search of the digits, fp32, trainings of two steps, in SQLite. It makes a few trainings; one of them is then copied in
+both databases, as often as a count says, with another batch size and quality. A command of its own resumes the search
+for a few more trainings, and another makes the report.
+
+Writes benchmarks/results/growth-cpu.json and prints the same as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox.sandbox import Sandbox
+from benchmarks import processes, provenance
+
+DIGITS = str(processes.ROOT / "experiments" / "digits.py")
+RESULTS = Path(__file__).parent / "results"
+MEBIBYTE = 2**20
+FEW, MORE = 3, 6
+"""Trainings before the copies, and after them."""
+_OF_A_TRIAL = (
+    "trial_params", "trial_values", "trial_user_attributes", "trial_system_attributes", "trial_intermediate_values",
+)  # fmt: skip
+_OF_A_RUN = ("metrics", "latest_metrics", "params", "tags")
+
+
+class NotedSandbox(Sandbox):
+    """Notes when each job begins and ends, on the clock that processes share."""
+
+    def __init__(self, workload: str) -> None:
+        super().__init__(workload, steps_back=True)
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+
+    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
+        self.begun.append(time.time())
+        outcome = super().run(job, *arguments, **settings)
+        self.ended.append(time.time())
+        return outcome
+
+
+def search(trials: int, sandbox: Sandbox) -> None:
+    """Search in the current folder until there are so many trainings."""
+    from amp_track.commands import search
+    from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
+
+    search.search(
+        Request(
+            job=Job(workload=DIGITS, steps=2),
+            stores=Stores(study="s"),
+            fit_options=FitOptions(precisions=("fp32",), max_batch_size=1024),
+            search_options=SearchOptions(trials=trials),
+            owns_process=True,
+        ),
+        sandbox=sandbox,
+    )
+
+
+def resume(count: int) -> dict[str, Any]:
+    """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
+    from amp_track.study.search import Space
+
+    sandbox, proposals = NotedSandbox(DIGITS), []
+    suggest = Space.suggest
+
+    def timed(self: Space, *arguments: Any) -> Job:
+        began = time.perf_counter()
+        job = suggest(self, *arguments)
+        proposals.append(time.perf_counter() - began)
+        return job
+
+    Space.suggest = timed  # type: ignore[method-assign,assignment]
+    search(count + MORE, sandbox)
+    between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
+    return {
+        "start_seconds": sandbox.begun[0] - psutil.Process().create_time(),
+        "proposal_seconds": statistics.median(proposals),
+        "between_jobs_seconds": statistics.median(between),
+        "end_seconds": time.time() - sandbox.ended[-1],
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
+    }
+
+
+def report() -> dict[str, float]:
+    """Make the report of the study in the current folder, and return what that cost."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "amp_track", "report", "s"], check=True, capture_output=True)
+    seconds = time.perf_counter() - began
+    (page,) = Path("mlruns").glob("*/*/artifacts/report.html")
+    return {
+        "report_seconds": seconds,
+        "report_memory_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / MEBIBYTE,
+        "page_mib": page.stat().st_size / MEBIBYTE,
+    }
+
+
+def copy_rows(store: sqlite3.Connection, table: str, key: str, old: object, changes: Mapping[str, object]) -> None:
+    """Copy the rows of a table that belong to one thing, with changes by column. A row's own number is a new one."""
+    columns = [(name, bool(is_key)) for _, name, _, _, _, is_key in store.execute(f"PRAGMA table_info({table})")]
+    own = [name for name, is_key in columns if is_key and name not in changes]
+    is_numbered = len(own) == 1 and len([name for name, is_key in columns if is_key]) == 1
+    kept = [name for name, _ in columns if not (is_numbered and name in own)]
+    for row in store.execute(f"SELECT {', '.join(kept)} FROM {table} WHERE {key} = ?", (old,)).fetchall():
+        values = [changes.get(name, value) for name, value in zip(kept, row, strict=True)]
+        store.execute(f"INSERT INTO {table} ({', '.join(kept)}) VALUES ({', '.join('?' * len(kept))})", values)
+
+
+def grow(count: int) -> None:
+    """Copy a training of the search in the current folder until there are `count`."""
+    from amp_track.study.storage import RUN_ID
+
+    chance = random.Random(count)
+    with (
+        contextlib.closing(sqlite3.connect("optuna.db")) as optuna,
+        contextlib.closing(sqlite3.connect("mlflow.db")) as mlflow,
+    ):
+        ((study_id,),) = optuna.execute("SELECT study_id FROM studies WHERE study_name = 's/train'")
+        asked = "SELECT trial_id, number FROM trials WHERE study_id = ? AND state = 'COMPLETE' ORDER BY number"
+        trial_id, _ = optuna.execute(asked, (study_id,)).fetchall()[-1]
+        ((last,),) = optuna.execute("SELECT MAX(number) FROM trials WHERE study_id = ?", (study_id,))
+        ((newest,),) = optuna.execute("SELECT MAX(trial_id) FROM trials")
+        of_trial = "SELECT value_json FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
+        ((text,),) = optuna.execute(of_trial, (trial_id, RUN_ID))
+        run_id = json.loads(text)
+        for copy in range(1, count - FEW + 1):
+            new, new_run = newest + copy, uuid.uuid4().hex
+            copy_rows(optuna, "trials", "trial_id", trial_id, {"trial_id": new, "number": last + copy})
+            for table in _OF_A_TRIAL:
+                copy_rows(optuna, table, "trial_id", trial_id, {"trial_id": new})
+            optuna.execute(
+                "UPDATE trial_params SET param_value = ? WHERE trial_id = ? AND param_name = 'batch_size'",
+                (chance.randint(16, 1024), new),
+            )
+            optuna.execute("UPDATE trial_values SET value = value * ? WHERE trial_id = ?", (chance.random(), new))
+            optuna.execute(
+                "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
+                (json.dumps(new_run), new, RUN_ID),
+            )
+            copy_rows(mlflow, "runs", "run_uuid", run_id, {"run_uuid": new_run})
+            for table in _OF_A_RUN:
+                copy_rows(mlflow, table, "run_uuid", run_id, {"run_uuid": new_run})
+            mlflow.execute(
+                "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = 'optuna.trial'", (str(last + copy), new_run)
+            )
+        optuna.commit()
+        mlflow.commit()
+
+
+def measure(counts: list[int]) -> dict[str, Any]:
+    """Return what each count costs."""
+    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": 1, "trainings": MORE}
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        made.mkdir()
+        child(made, "few")
+        rows = []
+        for count in counts:
+            place = Path(folder) / str(count)
+            shutil.copytree(made, place)
+            child(place, "grow", count)
+            rows.append({"trials": count, **child(place, "resume", count), **child(place, "report")})
+            print(rows[-1], file=sys.stderr)
+    return result | {"rows": rows}
+
+
+def child(folder: Path, what: str, count: int = 0) -> Any:
+    """Do one thing in a process of its own, and return what it prints."""
+    command = [sys.executable, "-m", "benchmarks.growth", "--child", what, str(count)]
+    environment = os.environ | processes.ENVIRONMENT
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "trials": lambda row: f"{row['trials']:,}",
+    "start": lambda row: f"{row['start_seconds']:.1f} s",
+    "next proposal": lambda row: f"{1000 * row['proposal_seconds']:.0f} ms",
+    "between two jobs": lambda row: f"{1000 * row['between_jobs_seconds']:.0f} ms",
+    "end": lambda row: f"{row['end_seconds']:.1f} s",
+    "memory": lambda row: f"{row['memory_mib']:.0f} MiB",
+    "report": lambda row: f"{row['report_seconds']:.1f} s",
+    "its memory": lambda row: f"{row['report_memory_mib']:.0f} MiB",
+    "page": lambda row: f"{row['page_mib']:.1f} MiB",
+}
+"""By heading, the cell of a row."""
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the result as a table."""
+    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}")
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        table.add_row(*(cell(row) for cell in COLUMNS.values()))
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Measure, write and print; or do one thing for the process that measures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--counts", default="10,100,1000,10000", help="trials (default 10,100,1000,10000)")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        what, count = arguments.child
+        done = {
+            "few": lambda: search(FEW, Sandbox(DIGITS, steps_back=True)),
+            "grow": lambda: grow(int(count)),
+            "resume": lambda: resume(int(count)),
+            "report": report,
+        }[what]()
+        print(json.dumps(done))
+        return
+    result = measure([int(count) for count in arguments.counts.split(",")])
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "growth-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
