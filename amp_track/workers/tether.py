@@ -24,6 +24,7 @@ def main() -> int:
     """Run the program in this process's group until it ends, or until it is let go. Returns its exit code."""
     os.set_inheritable(0, False)
     signal.signal(signal.SIGTERM, _ignore)  # which the group is sent; a program does not inherit a handler
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # which SLURM may send to all processes of a job; this is inherited
     program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     let_go = threading.Event()
     threading.Thread(target=_end_when_let_go, args=(let_go,), daemon=True).start()

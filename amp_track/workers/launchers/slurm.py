@@ -7,6 +7,7 @@ up, or that is preempted, ends its runs, is queued again, and resumes the study:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -129,6 +130,8 @@ class SearchWorker:
 def _executor(folder: Path, *, devices: int, options: Mapping[str, str], cluster: str) -> submitit.AutoExecutor:
     import submitit
 
+    # Where SLURM keeps no accounts, submitit warns at every look; a job's end is known by what it leaves.
+    logging.getLogger("submitit").setLevel(logging.ERROR)
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
     given = {name: value if value else True for name, value in options.items()}
     executor.update_parameters(

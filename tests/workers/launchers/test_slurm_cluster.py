@@ -1,0 +1,82 @@
+"""Search workers as jobs of a real SLURM, of one node."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import cluster, without_delay  # noqa: F401  # a fixture
+
+from amp_track.workers.launchers import slurm
+from amp_track.workers.launchers.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+SAYS = "import os, sys; print('said on', os.environ['WHERE'], file=sys.stderr); sys.exit(int(sys.argv[1]))"
+ENDS_WHEN_TOLD = """
+import os, signal, sys, time
+def end(*_):
+    print("ended its runs", file=sys.stderr)
+    sys.exit(130)
+if os.path.exists("was here"):
+    print("resumed", file=sys.stderr)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open("was here", "w").close()
+print("up", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+def worker(code: str, *arguments: str, number: int = 1) -> Worker:
+    command = [sys.executable, "-c", code, *arguments]
+    return Worker(command=command, environment={"WHERE": "hunter2"}, output=Path(f"worker-{number}.err"))
+
+
+def test_each_line_is_said_and_each_exit_code_returned() -> None:
+    said: list[tuple[int, str]] = []
+    workers = [worker(SAYS, "0"), worker(SAYS, "3", number=2)]
+    with without_delay():
+        ended = slurm.run(workers, lambda number, line: said.append((number, line)), devices=0, options={"time": "5"})
+    assert [each.exit_code for each in ended] == [0, 3]
+    assert {(0, "said on hunter2"), (1, "said on hunter2")} <= set(said)
+    assert not any(b"hunter2" in file.read_bytes() for file in Path("slurm").rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("how", ["requeue", "USR2"])
+def test_a_job_that_is_queued_again_resumes(how: str) -> None:
+    said: list[str] = []
+
+    def say(number: int, line: str) -> None:
+        said.append(line)
+        if line == "up":
+            job = said[0].rpartition(" ")[2]
+            command = ["scontrol", "requeue", job] if how == "requeue" else ["scancel", "--signal=USR2", job]
+            subprocess.run(command, check=True)
+
+    with without_delay():
+        (ended,) = slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={})
+    assert said[1:] == ["up", "ended its runs", "resumed"]
+    assert ended.exit_code == 0
+
+
+def test_what_is_interrupted_is_cancelled_and_ends_its_runs() -> None:
+    said: list[str] = []
+
+    def say(number: int, line: str) -> None:
+        said.append(line)
+        if line == "up":
+            raise KeyboardInterrupt
+
+    with without_delay(), pytest.raises(KeyboardInterrupt):
+        slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={})
+    deadline = time.monotonic() + 40
+    while "ended" not in Path("worker-1.err").read_text() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert Path("worker-1.err").read_text() == "up\nended its runs\n"
+    job = re.findall(r"\d+", said[0])[0]
+    shown = subprocess.run(["squeue", "--noheader", "--job", job, "--format=%T"], capture_output=True, text=True)
+    assert shown.stdout.strip() in ("", "COMPLETING")
