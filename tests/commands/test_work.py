@@ -150,6 +150,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_started(
 ) -> None:
     fit(asked(max_batch_size=64), sandbox=Named())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    monkeypatch.setenv("PATH", "")  # a machine may have SLURM
     before = sorted(Path.cwd().iterdir())
     done = amp_track("work", *arguments)
     assert done.returncode == 2
