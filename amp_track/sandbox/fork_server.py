@@ -19,7 +19,7 @@ from types import ModuleType
 import psutil
 
 from amp_track.records.errors import AmpTrackError, BadInput
-from amp_track.workers import interrupts, processes
+from amp_track.workers import interrupts, processes, programs
 
 SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
 """Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
@@ -138,7 +138,7 @@ def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
     environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
     if not os.environ.get(SAFE_PATH_VARIABLE):  # else `python -c`, by which it is started, looks in this folder first
         environment[SAFE_PATH_VARIABLE] = SAFE_PATH
-    with _fixed_addresses(), _variables(environment):
+    with _fixed_addresses(), programs.variables(environment):
         yield
 
 
@@ -158,21 +158,6 @@ def _fixed_addresses() -> Iterator[None]:
         yield
     finally:
         _personality(random_addresses)
-
-
-@contextlib.contextmanager
-def _variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a program that is started within the block."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
-"""Commands of fresh Python processes that run a function of this package, with no module of the working folder."""
+"""Fresh processes: the command that runs a function of this package, and the environment it starts in."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -20,3 +23,18 @@ def command(module: str, call: str) -> list[str]:
         "-c",
         f"import sys; sys.path.append({package!r}); from {module} import {name}; {call}",
     ]
+
+
+@contextlib.contextmanager
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a program that is started within the block."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

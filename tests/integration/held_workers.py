@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import optuna
+import pytest
 from optuna.trial import FrozenTrial, TrialState
 from support import ROOT
 
@@ -66,6 +67,21 @@ class HeldWorker:
         assert self.process.returncode == 0, self.stderr
         assert "Traceback" not in self.stderr
         return json.loads(output)
+
+
+def machine(name: str) -> tuple[str, ...]:
+    """Return what makes a command believe that it runs on another machine, whose processes nobody sees from here."""
+    return (
+        "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+        "sh", "-c", f'hostname {name}; exec "$@"', "sh",
+    )  # fmt: skip
+
+
+def skip_without_namespaces() -> None:
+    """Skip the test where no such machine can be made."""
+    tried = subprocess.run([*machine("any"), "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -1,12 +1,11 @@
 """Search workers that stand still or are gone: nothing is lost, counted twice, or left RUNNING."""
 
 import signal
-import subprocess
 import time
 from typing import Any
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from held_workers import HeldWorker, edges, in_state, machine, runs, skip_without_namespaces, trials, wait_for
 from optuna.trial import TrialState
 from simulated import SimulatedSandbox
 from support import DIGITS, request
@@ -89,19 +88,10 @@ def wait_for_another_trial_of(worker: HeldWorker, part: str) -> None:
     assert has_gone_on(), worker.stderr
 
 
-ELSEWHERE = (
-    "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
-    "sh", "-c", 'hostname elsewhere; exec "$@"', "sh",
-)  # fmt: skip
-"""What makes a command believe that it runs on another machine, whose processes nobody sees from here."""
-
-
 @pytest.fixture
 def elsewhere() -> tuple[str, ...]:
-    tried = subprocess.run([*ELSEWHERE, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
-    return ELSEWHERE
+    skip_without_namespaces()
+    return machine("elsewhere")
 
 
 def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[str, ...]) -> None:

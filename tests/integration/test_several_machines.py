@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, trials, wait_for
+from held_workers import HeldWorker, edges, in_state, machine, skip_without_namespaces, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
@@ -23,20 +22,10 @@ SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trial
 TIMES = "heartbeat=1,grace=4,silence=0"
 
 
-def machine(name: str) -> tuple[str, ...]:
-    """Return what makes a command believe that it runs on another machine, whose processes nobody sees from here."""
-    return (
-        "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
-        "sh", "-c", f'hostname {name}; exec "$@"', "sh",
-    )  # fmt: skip
-
-
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
     """A folder for each machine."""
-    tried = subprocess.run([*machine("any"), "true"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
+    skip_without_namespaces()
     folders = {name: tmp_path / name for name in ("one", "two", "three")}
     for folder in folders.values():
         folder.mkdir()

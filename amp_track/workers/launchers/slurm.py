@@ -6,19 +6,17 @@ up, or that is preempted, ends its runs, is queued again, and resumes the study:
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts
+from amp_track.workers import interrupts, programs
 from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, following, say_new_lines
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int
     from submitit.core import utils
 
     try:
-        with _variables(worker.environment):  # which sbatch hands on; a pickled file would hold their passwords
+        with programs.variables(worker.environment):  # which sbatch hands on; a pickled file would hold their passwords
             return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
     except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
         interrupts.check()  # Ctrl-C in a terminal ends sbatch, too
@@ -166,20 +164,6 @@ def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) ->
         say_lines()
         time.sleep(2 * _POLL_SECONDS)
     say_lines()
-
-
-@contextlib.contextmanager
-def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _ended(job: submitit.Job[int], output: Output) -> Ended:

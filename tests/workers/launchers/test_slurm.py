@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
 from amp_track.workers.launchers import slurm
@@ -19,19 +20,6 @@ import os, sys
 print("a result")
 print(f"from {os.environ['WHERE']}", file=sys.stderr)
 sys.exit(int(sys.argv[1]))
-"""
-ENDS_WHEN_TOLD = """
-import os, signal, sys, time
-def end(*_):
-    print("ended its runs", file=sys.stderr)
-    sys.exit(130)
-if os.path.exists("was here"):
-    print("resumed", file=sys.stderr)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-open("was here", "w").close()
-print("up", file=sys.stderr, flush=True)
-time.sleep(600)
 """
 STARTER = """
 import sys

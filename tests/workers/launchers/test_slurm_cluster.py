@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launched import ENDS_WHEN_TOLD
 from slurm_cluster import cluster, without_delay  # noqa: F401  # a fixture
 
 from amp_track.workers.launchers import slurm
@@ -16,19 +17,6 @@ from amp_track.workers.launchers.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 SAYS = "import os, sys; print('said on', os.environ['WHERE'], file=sys.stderr); sys.exit(int(sys.argv[1]))"
-ENDS_WHEN_TOLD = """
-import os, signal, sys, time
-def end(*_):
-    print("ended its runs", file=sys.stderr)
-    sys.exit(130)
-if os.path.exists("was here"):
-    print("resumed", file=sys.stderr)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-open("was here", "w").close()
-print("up", file=sys.stderr, flush=True)
-time.sleep(600)
-"""
 
 
 def worker(code: str, *arguments: str, number: int = 1) -> Worker:
