@@ -6,7 +6,6 @@ up, or that is preempted, ends its runs, is queued again, and resumes the study:
 
 from __future__ import annotations
 
-import logging
 import shutil
 import signal
 import time
@@ -27,7 +26,7 @@ _END_SECONDS = 60
 """How long a worker may take to end its runs: 90 s after its signal submitit's job is killed."""
 _TAKEN_SECONDS = 600
 """How long SLURM may take to end a job that it has sent SIGTERM."""
-_CANCEL_SECONDS = 60
+_CANCEL_SECONDS = 90
 _DAY_MINUTES = 24 * 60
 _MOST_TIMEOUTS = 1000
 
@@ -64,12 +63,18 @@ def run(
         BadInput: SLURM refuses a job; those before it are cancelled.
         KeyboardInterrupt: Ctrl-C or SIGTERM has come. The jobs are cancelled, and have ended their runs.
     """
+    from amp_track.workers.launchers.slurm_queue import Queue
+
     executor = _executor(workers[0].output.parent / "slurm", devices=devices, options=options, cluster=cluster)
+    queue = Queue()
     jobs: list[submitit.Job[int]] = []
     with following(workers) as outputs:
         try:
             for number, worker in enumerate(workers):
                 jobs.append(_submit(executor, worker))
+                if cluster == "slurm":
+                    queue.register_job(jobs[-1].job_id)
+                    jobs[-1].watcher = queue
                 say(number, f"submitted as job {jobs[-1].job_id}")
             while not all(job.done() for job in jobs):
                 say_new_lines(outputs, say)
@@ -128,8 +133,6 @@ class SearchWorker:
 def _executor(folder: Path, *, devices: int, options: Mapping[str, str], cluster: str) -> submitit.AutoExecutor:
     import submitit
 
-    # Where SLURM keeps no accounts, submitit warns at every look; a job's end is known by what it leaves.
-    logging.getLogger("submitit").setLevel(logging.ERROR)
     executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
     given = {name: value if value else True for name, value in options.items()}
     executor.update_parameters(
@@ -156,13 +159,13 @@ def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int
 
 
 def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) -> None:
-    """Cancel jobs, and wait a while until they have ended: where SLURM keeps no accounts, that cannot be known."""
+    """Cancel jobs, and wait until they have ended their runs, and SLURM has ended them."""
     for job in jobs:
         job.cancel(check=False)
     deadline = time.monotonic() + _CANCEL_SECONDS
     while time.monotonic() < deadline and not all(job.done(force_check=True) for job in jobs):
         say_lines()
-        time.sleep(2 * _POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
     say_lines()
 
 
