@@ -2,8 +2,8 @@
 
     python -m benchmarks.growth [--counts 10,100,1000,10000]
 
-A search of the digits, fp32, trainings of two steps, in SQLite. It makes a few trainings; one of them is then copied in
-both databases, as often as a count says, with another batch size and quality. A command of its own resumes the search
+A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of them is then copied in
+both databases, as often as a count says, with another batch size, learning rate and quality. A command of its own resumes the search
 for a few more trainings, and another makes the report.
 
 Writes benchmarks/results/growth-cpu.json and prints the same as a table.
@@ -74,7 +74,7 @@ def search(trials: int, sandbox: Sandbox) -> None:
             job=Job(workload=DIGITS, steps=2),
             stores=Stores(study="s"),
             fit_options=FitOptions(precisions=("fp32",), max_batch_size=1024),
-            search_options=SearchOptions(trials=trials),
+            search_options=SearchOptions(trials=trials, learning_rates=(1e-4, 1.0)),
             owns_process=True,
         ),
         sandbox=sandbox,
@@ -155,6 +155,10 @@ def grow(count: int) -> None:
             optuna.execute(
                 "UPDATE trial_params SET param_value = ? WHERE trial_id = ? AND param_name = 'batch_size'",
                 (chance.randint(16, 1024), new),
+            )
+            optuna.execute(
+                "UPDATE trial_params SET param_value = ? WHERE trial_id = ? AND param_name = 'lr'",
+                (10 ** chance.uniform(-4, 0), new),
             )
             optuna.execute("UPDATE trial_values SET value = value * ? WHERE trial_id = ?", (chance.random(), new))
             optuna.execute(
