@@ -24,6 +24,7 @@ from amp_track.records.errors import (
     StoreFailed,
 )
 from amp_track.records.job import DEFAULT_WORKLOAD
+from amp_track.sandbox import torchrun
 from amp_track.workers import streams
 
 app = typer.Typer(
@@ -286,6 +287,9 @@ def _usage_message(error: Exception) -> str:
 
 def _say(exit_code: int, message: str, detail: str = "") -> int:
     """Print what went wrong, and return the exit code."""
+    launch = torchrun.launch()
+    if launch is not None and not launch.is_first:
+        return exit_code  # the first one says it
     if detail:
         print(addresses.masked_within(detail.rstrip()), file=sys.stderr)
     # A message repeats what was given, which may be an address in the wrong place.

@@ -77,6 +77,16 @@ EXAMPLES = {
         exit_code=2,
         is_slow=True,
     ),
+    "torchrun": Example(
+        commands=(
+            "for machine in 1 2; do OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d "
+            "--rdzv-endpoint 127.0.0.1:29500 --local-addr 127.0.0.1 -m amp_track fit experiments/digits.py "
+            "--memory-budget 40MiB --precision fp32 & done; wait",
+        ),
+        with_progress=True,
+        keep="^(fp32|To train|  torchrun)",
+        is_slow=True,
+    ),
     "diagnose": Example(commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20",)),
     "diagnose-fp32": Example(
         commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20 --precision fp32",), keep="^· "

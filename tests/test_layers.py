@@ -32,7 +32,7 @@ USES = {
         "records", "planner", "workers", "results", "report", "study", "tracking", "sandbox", "commands.session",
     },
     "api": {"records", "results", "workload", "report", "commands"},
-    "cli": {"records", "workers", "report", "commands"},
+    "cli": {"records", "workers", "report", "sandbox", "commands"},
 }  # fmt: skip
 """By room, the rooms below it that it may import."""
 TOWARDS_TYPES_AND_SETTINGS = {("commands.session", "commands.request"), ("commands.session", "commands.flags")}

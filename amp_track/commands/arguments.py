@@ -23,9 +23,13 @@ from amp_track.commands.request import (
 from amp_track.records.addresses import STORAGE_VARIABLE
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
+from amp_track.sandbox import torchrun
 
 # fit and search choose precision and batch size themselves, and make no checkpoints of their short jobs.
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
+
+_DISTRIBUTED = ("train", "fit", "search", "compare")
+"""What torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
@@ -86,7 +90,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
     Raises:
         BadInput: a value cannot be read, or two do not go together.
     """
-    flags, given = FLAGS[command], dict(given)
+    flags, given = FLAGS[command], _with_the_ranks(command, given, owns_process=owns_process)
     assert set(given) <= {flag.parameter for flag in flags}, "every value is given for a flag of the command"
     storage = next((flag.parameter for flag in flags if flag.name == "--storage"), None)
     if storage is not None and not given.get(storage):
@@ -123,3 +127,36 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         owns_process=owns_process,
         **fixed,
     )
+
+
+def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: bool) -> dict[str, Any]:
+    """Return what was given, with as many processes as torchrun has started commands, if it has started this one.
+
+    Raises:
+        BadInput: torchrun has started what it cannot, or --processes says another number.
+    """
+    given = dict(given)
+    if not owns_process:
+        if torchrun.read(os.environ) is not None:
+            raise BadInput(
+                f"torchrun: got a program of yours that calls amp_track.{command}, expected the command: torchrun … -m "
+                f"amp_track {command} …; or call it without torchrun"
+            )
+        return given
+    launch = torchrun.launch()
+    if launch is None:
+        return given
+    if command not in _DISTRIBUTED:
+        raise BadInput(
+            f"torchrun: got it with {command}, expected one of {', '.join(_DISTRIBUTED)}; start {command} without it"
+        )
+    processes = flag_named(FLAGS[command], "--processes").parameter
+    count = str(launch.rank.count)
+    if given.get(processes) not in (None, count):
+        raise BadInput(
+            f"--processes: got {given[processes]} with {count} commands that torchrun has started (WORLD_SIZE), "
+            "expected as many; leave it out"
+        )
+    if not given.get("resume"):  # whose training has a number of its own
+        given[processes] = count
+    return given

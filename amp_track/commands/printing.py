@@ -16,16 +16,23 @@ from typing import Any
 from amp_track.commands.request import Request
 from amp_track.records import addresses
 from amp_track.records.errors import NothingFits
+from amp_track.sandbox import distributed, torchrun
 
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
     """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
 
-    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
+    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server. Of the commands
+    that torchrun has started only the first one works on the request; the others run processes of its jobs.
     """
+    launch = torchrun.launch()
+    if launch is not None and not launch.is_first:
+        distributed.follow(launch, request.job.workload)
+        return None
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             result = command(request)
+        distributed.dismiss()
     except NothingFits as error:
         if as_json and error.result is not None:
             print(json.dumps(_finite(error.result), allow_nan=False))
@@ -72,8 +79,11 @@ def print_study(result: Any, request: Request) -> None:
     if said.command is not None:
         runs = request.stores.tracking_uri
         store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
+        how = said.command
+        if torchrun.launch() is not None:  # with which options it has been started, it does not tell
+            how = f"torchrun … -m amp_track {how.removeprefix('amp-track ')}"
         print(f"{said.to_train}:")
-        print(f"  {said.command}{store}")
+        print(f"  {how}{store}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:

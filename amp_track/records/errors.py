@@ -7,6 +7,7 @@
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
     ├── ServerFailed         1   a server of pages that `ui` has started has ended, or does not answer
     ├── WorkersFailed        1   every search worker that `work` has started has failed; their own code if all agree
+    ├── AgentLost            1   a command that torchrun has started with this one is gone; the same command resumes
     └── NothingFits          3   out of memory
 
 Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could not print to stdout, it is 141.
@@ -107,6 +108,12 @@ class WorkersFailed(AmpTrackError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class AgentLost(AmpTrackError):
+    """A command that torchrun has started together with this one is gone, and its part of a job with it."""
+
+    exit_code = 1
 
 
 class NothingFits(AmpTrackError):

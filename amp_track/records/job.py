@@ -237,17 +237,32 @@ assert all(item.metadata["affects"] is not None for item in dataclasses.fields(J
 )
 
 
+LOOPBACK = ("127.", "localhost")
+"""How the addresses begin that no other machine reaches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """One of the processes that train a job together."""
 
     index: int = 0
     count: int = 1
+    local_index: int = 0
+    """Among those on its machine, and so the device that it has."""
+    local_count: int = 1
     rendezvous: str = ""
-    """The file through which they find each other."""
+    """Where they find each other: file:///path on one machine, else tcp://host:port/name, a store of torch."""
 
 
 ALONE = Rank()
+
+
+def ranks_of_one_machine(count: int, rendezvous: str = "") -> list[Rank]:
+    """Return the ranks of so many processes that train on one machine."""
+    return [
+        Rank(index=index, count=count, local_index=index, local_count=count, rendezvous=rendezvous)
+        for index in range(count)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -23,6 +23,7 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
 from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.sandbox import fork_server, ranks
+from amp_track.sandbox.torchrun import MeetingPoint
 from amp_track.workers import interrupts
 
 _TRACKING_NICENESS = 10
@@ -36,7 +37,27 @@ _CHECK_SECONDS = 1
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
 
-Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts
+Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts | MeetingPoint
+
+
+class Source(Protocol):
+    """What reports to this process while a job runs: a process of the job, or another command that has one."""
+
+    result: Result | None
+    has_died: bool
+    is_waited_for: bool
+    """Whether the job goes on until it is over."""
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        """What becomes ready, for `multiprocessing.connection.wait`, when there is something to read."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more comes."""
+
+    def read(self, on_event: Callable[[Event], None]) -> None:
+        """Receive one message, if one of its ends is ready. An exception that it sends is raised."""
 
 
 @dataclass
@@ -48,6 +69,12 @@ class Child:
     result: Result | None = None
     has_died: bool = False
     """Whether it has ended without a result, or can no longer report one."""
+    is_waited_for: bool = True
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        """What becomes ready when it has sent something, or has died."""
+        return self.connection, self.process.sentinel
 
     @property
     def is_over(self) -> bool:
@@ -78,7 +105,7 @@ class Child:
             self.has_died = True
             return
         match message:
-            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
+            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts() | MeetingPoint():
                 self.result = message
             case AmpTrackError():
                 raise message
@@ -153,35 +180,36 @@ def _kill(process: ForkServerProcess) -> None:
         time.sleep(_GONE_SECONDS)
 
 
-def listen(children: Sequence[Child], on_event: Callable[[Event], None], deadline: float | None) -> None:
+def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadline: float | None) -> None:
     """Pass on events until the job is decided.
 
     That is when all processes are over, when one has failed and the others have had time to report, or when the
     deadline has passed.
 
     Args:
-        children: the processes of one job.
+        sources: the processes of one job, and what else is to be heard meanwhile.
         on_event: called with every message that is not a result.
         deadline: a time of `time.monotonic`, in seconds; None for no deadline.
 
     Raises:
         AmpTrackError: one of the processes sent it: BadInput, or a fork server that is not what it should be.
     """
-    while listening := [child for child in children if not child.is_over]:
+    while any(not source.is_over for source in sources if source.is_waited_for):
+        listening = [source for source in sources if not source.is_over]
         left = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
         with interrupts.waiting():
-            ends = [end for child in listening for end in (child.connection, child.process.sentinel)]
+            ends = [end for source in listening for end in source.ends]
             ready = wait(ends, min(left, _CHECK_SECONDS))
         if not ready:
             if left > _CHECK_SECONDS:
                 continue
             return
-        for child in listening:
-            if child.connection in ready or child.process.sentinel in ready:
-                child.read(on_event)
-        if any(isinstance(child.result, Outcome) and ranks.is_conclusive(child.result) for child in children):
+        for source in listening:
+            if any(end in ready for end in source.ends):
+                source.read(on_event)
+        if any(isinstance(source.result, Outcome) and ranks.is_conclusive(source.result) for source in sources):
             return
-        if any(child.has_died or (isinstance(child.result, Outcome) and not child.result.fits) for child in children):
+        if any(each.has_died or (isinstance(each.result, Outcome) and not each.result.fits) for each in sources):
             soon = time.monotonic() + _PEERS_SECONDS
             deadline = soon if deadline is None else min(deadline, soon)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import multiprocessing
 import os
 import platform
 import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.sandbox.sender import Sender
+from amp_track.sandbox.torchrun import Meet, MeetingPoint
 from amp_track.training import peers
 from amp_track.training.amp import precision
 from amp_track.training.batches import digest, length
@@ -42,6 +45,8 @@ from amp_track.workload import (
     source_digest,
     users_traceback,
 )
+
+_POLL_SECONDS = 0.2
 
 
 def run(
@@ -100,11 +105,11 @@ def _discard(event: Event) -> None:
     pass
 
 
-def inspect(job: Job, sender: Sender) -> None:
+def inspect(job: Job, sender: Sender, rank: Rank) -> None:
     """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
     set_up_process()
     try:
-        sender.send(_inspection(job))
+        sender.send(_inspection(job, rank))
     except BadInput as error:
         sender.send(error)
     except BaseException as error:
@@ -123,16 +128,31 @@ def dtypes(job: Job, sender: Sender) -> None:
         sender.send(outcome_of_exception(error, watch.phase, None))
 
 
+def meet(task: Meet, sender: Sender) -> None:
+    """Leave in torchrun's store where the first command listens, or wait for that; send it."""
+    set_up_process()
+    place = task.launch
+    try:
+        store = peers.store_at(place.address, place.port, timeout_seconds=task.timeout_seconds)
+        if task.point is not None:
+            store.set(place.name, json.dumps(task.point.as_json()))
+        while (point := MeetingPoint.of_json(json.loads(store.get(place.name)))) == task.stale:
+            time.sleep(_POLL_SECONDS)
+        sender.send(point)
+    except Exception as error:
+        sender.send(outcome_of_exception(error, "start", None))
+
+
 def workload_of(job: Job) -> Workload:
     """Return the workload in the form that the job trains. Raises BadInput if it cannot be loaded."""
     workload = load_workload(job.workload, job.options)
     return workload.without_data() if job.synthetic else workload
 
 
-def _inspection(job: Job) -> Inspection:
+def _inspection(job: Job, rank: Rank) -> Inspection:
     device = opening.open_device(job.device)
-    opening.check_processes(device, job.processes)
-    opening.check_budget(device, job.memory_budget_bytes, job.processes)
+    opening.check_processes(device, rank)
+    opening.check_budget(device, job.memory_budget_bytes, rank.local_count)
     workload = workload_of(job)
     check_fields(job.workload, workload)
     workload.check()
@@ -149,9 +169,9 @@ def _inspection(job: Job) -> Inspection:
     return Inspection(
         device=str(device.torch_device),
         hardware=device.hardware(),
-        free_bytes=opening.free_bytes_each(device, job.processes),
+        free_bytes=opening.free_bytes_each(device, rank.local_count),
         budget_support=device.budget_support(),
-        precisions=tuple((name, _support(name, device, job.processes)) for name in PRECISIONS),
+        precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
         workload_digest=source_digest(workload),
         batch_size=workload.batch_size,

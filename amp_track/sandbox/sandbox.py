@@ -27,12 +27,13 @@ from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import AmpTrackError, WorkloadFailed
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
-from amp_track.records.job import ALONE, Job, JobFolder, Rank
+from amp_track.records.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.sandbox import children, deaths, fork_server, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.sandbox.sender import Sender
+from amp_track.sandbox.torchrun import Meet
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
@@ -50,8 +51,8 @@ _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them there."""
 
 
-Task = str | PlanTask | ForecastTask
-"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
+Task = str | PlanTask | ForecastTask | Meet
+"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, a prediction, or a meeting."""
 _FORECAST_SECONDS = 30.0
 
 _log = logging.getLogger("amp_track.sandbox")
@@ -61,8 +62,8 @@ class CudaTouched(WorkloadFailed):
     """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
 
 
-def _ignore(event: Event) -> None:
-    pass
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
 
 
 class Sandbox:
@@ -98,17 +99,15 @@ class Sandbox:
             BadInput: this machine has no such device, or the workload cannot be loaded.
             WorkloadFailed: loading the workload's data failed.
         """
+        rank = Rank(count=job.processes, local_count=job.processes)
         # Not under the job's timeout: the first process waits until torch is imported.
-        result = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [ALONE])[0]
-        if isinstance(result, Inspection):
-            return result
-        assert isinstance(result, Outcome)
-        raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
+        (result,) = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [rank])
+        return inspection_of(job, result)
 
     def run(
         self,
         job: Job,
-        on_event: Callable[[Event], None] = _ignore,
+        on_event: Callable[[Event], None] = ignore,
         *,
         folder: JobFolder | None = None,
     ) -> Outcome:
@@ -141,8 +140,7 @@ class Sandbox:
         Raises:
             BadInput: the step cannot run on fake tensors.
         """
-        all_ranks = [Rank(index=index, count=processes, rendezvous="") for index in range(processes)]
-        results = self._in_fresh_processes(task, job, all_ranks)
+        results = self._in_fresh_processes(task, job, ranks_of_one_machine(processes))
         for result in results:
             if isinstance(result, Outcome):
                 raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
@@ -160,13 +158,12 @@ class Sandbox:
         return Forecasts(reason=f"it was not made within {_FORECAST_SECONDS:g} s")
 
     def _run_all_ranks(
-        self, task: str, job: Job, on_event: Callable[[Event], None] = _ignore, folder: JobFolder | None = None
+        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> Outcome:
         """Run a job in as many processes as it asks for, and merge their outcomes. Only the first one sends events."""
         with processes.scratch_folder() if job.processes > 1 else nullcontext() as scratch:
-            rendezvous = str(scratch / "rendezvous") if scratch is not None else ""
-            count = job.processes
-            all_ranks = [Rank(index=index, count=count, rendezvous=rendezvous) for index in range(count)]
+            rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
+            all_ranks = ranks_of_one_machine(job.processes, rendezvous)
             results = self._in_fresh_processes(task, job, all_ranks, on_event, folder)
         outcomes = [result for result in results if isinstance(result, Outcome | None)]
         return ranks.merge_outcomes(outcomes)
@@ -176,16 +173,19 @@ class Sandbox:
         task: Task,
         job: Job,
         all_ranks: Sequence[Rank] = (ALONE,),
-        on_event: Callable[[Event], None] = _ignore,
+        on_event: Callable[[Event], None] = ignore,
         folder: JobFolder | None = None,
+        beside: Sequence[children.Source] = (),
     ) -> list[children.Result | None]:
-        """Return each process's result; None for one that was ended because another had failed.
+        """Return each process's result, and after them those of other commands that train the job with them.
+
+        It is None for one that was ended because another had failed.
 
         A fork server that has touched CUDA, because a package does that when it is imported, is of no use to any job on
         a GPU: another one is started, which leaves those imports to the jobs.
         """
         try:
-            return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+            return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
         except CudaTouched:
             names = self._environment[PRELOAD_VARIABLE]
             if not names:
@@ -196,7 +196,7 @@ class Sandbox:
         )  # fmt: skip
         self._environment[PRELOAD_VARIABLE] = ""
         fork_server.stop()
-        return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder)
+        return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
 
     def _in_processes_of_one_server(
         self,
@@ -205,6 +205,7 @@ class Sandbox:
         all_ranks: Sequence[Rank],
         on_event: Callable[[Event], None],
         folder: JobFolder | None,
+        beside: Sequence[children.Source],
     ) -> list[children.Result | None]:
         started = time.monotonic()
         oom_kills = control_group.oom_kills()  # tells the kernel's SIGKILL from anyone else's
@@ -225,13 +226,14 @@ class Sandbox:
                 )
                 for rank in all_ranks
             ]
-            children.listen(running, on_event, _deadline(started, job.timeout_seconds))
+            children.listen([*running, *beside], on_event, _deadline(started, job.timeout_seconds))
             kills = control_group.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
                     child.result = deaths.outcome_of_death(child, kills, time.monotonic() - started)
             self._has_killed = any(child.has_died or child.result is None for child in running)
             results = [deaths.oom_if_its_loader_was_killed(child.result, kills) for child in running]
+            results += [source.result for source in beside if source.is_waited_for]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
             timed_out = Outcome(
@@ -241,6 +243,14 @@ class Sandbox:
             )
             return [timed_out] * len(results)
         return results
+
+
+def inspection_of(job: Job, result: children.Result | None) -> Inspection:
+    """Return an inspection. Raises WorkloadFailed if its process has failed."""
+    if isinstance(result, Inspection):
+        return result
+    assert isinstance(result, Outcome)
+    raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
@@ -336,7 +346,7 @@ def _do(
         case "measure":
             job_process.run(job, sender, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
         case "inspect":
-            job_process.inspect(job, sender)
+            job_process.inspect(job, sender, rank)
         case "dtypes":
             job_process.dtypes(job, sender)
         case PlanTask():
@@ -347,5 +357,7 @@ def _do(
             from amp_track.sandbox import plan_process
 
             plan_process.forecast(job, task, sender)
+        case Meet():
+            job_process.meet(task, sender)
         case _:
             assert_never(task)  # type: ignore[arg-type]

@@ -7,16 +7,19 @@ have the same scale, which `merge_totals` checks.
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import distributed, nn
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented all the same
 
-from amp_track.records.job import Rank
+from amp_track.records.job import LOOPBACK, Rank
 from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
@@ -84,35 +87,48 @@ class Peers:
 def announce(rank: Rank) -> None:
     """Set the environment variables by which torchrun tells a process its rank: a workload may read them."""
     if rank.count > 1:
-        for variable in ("RANK", "LOCAL_RANK"):
-            os.environ[variable] = str(rank.index)
-        for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            os.environ[variable] = str(rank.count)
+        os.environ |= {
+            "RANK": str(rank.index),
+            "WORLD_SIZE": str(rank.count),
+            "LOCAL_RANK": str(rank.local_index),
+            "LOCAL_WORLD_SIZE": str(rank.local_count),
+        }
 
 
 @contextmanager
 def connected(rank: Rank, device: Device) -> Iterator[Peers]:
-    """Connect this process to the others of its job, which run on the same machine, and yield the connection.
+    """Connect this process to the others of its job, and yield the connection.
 
     A process that fails does not tell the others: whoever started them has to end them all.
     """
     if rank.count == 1:
         yield Peers(rank)
         return
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, _loopback())
+    place = urlsplit(rank.rendezvous)
+    if place.scheme == "file" or (place.hostname or "").startswith(LOOPBACK):  # all are on this machine
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, _loopback())
+    if place.scheme == "file":
+        meeting: dict[str, Any] = {"init_method": rank.rendezvous}
+    else:
+        meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
     distributed.init_process_group(
         device.distributed_backend,
-        init_method=f"file://{rank.rendezvous}",
         rank=rank.index,
         world_size=rank.count,
         device_id=None if device.is_shared else device.torch_device,
+        **meeting,
     )
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
     yield Peers(rank, _group_of_objects(device))
     distributed.destroy_process_group()
+
+
+def store_at(host: str, port: int, *, timeout_seconds: float = 300) -> TCPStore:
+    """Return a client of a store of torch, such as torchrun has at MASTER_ADDR and MASTER_PORT."""
+    return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_seconds))
 
 
 def _group_of_objects(device: Device) -> distributed.ProcessGroup | None:

@@ -17,10 +17,11 @@ TOO_MUCH = 2**34  # floats: 64 GiB
 
 
 class Net(nn.Module):
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, faulty_rank: int, seconds: float) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.fault = fault if os.environ.get("RANK") == "1" else "none"
+        self.seconds = seconds
+        self.fault = fault if os.environ.get("RANK") == str(faulty_rank) else "none"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         match self.fault:
@@ -36,6 +37,7 @@ class Net(nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 time.sleep(600)
+        time.sleep(self.seconds)
         return self.layers(input)
 
 
@@ -45,7 +47,10 @@ class Parallel(Workload):
     large_every: int = 0
     """One sample in so many has gradients that overflow float16 at a high scale."""
     fault: str = "none"
-    """Of the second process."""
+    faulty_rank: int = 1
+    """The process that has the fault."""
+    seconds: float = 0.0
+    """What each batch takes at least."""
 
     learning_rate: float = 0.05
     batch_size: int = 4
@@ -53,7 +58,7 @@ class Parallel(Workload):
     quality = Quality("mean_target", higher_is_better=False)
 
     def model(self) -> nn.Module:
-        return Net(self.fault)
+        return Net(self.fault, self.faulty_rank, self.seconds)
 
     def train_data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(0)

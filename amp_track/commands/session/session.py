@@ -13,6 +13,7 @@ from amp_track.commands.request import Request
 from amp_track.commands.session import checks, store_checks, store_failures
 from amp_track.records import addresses
 from amp_track.records.dtypes import DtypesReport
+from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job, JobFolder
@@ -21,6 +22,8 @@ from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.steps import synthetic_samples
 from amp_track.records.values import PRECISIONS
 from amp_track.report import curves, progress
+from amp_track.sandbox import torchrun
+from amp_track.sandbox.distributed import DistributedSandbox
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workers import interrupts
 
@@ -128,7 +131,7 @@ class Session:
     ) -> Session:
         """Return the session of a request that device and workload can meet; `meanwhile` runs as torch is imported."""
         checks.workload_exists(request.job.workload)
-        sandbox = sandbox or Sandbox(request.job.workload, steps_back=request.owns_process)
+        sandbox = sandbox or _sandbox(request)
         with progress.working("importing torch, looking at device and workload"), interrupts.nothing_to_end():
             sandbox.start()
             meanwhile()
@@ -192,6 +195,23 @@ class Session:
             return None
         outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None
+
+
+def _sandbox(request: Request) -> JobRunner:
+    """Return what runs the jobs: fresh processes here, and on other machines where torchrun has started commands there.
+
+    Raises:
+        BadInput: torchrun has started another number of them than the job has processes.
+    """
+    launch = torchrun.launch() if request.owns_process else None
+    if launch is None:
+        return Sandbox(request.job.workload, steps_back=request.owns_process)
+    if launch.rank.count != request.job.processes:
+        raise BadInput(
+            f"torchrun: got {launch.rank.count} commands (WORLD_SIZE), expected {request.job.processes}, the processes "
+            "that the training had; start as many"
+        )
+    return DistributedSandbox(launch, request.job.workload, steps_back=True)
 
 
 def _get_ready(request: Request, tracking_uri: str) -> None:

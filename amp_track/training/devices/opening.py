@@ -20,7 +20,7 @@ _PROCESSES_PER_CORE = 8
 def open_device(text: str, rank: Rank = ALONE) -> Device:
     """Return the device that `--device` names, or the one for this rank of the processes that train together.
 
-    The first process gets the named accelerator, the others get the ones after it; all share one CPU.
+    The first process of a machine gets the named accelerator, the others get the ones after it; all share one CPU.
 
     Raises:
         BadInput: this machine has no device of that name; the message lists those it has.
@@ -29,33 +29,35 @@ def open_device(text: str, rank: Rank = ALONE) -> Device:
     if text == "auto":
         text = "cpu" if accelerator is None else accelerator.type
     if text == "cpu":
-        return CpuDevice(torch.device("cpu"), rank.count)
+        return CpuDevice(torch.device("cpu"), rank.local_count)
     count = torch.accelerator.device_count() if accelerator is not None else 0
     there = ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))] if accelerator else ["cpu"]
     kind, _, index = text.partition(":")
     if accelerator is None or kind != accelerator.type or int(index or 0) >= count:
         raise BadInput(f"--device: got {text}, expected one that is here: auto, {', '.join(there)}")
-    return AcceleratorDevice(torch.device(kind, int(index or 0) + rank.index))
+    return AcceleratorDevice(torch.device(kind, int(index or 0) + rank.local_index))
 
 
-def check_processes(device: Device, processes: int) -> None:
-    """Raise BadInput if so many processes cannot train together on this device."""
-    if processes == 1:
+def check_processes(device: Device, rank: Rank) -> None:
+    """Raise BadInput if so many processes cannot train together on this device and the ones after it."""
+    processes = rank.local_count
+    if rank.count == 1:
         return
+    flag = "--processes" if processes == rank.count else "torchrun's --nproc-per-node"
     if device.distributed_backend is None:
         raise BadInput(
-            f"--processes: got {processes}, expected 1 on {device.kind}: several train together on CUDA "
+            f"{flag}: got {processes}, expected 1 on {device.kind}: several train together on CUDA "
             "devices and on CPUs; leave it out"
         )
     if device.is_shared:
         most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
         if processes > most:
-            raise BadInput(f"--processes: got {processes}, expected at most {most} on this {device.kind}; give fewer")
+            raise BadInput(f"{flag}: got {processes}, expected at most {most} on this {device.kind}; give fewer")
         return
     there = torch.accelerator.device_count() - (device.torch_device.index or 0)
     if processes > there:
         raise BadInput(
-            f"--processes: got {processes}, expected at most {there}: each needs a device of its own, from "
+            f"{flag}: got {processes}, expected at most {there}: each needs a device of its own, from "
             f"{device.torch_device} on; give fewer"
         )
 

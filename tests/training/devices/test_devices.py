@@ -8,7 +8,7 @@ from support import DIGITS, MEBIBYTE
 
 from amp_track.records.errors import BadInput
 from amp_track.records.inspection import resolve
-from amp_track.records.job import Job, Rank
+from amp_track.records.job import ALONE, Job, Rank
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.training.devices.accelerator import (
@@ -110,7 +110,7 @@ def test_an_unknown_device_lists_those_there_are() -> None:
 
 
 def test_processes_share_the_memory_of_a_cpu() -> None:
-    device = open_device("cpu", Rank(index=1, count=4))
+    device = open_device("cpu", Rank(index=1, count=4, local_index=1, local_count=4))
     assert device.of_processes(4) == [device]
     assert 0 < free_bytes_each(device, 4) == pytest.approx(device.free_bytes() / 4, rel=0.2)
     half = device.capacity_bytes() // 2
@@ -126,9 +126,11 @@ def test_each_process_has_an_accelerator_of_its_own() -> None:
 
 def test_devices_without_a_way_to_talk_train_alone() -> None:
     device = AcceleratorDevice(torch.device("mps", 0))
-    check_processes(device, 1)
+    check_processes(device, ALONE)
     with pytest.raises(BadInput, match=r"--processes: got 2, expected 1 on mps"):
-        check_processes(device, 2)
+        check_processes(device, Rank(count=2, local_count=2))
+    with pytest.raises(BadInput, match=r"torchrun's --nproc-per-node: got 2, expected 1 on mps"):
+        check_processes(device, Rank(count=4, local_count=2))
 
 
 @pytest.fixture(scope="module")

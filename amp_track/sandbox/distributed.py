@@ -1,0 +1,188 @@
+"""A job on several machines: torchrun starts a command for each rank, and each of them runs one process of every job.
+
+A job's process is fresh, so that one that runs out of memory ends no command, and with it none of torchrun's groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
+from amp_track.records.events import Event
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job, JobFolder, Rank
+from amp_track.records.outcome import Outcome
+from amp_track.sandbox import agents, children, ranks
+from amp_track.sandbox.sandbox import Sandbox, ignore, inspection_of
+from amp_track.sandbox.torchrun import Launch, Meet, MeetingPoint
+from amp_track.workers import interrupts, processes
+
+_ALIKE: Mapping[str, Callable[[Inspection], str]] = {
+    "device": lambda known: known.hardware.title,
+    "torch": lambda known: dict(known.versions)["torch"],
+    "amp_track": lambda known: dict(known.versions)["amp_track"],
+    "workload source": lambda known: known.workload_digest,
+    "dataset": lambda known: known.dataset_digest,
+}
+"""By name, what all ranks need to have in common: an edge is that of one device, code and data."""
+
+
+class _OneRank(Sandbox):
+    """Runs the process of one rank.
+
+    Args:
+        launch: as torchrun has started this command.
+        workload: the workload's file or module.
+        steps_back: as for Sandbox.
+    """
+
+    def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
+        super().__init__(workload, steps_back=steps_back)
+        self._launch = launch
+
+    def _rank(self, rendezvous: str) -> Rank:
+        """Return this command's rank in a job."""
+        return dataclasses.replace(self._launch.rank, rendezvous=rendezvous)
+
+    def _meet(self, task: Meet) -> MeetingPoint:
+        """Leave in torchrun's store where the first command listens, or return what that has left there.
+
+        A fresh process does it: this one imports no torch.
+
+        Raises:
+            EOFError: torchrun's store is gone.
+        """
+        (result,) = self._in_fresh_processes(task, Job())
+        if not isinstance(result, MeetingPoint):
+            raise EOFError
+        return result
+
+
+class DistributedSandbox(_OneRank):
+    """Runs the jobs of one workload in fresh processes of several commands, of which this is the first.
+
+    Predictions and dtypes take one process, here.
+    """
+
+    def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
+        global _first
+        super().__init__(launch, workload, steps_back=steps_back)
+        self._agents: agents.Agents | None = None
+        _first = self
+
+    def dismiss(self) -> None:
+        """Let the other commands end: there are no more jobs."""
+        if self._agents is not None:
+            self._agents.dismiss()
+
+    def inspect(self, job: Job) -> Inspection:
+        """Return what the devices support and how the workload describes itself.
+
+        Raises:
+            BadInput: as Sandbox.inspect; or the machines differ.
+            WorkloadFailed: loading the workload's data failed.
+        """
+        results = self._together("inspect", dataclasses.replace(job, timeout_seconds=None))
+        first, *others = [inspection_of(job, result) for result in results]
+        for index, other in enumerate(others, start=1):
+            _check_alike(index, other, first)
+        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in (first, *others)))
+
+    def _run_all_ranks(
+        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
+    ) -> Outcome:
+        results = self._together(task, job, on_event, folder)
+        return ranks.merge_outcomes([result for result in results if isinstance(result, Outcome | None)])
+
+    def _together(
+        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
+    ) -> list[children.Result | None]:
+        """Return the result of each rank."""
+        if self._agents is None:
+            gathering = agents.Gathering(self._launch)
+            self._meet(Meet(launch=self._launch, point=gathering.point))
+            self._agents = gathering.all()
+        with self._agents.working(task, job, folder) as (rendezvous, others):
+            return self._in_fresh_processes(task, job, [self._rank(rendezvous)], on_event, folder, others)
+
+
+_first: DistributedSandbox | None = None
+"""torchrun starts a process as one command, and so this belongs to the process."""
+
+
+class _Follower(_OneRank):
+    """Runs the process of a rank that is not the first."""
+
+    def follow(self) -> None:
+        """Do what the first command orders, until all is done. Raises EOFError if that has failed."""
+        orders = stale = None
+        while orders is None:
+            stale = self._meet(Meet(launch=self._launch, stale=stale))
+            orders = agents.join(self._launch, stale)
+        while (order := orders.next()) is not None:
+            orders.answer(order, self._answer(order, orders))
+
+    def _answer(self, order: agents.Order, orders: agents.Orders) -> children.Result | AmpTrackError | None:
+        job = dataclasses.replace(order.job, timeout_seconds=None)  # the first command's clock counts
+        with processes.scratch_folder() if order.folder is not None else nullcontext() as scratch:
+            folder = _folder_here(order, scratch)
+            try:
+                (result,) = self._in_fresh_processes(
+                    order.task, job, [self._rank(order.rendezvous)], folder=folder, beside=(orders,)
+                )
+            except agents.Stopped:
+                return None
+            except AmpTrackError as error:
+                return error
+        return result
+
+
+def follow(launch: Launch, workload: str) -> None:
+    """Run the processes of one rank until the first command is done.
+
+    Args:
+        launch: as torchrun has started this command, which is not the first.
+        workload: the workload's file or module.
+
+    Raises:
+        AgentLost: the first command has failed, and says why.
+    """
+    with interrupts.deferred(owns_process=True):
+        sandbox = _Follower(launch, workload, steps_back=True)
+        sandbox.start()
+        try:
+            sandbox.follow()
+        except EOFError:
+            raise AgentLost(
+                "rank 0: got no more orders from its command, expected to be told that all is done"
+            ) from None
+
+
+def dismiss() -> None:
+    """Tell the other commands that this one is done, and all went well."""
+    if _first is not None:
+        _first.dismiss()
+
+
+def _folder_here(order: agents.Order, scratch: Path | None) -> JobFolder | None:
+    """Return the order's folder on this machine, with the checkpoint to resume from."""
+    if order.folder is None or scratch is None:
+        return None
+    if order.checkpoint is None:
+        return dataclasses.replace(order.folder, path=str(scratch))
+    checkpoint = scratch / "resumed"
+    checkpoint.write_bytes(order.checkpoint)
+    return dataclasses.replace(order.folder, path=str(scratch), resume_from=str(checkpoint))
+
+
+def _check_alike(index: int, other: Inspection, first: Inspection) -> None:
+    """Raise BadInput if a rank has another device, software or data than the first."""
+    for name, of in _ALIKE.items():
+        if of(other) != of(first):
+            raise BadInput(
+                f"torchrun: got rank {index} with {name} {of(other)}, expected {of(first)} as rank 0 has; start it on "
+                "machines that are alike"
+            )

@@ -1,0 +1,125 @@
+"""What torchrun tells each of the commands that it starts, one for each rank. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Rank
+
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+"""The variable by which torch.distributed.is_torchelastic_launched tells it, too."""
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_OF_TORCHRUN = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+"""Its variables, besides those that begin with TORCHELASTIC_."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One of the commands that torchrun has started together.
+
+    Args:
+        rank: whose it is; its job's process has the same one.
+        address: of the machine that has torchrun's store.
+        port: of that store.
+        name: of their meeting point in that store.
+    """
+
+    rank: Rank
+    address: str
+    port: int
+    name: str
+
+    @property
+    def is_first(self) -> bool:
+        """True for the one that does what it was asked for; the others run processes of its jobs."""
+        return self.rank.index == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPoint:
+    """Where the first of the commands listens for the others."""
+
+    address: str
+    port: int
+    key: bytes
+    """Known to those who can read torchrun's store alone, and another one at each start."""
+
+    def as_json(self) -> dict[str, str | int]:
+        """Return it as JSON has it."""
+        return {"address": self.address, "port": self.port, "key": self.key.hex()}
+
+    @classmethod
+    def of_json(cls, known: Mapping[str, str | int]) -> MeetingPoint:
+        """Return what `as_json` has returned."""
+        return cls(address=str(known["address"]), port=int(known["port"]), key=bytes.fromhex(str(known["key"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meet:
+    """The task of leaving a meeting point in torchrun's store, or of waiting for it there.
+
+    Args:
+        launch: as torchrun has started this command.
+        point: what to leave; None waits for it.
+        stale: one where nobody was met: torchrun starts all commands again when one has failed, in the same store. No
+            variable of its tells one start from another on all machines: only on that of the failure it counts one.
+        timeout_seconds: how long to wait.
+    """
+
+    launch: Launch
+    point: MeetingPoint | None = None
+    stale: MeetingPoint | None = None
+    timeout_seconds: float = 600
+    """The first command may wait for its stores, which may be servers."""
+
+
+@functools.cache
+def launch() -> Launch | None:
+    """Return what torchrun has started this process as, and forget its variables; None if it has not.
+
+    Jobs have RANK and WORLD_SIZE of their own, and what looks for torchrun in them would join its store.
+    """
+    found = read(os.environ)
+    if is_launched(os.environ):
+        for name in list(os.environ):
+            if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
+                del os.environ[name]
+    return found
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Return whether torchrun has started the process that has this environment."""
+    return _RUN_ID in environment
+
+
+def read(environment: Mapping[str, str]) -> Launch | None:
+    """Return what an environment tells of torchrun; None where that has not started the process, or it alone.
+
+    Raises:
+        BadInput: torchrun shares no store.
+    """
+    if not is_launched(environment) or int(environment["WORLD_SIZE"]) == 1:
+        return None
+    if environment.get(_AGENT_STORE) != "True":
+        raise BadInput(
+            f"torchrun: got one that shares no store with what it starts ({_AGENT_STORE}), expected one that does; "
+            "leave out TORCH_DISABLE_SHARE_RDZV_TCP_STORE, and take --rdzv-backend c10d or static"
+        )
+    return Launch(
+        rank=Rank(
+            index=int(environment["RANK"]),
+            count=int(environment["WORLD_SIZE"]),
+            local_index=int(environment["LOCAL_RANK"]),
+            local_count=int(environment["LOCAL_WORLD_SIZE"]),
+        ),
+        address=environment["MASTER_ADDR"],
+        port=int(environment["MASTER_PORT"]),
+        name=f"amp_track/{environment[_RUN_ID]}",
+    )

@@ -1,0 +1,126 @@
+"""One training over two groups of torchrun: as one process would make it, and whatever happens to one of four."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow
+import psutil
+import pytest
+import torchrun_groups
+from support import DIGITS, WORKLOADS, Done
+
+PARALLEL = str(WORKLOADS / "parallel.py")
+Command = Callable[..., Done]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+
+
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
+
+
+def losses(run_id: str) -> list[float]:
+    history = client().get_metric_history(run_id, "train/step_loss")
+    return [metric.value for metric in sorted(history, key=lambda metric: metric.step)]
+
+
+def only_run() -> mlflow.entities.Run:
+    (run,) = client().search_runs(["1"])
+    return run
+
+
+def test_four_processes_of_two_machines_train_as_one_does_with_their_batch(amp_track: Command) -> None:
+    command = ("train", PARALLEL, "--precision", "fp32", "--json")
+    together = torchrun_groups.run(*command, "--batch-size", "2")
+    assert only_run().info.run_id == together.result["run_id"], "the first command alone is tracked"
+    assert only_run().data.params["processes"] == "4"
+    alone = amp_track(*command, "--batch-size", "8")
+    assert alone.returncode == 0, alone.stderr
+    expected = losses(json.loads(alone.stdout)["run_id"])
+    # float32: means over quarters are rounded elsewhere than the mean over all.
+    assert losses(together.result["run_id"]) == pytest.approx(expected, rel=1e-5)
+    assert len(expected) == together.result["steps"] > 10
+
+
+def test_the_edge_is_that_of_as_many_processes_on_one_machine(
+    amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs out of memory ends no command: torchrun would end all of them."""
+    command = ("fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
+    together = torchrun_groups.run(*command, "--study", "two").result["precisions"]["fp32"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = json.loads(amp_track(*command, "--study", "one", "--processes", "4").stdout)["precisions"]["fp32"]
+    assert together["bound"] == "memory"
+    for name in ("largest_batch", "first_failing_batch"):
+        assert together[name] == alone[name]
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "message"),
+    [
+        ("oom", 3, "in process 3 of 4"),
+        ("raise", 1, "ValueError: the labels are off by one (in forward) in process 3 of 4"),
+        ("sigkill", 1, "the job's process was killed by SIGKILL in process 3 of 4"),
+        ("hang", 1, "gave up after 4 s (--timeout)"),
+    ],
+)
+def test_what_happens_to_one_process_is_what_happens_to_the_job(fault: str, exit_code: int, message: str) -> None:
+    done = torchrun_groups.run(
+        "train", PARALLEL, "--precision", "fp32", "--batch-size", "2", "--memory-budget", "256MiB",
+        "--set", f"fault={fault}", "--set", "faulty_rank=3", "--timeout", "4" if fault == "hang" else "60",
+    )  # fmt: skip
+    assert message in done.said
+    assert f"exitcode  : {exit_code} " in done.said, "torchrun says how the first command has ended"
+    assert only_run().info.status == "FAILED"
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(amp_track: Command, lost: int) -> None:
+    command = ("fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
+    with torchrun_groups.started(*command, "--study", "s", restarts=3) as groups:
+        groups.wait_until_said("fp32 batch")
+        groups.commands()[lost].kill()
+        assert groups.wait() == [0, 0], groups.said
+    edge = groups.result["precisions"]["fp32"]
+    assert edge["first_failing_batch"] == edge["largest_batch"] + 1
+    again = amp_track("report", "s", "--json")
+    assert again.returncode == 0, again.stderr
+    assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
+
+
+def test_a_training_resumes_from_a_checkpoint_that_one_machine_has(amp_track: Command) -> None:
+    settings = ("--precision", "fp32", "--epochs", "12", "--checkpoint-every", "4")
+    slow = ("--set", "seconds=0.05")
+    with torchrun_groups.started("train", PARALLEL, *settings, "--batch-size", "2", *slow) as groups:
+        groups.wait_until_said("epoch 4/12")
+        groups.commands()[0].kill()
+        groups.wait()
+    resumed = torchrun_groups.run("train", "--resume", only_run().info.run_id, "--json").result
+    alone = amp_track("train", PARALLEL, *settings, "--batch-size", "8", "--json")
+    assert resumed["steps"] == json.loads(alone.stdout)["steps"]
+    expected = losses(json.loads(alone.stdout)["run_id"])
+    assert losses(resumed["run_id"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_ctrl_c_ends_the_run_and_all_processes() -> None:
+    with torchrun_groups.started(
+        "train", PARALLEL, "--precision", "fp32", "--epochs", "500", "--set", "seconds=0.05", "--batch-size", "2"
+    ) as groups:
+        groups.wait_until_said("epoch 2/")
+        below = [each for process in groups.processes for each in psutil.Process(process.pid).children(recursive=True)]
+        groups.interrupt()
+        assert 0 not in groups.wait()
+    assert only_run().info.status == "KILLED"
+    _, alive = psutil.wait_procs(below, timeout=20)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert not alive
+
+
+def test_what_contradicts_torchrun_is_one_line_and_writes_nothing() -> None:
+    done = torchrun_groups.run("fit", PARALLEL, "--processes", "3", "--study", "never")
+    assert done.said.count("amp-track: --processes: got 3 with 4 commands that torchrun has started (WORLD_SIZE)") == 1
+    assert "exitcode  : 2 " in done.said
+    assert client().search_runs(["0", "1"]) == []

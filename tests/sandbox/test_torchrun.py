@@ -1,0 +1,81 @@
+"""What torchrun tells of itself in the environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support import DIGITS
+
+from amp_track.records.errors import BadInput
+from amp_track.records.job import Rank
+from amp_track.sandbox import torchrun
+
+LAUNCHED = {
+    "TORCHELASTIC_RUN_ID": "r",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29400",
+}
+
+
+def test_a_command_that_torchrun_has_started_knows_its_rank() -> None:
+    launch = torchrun.read(LAUNCHED)
+    assert launch is not None
+    assert launch.rank == Rank(index=5, count=8, local_index=1, local_count=4)
+    assert (launch.address, launch.port, launch.is_first) == ("127.0.0.1", 29400, False)
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}, LAUNCHED | {"WORLD_SIZE": "1"}])
+def test_others_and_one_alone_are_commands_like_any(environment: dict[str, str]) -> None:
+    assert torchrun.read(environment) is None
+
+
+def test_a_torchrun_that_shares_no_store_is_told() -> None:
+    with pytest.raises(BadInput, match=r"torchrun: got one that shares no store .*; leave out TORCH_DISABLE_SHARE"):
+        torchrun.read(LAUNCHED | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
+
+
+def test_a_meeting_point_survives_the_store() -> None:
+    point = torchrun.MeetingPoint(address="10.0.0.1", port=1234, key=b"\x00\xff")
+    assert torchrun.MeetingPoint.of_json(point.as_json()) == point
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["fit", DIGITS, "--processes", "3"],
+            "amp-track: --processes: got 3 with 8 commands that torchrun",
+        ),
+        (["plan", DIGITS, "--capacity", "1GiB"], "amp-track: torchrun: got it with plan, expected one of train, fit,"),
+        (["report", "study"], "amp-track: torchrun: got it with report, expected one of train, fit,"),
+    ],
+)
+def test_what_does_not_go_with_torchrun_is_told_once(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    said = {}
+    for rank in ("0", "5"):
+        monkeypatch.setenv("RANK", rank)
+        done = subprocess.run([sys.executable, "-m", "amp_track", *arguments], capture_output=True, text=True)
+        assert done.returncode == 2
+        said[rank] = done.stderr
+    assert said["0"].startswith(message)
+    assert said["5"] == ""
+
+
+def test_a_program_that_calls_it_is_told_to_use_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    import amp_track
+
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=r"torchrun: got a program of yours that calls amp_track\.fit, expected the"):
+        amp_track.fit(DIGITS)
