@@ -260,9 +260,10 @@ class Gathering:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        address = launch.address
+        is_local = launch.rank.local_count == launch.rank.count
+        self._address = "127.0.0.1" if is_local else launch.address
         # Where torchrun keeps to this machine, so does this; else the others may know it by any of its addresses.
-        interface = "127.0.0.1" if address.startswith(LOOPBACK) else ""
+        interface = "127.0.0.1" if self._address.startswith(LOOPBACK) else ""
         self._key = secrets.token_bytes(32)
         self._listener = Listener((interface, 0), backlog=launch.rank.count, authkey=self._key)
         self._joined: dict[int, Connection[Any, Any]] = {}
@@ -272,7 +273,7 @@ class Gathering:
         """What the others need to know."""
         port = self._listener.address[1]
         assert isinstance(port, int)
-        return MeetingPoint(address=self._launch.address, port=port, key=self._key)
+        return MeetingPoint(address=self._address, port=port, key=self._key)
 
     def all(self) -> Agents:
         """Wait until all are there, and return them. Raises AgentLost if one does not come."""
@@ -284,7 +285,7 @@ class Gathering:
                 absent = next(index for index in range(1, count) if index not in self._joined)
                 raise AgentLost(
                     f"rank {absent}: got no connection from its command for {_JOIN_SECONDS} s, expected one to "
-                    f"{self._launch.address}; look at its machine, and at what the network lets through"
+                    f"{self._address}; look at its machine, and at what the network lets through"
                 )
             interrupts.sleep(_POLL_SECONDS)
         # Whoever is left of an earlier start would else be met in torchrun's store.

@@ -53,12 +53,16 @@ class _OneRank(Sandbox):
         A fresh process does it: this one imports no torch.
 
         Raises:
-            EOFError: torchrun's store is gone.
+            AgentLost: torchrun's store is gone.
         """
         (result,) = self._in_fresh_processes(task, Job())
-        if not isinstance(result, MeetingPoint):
-            raise EOFError
-        return result
+        if isinstance(result, MeetingPoint):
+            return result
+        assert isinstance(result, Outcome)
+        raise AgentLost(
+            f"torchrun: got no answer from its store at {self._launch.address}:{self._launch.port}, expected one; "
+            f"look at what else it says: {result.message}"
+        )
 
 
 class DistributedSandbox(_OneRank):

@@ -105,7 +105,7 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         yield Peers(rank)
         return
     place = urlsplit(rank.rendezvous)
-    if place.scheme == "file" or (place.hostname or "").startswith(LOOPBACK):  # all are on this machine
+    if rank.local_count == rank.count or (place.hostname or "").startswith(LOOPBACK):  # all are on this machine
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, _loopback())
     if place.scheme == "file":
