@@ -287,9 +287,8 @@ def _usage_message(error: Exception) -> str:
 
 def _say(exit_code: int, message: str, detail: str = "") -> int:
     """Print what went wrong, and return the exit code."""
-    launch = torchrun.launch()
-    if launch is not None and not launch.is_first:
-        return exit_code  # the first one says it
+    if not torchrun.says_errors():
+        return exit_code
     if detail:
         print(addresses.masked_within(detail.rstrip()), file=sys.stderr)
     # A message repeats what was given, which may be an address in the wrong place.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 
 _LONGEST_SECONDS = 240
+_MARK = "AMP_TRACK_TEST_GROUPS"
 GROUPS = ("first machine", "second machine")
 
 
@@ -75,31 +77,34 @@ def started(*arguments: str, restarts: int = 0) -> Iterator[Groups]:
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "--local-addr",
         "127.0.0.1", "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", "amp_track", *arguments,
     ]  # fmt: skip
+    mark = secrets.token_hex(8)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", _MARK: mark}
     with contextlib.ExitStack() as stack:
         processes = []
         for name in GROUPS:
             output = stack.enter_context(Path(name).open("wb"))
-            processes.append(
-                subprocess.Popen(torchrun, stdout=output, stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            )
+            processes.append(subprocess.Popen(torchrun, stdout=output, stderr=output, env=environment))
         try:
             yield Groups(processes)
         finally:
-            left = [child for process in processes for child in _all_below(process)]
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-            _, alive = psutil.wait_procs(left, timeout=20)
+                    process.wait()
+            _, alive = psutil.wait_procs(_marked(mark), timeout=20)
             for child in alive:
                 child.kill()
             assert not alive, f"left behind: {alive}"
 
 
-def _all_below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def _marked(mark: str) -> list[psutil.Process]:
+    """Return the processes that were started with a mark in their environment, and what they have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark:
+                found.append(process)
+    return found
 
 
 def run(*arguments: str) -> Groups:

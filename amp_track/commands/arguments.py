@@ -137,7 +137,7 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
     """
     given = dict(given)
     if not owns_process:
-        if torchrun.read(os.environ) is not None:
+        if command in _DISTRIBUTED and torchrun.read(os.environ) is not None:
             raise BadInput(
                 f"torchrun: got a program of yours that calls amp_track.{command}, expected the command: torchrun … -m "
                 f"amp_track {command} …; or call it without torchrun"

@@ -115,3 +115,8 @@ def spool_folder(storage: str) -> Path:
     """Return where records wait for a tracking server: beside the file of the study's database, else in this folder."""
     file = sqlite_file(storage)
     return file.parent / SPOOL if file is not None else Path(SPOOL)
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Return whether no other machine reaches a host by this name or address, as far as that can be read from it."""
+    return host == "localhost" or host.startswith("127.")

@@ -48,6 +48,8 @@ class Inspection:
     evaluation_samples: int
     dataset_digest: str
     versions: tuple[tuple[str, str], ...]
+    local_processes: int = 1
+    """The processes of a job on one machine, which share its loader workers."""
 
     def support(self, precision: str) -> Support:
         """Return whether the device supports a precision, and the reason."""
@@ -65,7 +67,7 @@ def resolve(job: Job, inspection: Inspection) -> Job:
     epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
     loader_workers = job.loader_workers
     if loader_workers is None:
-        loader_workers = inspection.loader_workers // job.processes
+        loader_workers = inspection.loader_workers // inspection.local_processes
     if loads_in_its_own_process(inspection.hardware.kind, job.memory_budget_bytes):
         loader_workers = 0
     return dataclasses.replace(

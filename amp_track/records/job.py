@@ -237,10 +237,6 @@ assert all(item.metadata["affects"] is not None for item in dataclasses.fields(J
 )
 
 
-LOOPBACK = ("127.", "localhost")
-"""How the addresses begin that no other machine reaches."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """One of the processes that train a job together."""

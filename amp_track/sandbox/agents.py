@@ -15,29 +15,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import Any
 
-from amp_track.records.errors import AgentLost, AmpTrackError
+from amp_track.records.addresses import is_of_this_machine
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
-from amp_track.records.job import LOOPBACK, Job, JobFolder
+from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.sandbox.children import Result
 from amp_track.sandbox.torchrun import Launch, MeetingPoint
 from amp_track.workers import interrupts
 
 _JOIN_SECONDS = 300
-"""How long the others may take to import torch and to connect."""
+"""How long the others may take to import torch and to connect, once the first one listens."""
 _STOP_SECONDS = 60
 """How long an agent may take to end its process of a job."""
 _SIGNAL_SECONDS = 1.0
 """torchrun ends all commands, one after the other: the loss of one may only be the first sign of it."""
 _POLL_SECONDS = 0.05
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""So that a machine that loses its power is lost after half a minute."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""So that a machine that loses its power is lost after half a minute, while nothing is sent to it and while it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Order:
     """A job that each of the commands is to run a process of.
 
@@ -47,7 +48,8 @@ class Order:
         task: as the sandbox names it.
         job: resolved, unless it is to be inspected.
         folder: what the first process writes; the others need it to keep in step.
-        checkpoint: the file that it names to resume from, which other machines do not have.
+        checkpoint: the file that it names to resume from, which other machines do not have. Whoever has sent or
+            written it forgets it: there may be gigabytes.
     """
 
     number: int
@@ -72,9 +74,12 @@ class Dismissed:
 
 @dataclass
 class Agent:
-    """Another command, as the first one knows it. It is heard beside the job's own process."""
+    """Another command, as the first one knows it. It is heard beside the job's own process.
 
-    index: int
+    It never has "died" as a process of the job may: one that is lost raises AgentLost.
+    """
+
+    rank: Rank
     connection: Connection[Any, Any]
     result: Result | None = None
     has_died: bool = False
@@ -112,6 +117,8 @@ class Agent:
         if number != self.number:
             return  # the answer to an order that was given up
         self.is_over = True
+        if isinstance(answer, BadInput):
+            answer.message = f"rank {self.rank.index}: {answer.message}"
         if isinstance(answer, AmpTrackError):
             raise answer
         self.result = answer
@@ -125,7 +132,7 @@ class Agent:
     def _lost(self) -> AgentLost:
         interrupts.sleep(_SIGNAL_SECONDS)
         return AgentLost(
-            f"rank {self.index}: got no answer from its command, which torchrun has started and which has ended, "
+            f"rank {self.rank.index}: got no answer from its command, which torchrun has started and which has ended, "
             "expected one; its job is lost, and the same command does it again"
         )
 
@@ -144,14 +151,24 @@ class Agents:
         self._number = 0
 
     @contextlib.contextmanager
-    def working(self, task: str, job: Job, folder: JobFolder | None = None) -> Iterator[tuple[str, Sequence[Agent]]]:
-        """Have all of them run a job within the block, and end what still runs there at its end.
+    def working(
+        self, task: str, job: Job, folder: JobFolder | None = None, *, once_a_machine: bool = False
+    ) -> Iterator[tuple[str, Sequence[Agent]]]:
+        """Have them run a job within the block, and end what still runs there at its end.
 
-        Yields the rendezvous of the job, and the agents.
+        Yields the rendezvous of the job, and the agents that run it. After an exception there are no more jobs: this
+        waits for nobody then, and without the connections the others end by themselves.
+
+        Args:
+            task: as the sandbox names it.
+            job: what to run.
+            folder: what the first process writes.
+            once_a_machine: order it from the first command of each machine alone.
 
         Raises:
             AgentLost: one of them has ended, or does not end its process.
         """
+        asked = [agent for agent in self._agents if not once_a_machine or agent.rank.local_index == 0]
         self._number += 1
         rendezvous = f"{self._rendezvous}/{self._number}"
         resume_from = folder.resume_from if folder is not None else None
@@ -159,13 +176,14 @@ class Agents:
         order = Order(
             number=self._number, rendezvous=rendezvous, task=task, job=job, folder=folder, checkpoint=checkpoint
         )
+        del checkpoint
         try:
-            for agent in self._agents:
+            for agent in asked:
                 agent.begin(order)
-            yield rendezvous, self._agents
+            order.checkpoint = None
+            yield rendezvous, asked
         except BaseException:
-            with contextlib.suppress(AmpTrackError):
-                self._stop_all()
+            self.close()
             raise
         self._stop_all()
 
@@ -187,8 +205,8 @@ class Agents:
             ready = wait([agent.connection for agent in left], max(deadline - time.monotonic(), 0))
             if not ready:
                 raise AgentLost(
-                    f"rank {left[0].index}: got no answer for {_STOP_SECONDS} s, expected the end of its job; look at "
-                    "its machine"
+                    f"rank {left[0].rank.index}: got no answer for {_STOP_SECONDS} s, expected the end of its job; "
+                    "look at its machine"
                 )
             for agent in left:
                 if agent.connection in ready:
@@ -263,17 +281,17 @@ class Gathering:
         is_local = launch.rank.local_count == launch.rank.count
         self._address = "127.0.0.1" if is_local else launch.address
         # Where torchrun keeps to this machine, so does this; else the others may know it by any of its addresses.
-        interface = "127.0.0.1" if self._address.startswith(LOOPBACK) else ""
+        interface = "127.0.0.1" if is_of_this_machine(self._address) else ""
         self._key = secrets.token_bytes(32)
-        self._listener = Listener((interface, 0), backlog=launch.rank.count, authkey=self._key)
-        self._joined: dict[int, Connection[Any, Any]] = {}
+        self._server = socket.create_server((interface, 0), backlog=launch.rank.count)
+        self._server.settimeout(_POLL_SECONDS)
+        self._are_all_there = threading.Event()
+        self._joined: dict[int, Agent] = {}
 
     @property
     def point(self) -> MeetingPoint:
         """What the others need to know."""
-        port = self._listener.address[1]
-        assert isinstance(port, int)
-        return MeetingPoint(address=self._address, port=port, key=self._key)
+        return MeetingPoint(address=self._address, port=self._server.getsockname()[1], key=self._key)
 
     def all(self) -> Agents:
         """Wait until all are there, and return them. Raises AgentLost if one does not come."""
@@ -282,26 +300,36 @@ class Gathering:
         deadline = time.monotonic() + _JOIN_SECONDS
         while len(self._joined) < count - 1:
             if time.monotonic() > deadline:
+                self._are_all_there.set()
                 absent = next(index for index in range(1, count) if index not in self._joined)
                 raise AgentLost(
                     f"rank {absent}: got no connection from its command for {_JOIN_SECONDS} s, expected one to "
                     f"{self._address}; look at its machine, and at what the network lets through"
                 )
             interrupts.sleep(_POLL_SECONDS)
+        self._are_all_there.set()
         # Whoever is left of an earlier start would else be met in torchrun's store.
-        rendezvous = f"tcp://{self._launch.address}:{self._launch.port}/{self._launch.name}/{self._key.hex()[:8]}"
-        return Agents([Agent(index, self._joined[index]) for index in range(1, count)], rendezvous)
+        rendezvous = f"tcp://{self._launch.address}:{self._launch.port}/amp_track/{self._key.hex()[:16]}"
+        return Agents([self._joined[index] for index in range(1, count)], rendezvous)
 
     def _accept_all(self) -> None:
-        with self._listener:
-            while len(self._joined) < self._launch.rank.count - 1:
-                self._accept()
+        with self._server:
+            while not self._are_all_there.is_set():
+                with contextlib.suppress(TimeoutError):
+                    stream, _ = self._server.accept()
+                    # In a thread of its own: a stranger may say nothing.
+                    threading.Thread(target=self._let_in, args=(Connection(stream.detach()),), daemon=True).start()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(AuthenticationError, EOFError, OSError):  # a stranger, or one that has ended
-            connection = self._listener.accept()
+    def _let_in(self, connection: Connection[Any, Any]) -> None:
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
             _keep_alive(connection)
-            self._joined[connection.recv()] = connection
+            rank = connection.recv()
+        except (AuthenticationError, EOFError, OSError):  # a stranger, or one that has ended
+            connection.close()
+            return
+        self._joined[rank.index] = Agent(rank, connection)
 
 
 def join(launch: Launch, point: MeetingPoint) -> Orders | None:
@@ -309,7 +337,7 @@ def join(launch: Launch, point: MeetingPoint) -> Orders | None:
     try:
         connection = Client((point.address, point.port), authkey=point.key)
         _keep_alive(connection)
-        connection.send(launch.rank.index)
+        connection.send(launch.rank)
     except (EOFError, OSError, AuthenticationError):
         return None
     return Orders(connection)

@@ -6,11 +6,12 @@ A job's process is fresh, so that one that runs out of memory ends no command, a
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, WorkloadFailed
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job, JobFolder, Rank
@@ -89,11 +90,20 @@ class DistributedSandbox(_OneRank):
             BadInput: as Sandbox.inspect; or the machines differ.
             WorkloadFailed: loading the workload's data failed.
         """
-        results = self._together("inspect", dataclasses.replace(job, timeout_seconds=None))
-        first, *others = [inspection_of(job, result) for result in results]
-        for index, other in enumerate(others, start=1):
-            _check_alike(index, other, first)
-        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in (first, *others)))
+        job = dataclasses.replace(job, timeout_seconds=None)
+        with self._met().working("inspect", job, once_a_machine=True) as (rendezvous, others):
+            results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], beside=others)
+        indices = [0, *(agent.rank.index for agent in others)]
+        for index, result in zip(indices, results, strict=True):
+            if isinstance(result, Outcome):  # those that were ended because of it have none
+                raise WorkloadFailed(
+                    f"{job.workload}: {result.message} in process {index} of {self._launch.rank.count}",
+                    detail=result.traceback,
+                )
+        first, *rest = [inspection_of(job, result) for result in results]
+        for index, other in zip(indices[1:], rest, strict=True):
+            check_alike(index, other, first)
+        return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in (first, *rest)))
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
@@ -101,18 +111,23 @@ class DistributedSandbox(_OneRank):
         results = self._together(task, job, on_event, folder)
         return ranks.merge_outcomes([result for result in results if isinstance(result, Outcome | None)])
 
-    def _together(
-        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
-    ) -> list[children.Result | None]:
-        """Return the result of each rank."""
+    def _met(self) -> agents.Agents:
+        """Return the other commands, once all of them are there."""
         if self._agents is None:
             gathering = agents.Gathering(self._launch)
             self._meet(Meet(launch=self._launch, point=gathering.point))
             self._agents = gathering.all()
-        with self._agents.working(task, job, folder) as (rendezvous, others):
+        return self._agents
+
+    def _together(
+        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
+    ) -> list[children.Result | None]:
+        """Return the result of each rank."""
+        with self._met().working(task, job, folder) as (rendezvous, others):
             return self._in_fresh_processes(task, job, [self._rank(rendezvous)], on_event, folder, others)
 
 
+_log = logging.getLogger("amp_track.sandbox")
 _first: DistributedSandbox | None = None
 """torchrun starts a process as one command, and so this belongs to the process."""
 
@@ -152,7 +167,7 @@ def follow(launch: Launch, workload: str) -> None:
         workload: the workload's file or module.
 
     Raises:
-        AgentLost: the first command has failed, and says why.
+        SystemExit: the first command has failed, which says why; or this one has, and has said why.
     """
     with interrupts.deferred(owns_process=True):
         sandbox = _Follower(launch, workload, steps_back=True)
@@ -160,9 +175,10 @@ def follow(launch: Launch, workload: str) -> None:
         try:
             sandbox.follow()
         except EOFError:
-            raise AgentLost(
-                "rank 0: got no more orders from its command, expected to be told that all is done"
-            ) from None
+            raise SystemExit(AgentLost.exit_code) from None  # the first command says why
+        except AmpTrackError as error:
+            _log.error("rank %d: %s", launch.rank.index, error)
+            raise SystemExit(error.exit_code) from None
 
 
 def dismiss() -> None:
@@ -179,10 +195,11 @@ def _folder_here(order: agents.Order, scratch: Path | None) -> JobFolder | None:
         return dataclasses.replace(order.folder, path=str(scratch))
     checkpoint = scratch / "resumed"
     checkpoint.write_bytes(order.checkpoint)
+    order.checkpoint = None
     return dataclasses.replace(order.folder, path=str(scratch), resume_from=str(checkpoint))
 
 
-def _check_alike(index: int, other: Inspection, first: Inspection) -> None:
+def check_alike(index: int, other: Inspection, first: Inspection) -> None:
     """Raise BadInput if a rank has another device, software or data than the first."""
     for name, of in _ALIKE.items():
         if of(other) != of(first):

@@ -47,6 +47,8 @@ from amp_track.workload import (
 )
 
 _POLL_SECONDS = 0.2
+_STALE_SECONDS = 2.0
+"""How long to wait for a meeting point to be replaced at which nobody was met."""
 
 
 def run(
@@ -136,7 +138,10 @@ def meet(task: Meet, sender: Sender) -> None:
         store = peers.store_at(place.address, place.port, timeout_seconds=task.timeout_seconds)
         if task.point is not None:
             store.set(place.name, json.dumps(task.point.as_json()))
+        patience = time.monotonic() + _STALE_SECONDS
         while (point := MeetingPoint.of_json(json.loads(store.get(place.name)))) == task.stale:
+            if time.monotonic() > patience:
+                break  # it may have refused for a moment only
             time.sleep(_POLL_SECONDS)
         sender.send(point)
     except Exception as error:
@@ -185,6 +190,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         training_samples=training_samples,
         evaluation_samples=evaluation_samples,
         dataset_digest=dataset_digest,
+        local_processes=rank.local_count,
         versions=(
             ("amp_track", amp_track.__version__),
             ("python", platform.python_version()),

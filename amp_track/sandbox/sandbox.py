@@ -226,6 +226,7 @@ class Sandbox:
                 )
                 for rank in all_ranks
             ]
+            self._has_killed = True  # should this end by an exception
             children.listen([*running, *beside], on_event, _deadline(started, job.timeout_seconds))
             kills = control_group.oom_kills() - oom_kills
             for child in running:

@@ -68,8 +68,8 @@ class Meet:
     Args:
         launch: as torchrun has started this command.
         point: what to leave; None waits for it.
-        stale: one where nobody was met: torchrun starts all commands again when one has failed, in the same store. No
-            variable of its tells one start from another on all machines: only on that of the failure it counts one.
+        stale: one where nobody was met: torchrun starts all commands again when one has failed, in the same store. It
+            has no variable that tells one start from another on all machines: it counts one only where it failed.
         timeout_seconds: how long to wait.
     """
 
@@ -80,13 +80,32 @@ class Meet:
     """The first command may wait for its stores, which may be servers."""
 
 
-@functools.cache
 def launch() -> Launch | None:
     """Return what torchrun has started this process as, and forget its variables; None if it has not.
 
     Jobs have RANK and WORLD_SIZE of their own, and what looks for torchrun in them would join its store.
+
+    Raises:
+        BadInput: as `read`.
     """
-    found = read(os.environ)
+    found = _launch()
+    if isinstance(found, BadInput):
+        raise found
+    return found
+
+
+def says_errors() -> bool:
+    """Return whether this command says what is wrong with its arguments: the first one of each machine does."""
+    found = _launch()
+    return not isinstance(found, Launch) or found.rank.local_index == 0
+
+
+@functools.cache
+def _launch() -> Launch | BadInput | None:
+    try:
+        found: Launch | BadInput | None = read(os.environ)
+    except BadInput as error:
+        found = error
     if is_launched(os.environ):
         for name in list(os.environ):
             if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
@@ -103,23 +122,33 @@ def read(environment: Mapping[str, str]) -> Launch | None:
     """Return what an environment tells of torchrun; None where that has not started the process, or it alone.
 
     Raises:
-        BadInput: torchrun shares no store.
+        BadInput: torchrun shares no store, or the variables are not what it sets.
     """
-    if not is_launched(environment) or int(environment["WORLD_SIZE"]) == 1:
+    if not is_launched(environment):
+        return None
+    try:
+        rank = Rank(
+            index=int(environment["RANK"]),
+            count=int(environment["WORLD_SIZE"]),
+            local_index=int(environment["LOCAL_RANK"]),
+            local_count=int(environment["LOCAL_WORLD_SIZE"]),
+        )
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise BadInput(
+            f"torchrun: got {_RUN_ID} without what belongs to it ({error}), expected all variables that torchrun sets; "
+            f"start it by torchrun, or unset {_RUN_ID}"
+        ) from None
+    if rank.count == 1:
         return None
     if environment.get(_AGENT_STORE) != "True":
         raise BadInput(
             f"torchrun: got one that shares no store with what it starts ({_AGENT_STORE}), expected one that does; "
             "leave out TORCH_DISABLE_SHARE_RDZV_TCP_STORE, and take --rdzv-backend c10d or static"
         )
-    return Launch(
-        rank=Rank(
-            index=int(environment["RANK"]),
-            count=int(environment["WORLD_SIZE"]),
-            local_index=int(environment["LOCAL_RANK"]),
-            local_count=int(environment["LOCAL_WORLD_SIZE"]),
-        ),
-        address=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
-        name=f"amp_track/{environment[_RUN_ID]}",
-    )
+    if ":" in address:
+        raise BadInput(
+            f"torchrun: got {address} as the address of rank 0, expected a name or an IPv4 address; give torchrun "
+            "--local-addr"
+        )
+    return Launch(rank=rank, address=address, port=port, name=f"amp_track/{environment[_RUN_ID]}")

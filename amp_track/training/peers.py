@@ -19,7 +19,8 @@ import torch
 from torch import distributed, nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented all the same
 
-from amp_track.records.job import LOOPBACK, Rank
+from amp_track.records.addresses import is_of_this_machine
+from amp_track.records.job import Rank
 from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
@@ -105,7 +106,7 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         yield Peers(rank)
         return
     place = urlsplit(rank.rendezvous)
-    if rank.local_count == rank.count or (place.hostname or "").startswith(LOOPBACK):  # all are on this machine
+    if rank.local_count == rank.count or is_of_this_machine(place.hostname or ""):  # all are on this machine
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, _loopback())
     if place.scheme == "file":

@@ -1,4 +1,4 @@
-"""deploy/slurm.sbatch on a real SLURM of one node: two workers of one study, one of which is told that its time is up."""
+"""deploy/slurm.sbatch on a real SLURM of one node: two workers of one study, one of which is told to end."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
-import psutil
 import pytest
 import torchrun_groups
+from held_workers import in_state, wait_for
+from optuna.trial import TrialState
 from support import DIGITS, WORKLOADS, Done
 
 PARALLEL = str(WORKLOADS / "parallel.py")
@@ -78,16 +81,18 @@ def test_what_happens_to_one_process_is_what_happens_to_the_job(fault: str, exit
 
 
 @pytest.mark.parametrize("lost", [0, 3])
-def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(amp_track: Command, lost: int) -> None:
+def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(lost: int) -> None:
     command = ("fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
     with torchrun_groups.started(*command, "--study", "s", restarts=3) as groups:
         groups.wait_until_said("fp32 batch")
+        wait_for(lambda: in_state(TrialState.RUNNING, "s/fit"))
         groups.commands()[lost].kill()
         assert groups.wait() == [0, 0], groups.said
     edge = groups.result["precisions"]["fp32"]
     assert edge["first_failing_batch"] == edge["largest_batch"] + 1
-    again = amp_track("report", "s", "--json")
-    assert again.returncode == 0, again.stderr
+    lost_probes = {trial.params["batch_size"] for trial in in_state(TrialState.FAIL, "s/fit")}
+    assert lost_probes
+    assert lost_probes <= {trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/fit")}
     assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
 
 
@@ -110,13 +115,31 @@ def test_ctrl_c_ends_the_run_and_all_processes() -> None:
         "train", PARALLEL, "--precision", "fp32", "--epochs", "500", "--set", "seconds=0.05", "--batch-size", "2"
     ) as groups:
         groups.wait_until_said("epoch 2/")
-        below = [each for process in groups.processes for each in psutil.Process(process.pid).children(recursive=True)]
         groups.interrupt()
         assert 0 not in groups.wait()
     assert only_run().info.status == "KILLED"
-    _, alive = psutil.wait_procs(below, timeout=20)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        assert not alive
+
+
+def test_a_command_that_hangs_ends_with_the_others_at_ctrl_c() -> None:
+    with torchrun_groups.started(
+        "train", PARALLEL, "--precision", "fp32", "--epochs", "500", "--set", "seconds=0.05", "--batch-size", "2"
+    ) as groups:
+        groups.wait_until_said("epoch 2/")
+        groups.commands()[3].suspend()
+        groups.processes[0].send_signal(signal.SIGINT)
+        groups.processes[0].wait(60)
+        assert only_run().info.status == "KILLED"
+        groups.commands()[3].resume()
+
+
+def test_one_machine_alone_compares_what_changes_the_data(tmp_path: Path) -> None:
+    """Each value is looked at anew by all of them."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = ["amp_track", "compare", PARALLEL, "--over", "samples=16,32", "--precision", "fp32", "--epochs", "1"]
+    done = subprocess.run([*torchrun, *command, "--json"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert {run.data.params["processes"] for run in client().search_runs(["1"]) if "seed" in run.data.params} == {"2"}
+    assert "samples" in done.stdout
 
 
 def test_what_contradicts_torchrun_is_one_line_and_writes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +29,9 @@ def met() -> Iterator[tuple[Agents, list[Orders]]]:
     gathering = agents.Gathering(LAUNCH)
     with ThreadPoolExecutor() as pool:
         joining = [
-            pool.submit(agents.join, replace(LAUNCH, rank=Rank(index=index, count=3)), gathering.point)
+            pool.submit(
+                agents.join, replace(LAUNCH, rank=Rank(index=index, count=3, local_index=index - 1)), gathering.point
+            )
             for index in (2, 1)
         ]
         known = gathering.all()
@@ -119,8 +122,16 @@ def test_bad_input_elsewhere_is_raised_here(met: tuple[Agents, list[Orders]]) ->
             two.answer(begun(two.next()), FITS)
             read_all(list(asked))
 
-    with pytest.raises(BadInput, match="no such file"):
+    with pytest.raises(BadInput, match="rank 1: no such file"):
         inspect()
+
+
+def test_what_each_machine_tells_is_asked_of_one_of_its_commands(met: tuple[Agents, list[Orders]]) -> None:
+    known, (one, _) = met
+    with known.working("inspect", Job(), once_a_machine=True) as (_, asked):
+        assert [agent.rank.index for agent in asked] == [1]
+        one.answer(begun(one.next()), FITS)
+        read_all(list(asked))
 
 
 def test_a_lost_command_is_noticed_while_a_job_runs(met: tuple[Agents, list[Orders]]) -> None:
@@ -147,7 +158,8 @@ def test_a_command_without_the_first_one_ends(met: tuple[Agents, list[Orders]]) 
 def test_a_stranger_does_not_join() -> None:
     gathering = agents.Gathering(replace(LAUNCH, rank=Rank(index=0, count=2)))
     waits = in_thread(gathering.all)
-    with Client((gathering.point.address, gathering.point.port)) as stranger:  # which has no key
+    place = (gathering.point.address, gathering.point.port)
+    with socket.create_connection(place), Client(place) as stranger:  # one says nothing, and one has no key
         stranger.send(1)
         assert agents.join(replace(LAUNCH, rank=Rank(index=1, count=2)), replace(gathering.point, key=b"other")) is None
         joined = agents.join(replace(LAUNCH, rank=Rank(index=1, count=2)), gathering.point)

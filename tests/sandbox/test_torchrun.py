@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from support import DIGITS
 
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Rank
-from amp_track.sandbox import torchrun
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job, Rank
+from amp_track.sandbox import distributed, torchrun
 
 LAUNCHED = {
     "TORCHELASTIC_RUN_ID": "r",
@@ -41,6 +45,18 @@ def test_a_torchrun_that_shares_no_store_is_told() -> None:
         torchrun.read(LAUNCHED | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "many"}, r"torchrun: got TORCHELASTIC_RUN_ID without what belongs to it \(invalid literal"),
+        ({"MASTER_ADDR": "fe80::1"}, "torchrun: got fe80::1 as the address of rank 0, expected a name or an IPv4"),
+    ],
+)
+def test_variables_that_no_torchrun_sets_are_told(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        torchrun.read(LAUNCHED | variables)
+
+
 def test_a_meeting_point_survives_the_store() -> None:
     point = torchrun.MeetingPoint(address="10.0.0.1", port=1234, key=b"\x00\xff")
     assert torchrun.MeetingPoint.of_json(point.as_json()) == point
@@ -65,11 +81,35 @@ def test_what_does_not_go_with_torchrun_is_told_once(
     said = {}
     for rank in ("0", "5"):
         monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", str(int(rank) % 4))
         done = subprocess.run([sys.executable, "-m", "amp_track", *arguments], capture_output=True, text=True)
         assert done.returncode == 2
         said[rank] = done.stderr
     assert said["0"].startswith(message)
     assert said["5"] == ""
+
+
+def test_a_command_by_such_a_torchrun_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (LAUNCHED | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, "-m", "amp_track", "train", DIGITS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("amp-track: torchrun: got one that shares no store")
+
+
+@pytest.mark.parametrize("change", [{"workload_digest": "x"}, {"dataset_digest": "x"}, {"versions": (("torch", "1"),)}])
+def test_machines_that_differ_are_refused_with_both(inspected: Callable[[Job], Inspection], change: Any) -> None:
+    found = inspected(Job(workload=DIGITS))
+    distributed.check_alike(8, found, found)
+    other = (
+        replace(found, **change)
+        if "versions" not in change
+        else replace(
+            found, versions=(*((name, text) for name, text in found.versions if name != "torch"), ("torch", "1"))
+        )
+    )
+    with pytest.raises(BadInput, match=r"torchrun: got rank 8 with .*, expected .* as rank 0 has; start it on"):
+        distributed.check_alike(8, other, found)
 
 
 def test_a_program_that_calls_it_is_told_to_use_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
