@@ -11,19 +11,19 @@ import functools
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from amp_track.records.addresses import masked
 from amp_track.records.errors import StoreFailed
-from amp_track.study import private
+from amp_track.study import private, private_trials
 from amp_track.workers import interrupts, processes
 
 Arguments = ParamSpec("Arguments")
@@ -82,6 +82,11 @@ class SharedStorage(RDBStorage):
         self._stale_since: dict[int, float] = {}
         super().__init__(url, **arguments)
 
+    @functools.cached_property
+    def cached(self) -> BaseStorage:
+        """The same storage for the studies of a process, which together read each finished trial once."""
+        return private.cached(self)
+
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """End a trial, or take it from the queue. To set what is set already is no error: an answer may be lost."""
         try:
@@ -91,6 +96,17 @@ class SharedStorage(RDBStorage):
             if (stored.state, stored.values) != (state, list(values) if values is not None else None):
                 raise
             return True
+
+    def _get_trials(
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
+    ) -> list[FrozenTrial]:
+        return self.patiently(
+            private_trials.read_trials, self, study_id, states, included_trial_ids, trial_id_greater_than
+        )
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period.

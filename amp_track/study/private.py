@@ -6,6 +6,7 @@ Optuna gives a sampler, and a process that looks at another one's trials, no pub
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import optuna
 import sqlalchemy
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages._rdb import models
+from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
@@ -34,6 +36,24 @@ def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
     Should `_storage` change, no other study of the same storage can be opened, and no attribute of a frozen trial set.
     """
     return study._storage
+
+
+def cached(storage: optuna.storages.RDBStorage) -> optuna.storages.BaseStorage:
+    """Return a storage with the memory that Optuna puts before each: of the finished trials it reads none again.
+
+    Every study that is opened with a storage itself gets a new memory, and reads all trials for it. Should
+    `get_storage` go, no study can be opened.
+    """
+    return optuna.storages.get_storage(storage)
+
+
+def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials of a study that none is better than, in their order.
+
+    `best_trials` returns the same, and copies all of a study's trials first. Should the function move, the import of
+    this module fails.
+    """
+    return _get_pareto_front_trials_by_trials(trials, study.directions, consider_constraint=True)
 
 
 def tables() -> set[str]:

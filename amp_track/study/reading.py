@@ -29,6 +29,6 @@ def study_names(storage: SharedStorage) -> list[str]:
 def load_study(name: str, storage: SharedStorage) -> optuna.Study | None:
     """Return a study; None if there is none of that name."""
     try:
-        return optuna.load_study(study_name=name, storage=storage)
+        return optuna.load_study(study_name=name, storage=storage.cached)
     except KeyError:
         return None

@@ -161,7 +161,7 @@ def open_study(
     names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
     with alone(url, "study", storage=storage):
-        study = optuna.create_study(study_name=name, storage=storage, directions=directions, load_if_exists=True)
+        study = optuna.create_study(study_name=name, storage=storage.cached, directions=directions, load_if_exists=True)
         if study.metric_names != names:
             study.set_metric_names(names)
         if _SETTINGS not in study.user_attrs:
@@ -230,7 +230,7 @@ def check_settings(
         )
     # The trainings of a search choose among their own edges: those are compared when they are known.
     if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
-        trials = storage.get_all_trials(study_id, deepcopy=False)
+        trials = storage.cached.get_all_trials(study_id, deepcopy=False)
         check_choices(name, trials, {"precision": CategoricalDistribution(PRECISIONS)})
 
 

@@ -25,6 +25,8 @@ _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", 
 """Modules that call the databases."""
 _READERS = ("json", "sqlalchemy")
 """Modules that make values of what databases hold."""
+_READERS_OF_TRIALS = ("optuna.storages", "amp_track.study.private_trials")
+"""Modules that make trials of what Optuna's database holds."""
 _KEEPERS_OF_FILES = ("mlflow.store.artifact",)
 """Modules that import a library when they keep the first file."""
 _READS = re.compile("_?(get|build|read|load)_")
@@ -99,7 +101,7 @@ def _is_called_by(error: BaseException, home: tuple[str, ...]) -> bool:
 def _is_of_reading(error: BaseException) -> bool:
     """Return whether a library that reads a database finds there what it cannot make values of.
 
-    That is text that is no JSON, or not one of several words; or, in Optuna's own readers, any value that is missing or
+    That is text that is no JSON, or not one of several words; or, in what reads trials, any value that is missing or
     outside of what it describes.
     """
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -111,10 +113,10 @@ def _is_of_reading(error: BaseException) -> bool:
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     reads = any(
-        name.startswith("optuna.storages") and _READS.match(frame.f_code.co_name)
+        name.startswith(_READERS_OF_TRIALS) and _READS.match(frame.f_code.co_name)
         for name, frame in zip(modules, frames, strict=True)
     )
-    return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith("optuna.")
+    return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith(("optuna.", *_READERS_OF_TRIALS))
 
 
 def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:
