@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Container, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -50,24 +52,47 @@ class BoundedTPE(BaseSampler):
 def _with_few_trials(study: optuna.Study, trial: FrozenTrial) -> optuna.Study:
     """Return the study itself, or one in memory that has the trials which are looked at."""
     states = (TrialState.COMPLETE, TrialState.RUNNING)
-    trials = [each for each in study.get_trials(deepcopy=False, states=states) if each.number != trial.number]
+    trials = [
+        each
+        for each in study.get_trials(deepcopy=False)
+        if each.state in states and (each.state is TrialState.COMPLETE or each.number != trial.number)
+    ]
     if len(trials) <= _MOST_TRIALS:
         return study
-    few = optuna.create_study(directions=study.directions)
-    few.add_trials(which_say_most(trials, study.directions))
-    return few
+    storage = _OfTheseTrials(which_say_most(trials, study.directions))
+    return optuna.create_study(directions=study.directions, storage=storage)
+
+
+class _OfTheseTrials(InMemoryStorage):
+    """A storage of a study that has these trials. `add_trials` would copy them, with all that is noted on them."""
+
+    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
+        super().__init__()
+        self._trials = trials
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        return [trial for trial in self._trials if states is None or trial.state in states]
 
 
 def which_say_most(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
     """Return a hundred of finished and running trials, in their order."""
-    finished = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    running = [trial.number for trial in trials if trial.state is TrialState.RUNNING]
-    chosen = set(running[-_RUNNING:])
+    finished, running = [], []
+    for trial in trials:  # once: there may be very many
+        if trial.state is TrialState.COMPLETE:
+            finished.append(trial)
+        elif trial.state is TrialState.RUNNING:
+            running.append(trial)
+    chosen = {trial.number: trial for trial in running[-_RUNNING:]}
+    values = [trial.values for trial in finished]
     for index, direction in enumerate(directions):
-        by_value = sorted(finished, key=lambda trial: trial.values[index], reverse=direction is StudyDirection.MAXIMIZE)
-        chosen |= {trial.number for trial in by_value[:_OF_EACH_OBJECTIVE]}
+        of_objective = [each[index] for each in values]
+        first = heapq.nlargest if direction is StudyDirection.MAXIMIZE else heapq.nsmallest
+        best = first(_OF_EACH_OBJECTIVE, range(len(finished)), key=of_objective.__getitem__)
+        chosen |= {finished[place].number: finished[place] for place in best}
     for trial in reversed(finished):
         if len(chosen) >= _MOST_TRIALS:
             break
-        chosen.add(trial.number)
-    return [trial for trial in trials if trial.number in chosen]
+        chosen[trial.number] = trial
+    return [chosen[number] for number in sorted(chosen)]

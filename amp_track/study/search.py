@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
@@ -60,15 +61,18 @@ class Space:
 
         A resumed study keeps those it has; one whose process died is queued again.
         """
-        queued = [
-            private.asked_params(trial) or trial.params
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state not in (TrialState.FAIL, TrialState.PRUNED)
-        ]
+        missing: list[dict[str, Any]] = []
         for landmark in self.landmarks():
-            if landmark not in queued:
-                queued.append(landmark)
-                study.enqueue_trial(landmark)
+            if landmark not in missing:
+                missing.append(landmark)
+        for trial in study.get_trials(deepcopy=False):
+            if not missing:
+                return  # mostly after the first few: landmarks are the first trials of a study
+            params = private.asked_params(trial) or trial.params
+            if params in missing and trial.state not in (TrialState.FAIL, TrialState.PRUNED):
+                missing.remove(params)
+        for landmark in missing:
+            study.enqueue_trial(landmark)
 
     def landmarks(self) -> list[dict[str, str | int]]:
         """Return the settings that are tried in any case, those first that tell most: time may run out."""
@@ -113,12 +117,14 @@ def train_inside(
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
-        _leave_to_others(trial.number, study.get_trials(deepcopy=False), wanted=trials)
+        so_far = study.get_trials(deepcopy=False)
+        _leave_to_others(trial.number, so_far, wanted=trials)
         # A resumed study, or another search worker, would else draw again what was drawn before.
         study.sampler = BoundedTPE(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        known = next((other for other in _finished(study) if other.params == trial.params), None)
+        params = trial.params  # each time it is asked for, it is copied
+        known = next((other for other in _complete(so_far) if other.params == params), None)
         if known is not None and (kept := storage.outcome_of(known)) is not None:
             outcome, run_id = kept, storage.run_id_of(known)  # the same job would have the same outcome
         else:
@@ -133,8 +139,8 @@ def train_inside(
         return -math.inf if higher_is_better else math.inf, 0.0
 
     space.enqueue_landmarks(study)
-    while len(_finished(study)) < trials and not is_time_up():
-        if len(_begun(study.get_trials(deepcopy=False))) < trials:
+    while len(_complete(so_far := study.get_trials(deepcopy=False))) < trials and not is_time_up():
+        if len(_begun(so_far)) < trials:
             run_one(study, objective)
             space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
         else:
@@ -152,12 +158,13 @@ def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | N
 
 def count_made(study: optuna.Study) -> int:
     """Return how many trainings a study holds."""
-    return len(_finished(study))
+    return len(_complete(study.get_trials(deepcopy=False)))
 
 
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
-    return [_result_of(trial) for trial in _finished(study)], sorted(trial.number for trial in study.best_trials)
+    finished = _complete(study.get_trials(deepcopy=False))
+    return [_result_of(trial) for trial in finished], [trial.number for trial in private.pareto_front(study, finished)]
 
 
 def _leave_to_others(number: int, trials: Sequence[FrozenTrial], *, wanted: int) -> None:
@@ -174,8 +181,8 @@ def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
 
-def _finished(study: optuna.Study) -> list[FrozenTrial]:
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state is TrialState.COMPLETE]
 
 
 def _result_of(trial: FrozenTrial) -> TrialResult:

@@ -49,6 +49,18 @@ def test_it_is_optunas_own_as_long_as_there_are_few(count: int) -> None:
         assert drawn(count, BoundedTPE(seed=seed)) == drawn(count, optuna.samplers.TPESampler(seed=seed))
 
 
+def test_of_many_trials_it_draws_what_optuna_draws_of_those_that_say_most() -> None:
+    for seed in range(5):
+        few = optuna.create_study(directions=BOTH, sampler=optuna.samplers.TPESampler(seed=seed))
+        few.add_trials(which_say_most(study(300).trials, BOTH))
+        trial = few.ask()
+        theirs = (
+            trial.suggest_categorical("precision", ("fp32", "amp")),
+            trial.suggest_int("batch_size", 16, 1000, log=True),
+        )
+        assert drawn(300, BoundedTPE(seed=seed)) == theirs
+
+
 def test_of_many_trials_it_draws_inside_the_space() -> None:
     draws = [drawn(300, BoundedTPE(seed=seed)) for seed in range(20)]
     assert len(set(draws)) > 10
