@@ -2,9 +2,9 @@
 
     python -m benchmarks.growth [--counts 10,100,1000,10000]
 
-A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of them is then copied in
-both databases, as often as a count says, with another batch size, learning rate and quality. A command of its own resumes the search
-for a few more trainings, and another makes the report.
+A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of
+them is then copied in both databases, as often as a count says, with another batch size, learning rate and quality. A
+command of its own resumes the search for a few more trainings, and another makes the report.
 
 Writes benchmarks/results/growth-cpu.json and prints the same as a table.
 """
@@ -97,13 +97,43 @@ def resume(count: int) -> dict[str, Any]:
     Space.suggest = timed  # type: ignore[method-assign,assignment]
     search(count + MORE, sandbox)
     between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
+    others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
     return {
         "start_seconds": sandbox.begun[0] - psutil.Process().create_time(),
         "proposal_seconds": statistics.median(proposals),
         "between_jobs_seconds": statistics.median(between),
+        "records_seconds": statistics.median(others),
+        "records": records_of_last_trial(),
         "end_seconds": time.time() - sandbox.ended[-1],
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
     }
+
+
+def records_of_last_trial() -> int:
+    """Return how many rows the newest training of the search in the current folder has in both databases."""
+    with (
+        contextlib.closing(sqlite3.connect("optuna.db")) as optuna,
+        contextlib.closing(sqlite3.connect("mlflow.db")) as mlflow,
+    ):
+        newest = "SELECT MAX(trial_id) FROM trials JOIN studies USING (study_id) WHERE study_name = 's/train'"
+        ((trial_id,),) = optuna.execute(f"{newest} AND state = 'COMPLETE'")
+        run_id = run_id_of(optuna, trial_id)
+        counts = [("trial_id", trial_id, optuna, table) for table in _OF_A_TRIAL]
+        counts += [("run_uuid", run_id, mlflow, table) for table in _OF_A_RUN]
+        rows = 2  # of the trial, and of the run
+        for key, value, store, table in counts:
+            ((count,),) = store.execute(f"SELECT COUNT(*) FROM {table} WHERE {key} = ?", (value,))
+            rows += count
+    return rows
+
+
+def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
+    """Return the id of the MLflow run of a trial."""
+    from amp_track.study.storage import RUN_ID
+
+    asked = "SELECT value_json FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
+    ((text,),) = optuna.execute(asked, (trial_id, RUN_ID))
+    return str(json.loads(text))
 
 
 def report() -> dict[str, float]:
@@ -130,9 +160,24 @@ def copy_rows(store: sqlite3.Connection, table: str, key: str, old: object, chan
         store.execute(f"INSERT INTO {table} ({', '.join(kept)}) VALUES ({', '.join('?' * len(kept))})", values)
 
 
+def with_less(stored: str, factor: float) -> str:
+    """Return an outcome as it is stored, with its quality and speed times a factor."""
+    outcome = json.loads(json.loads(stored))
+    changed = {name: outcome[name] * factor for name in ("quality", "samples_per_second")}
+    return json.dumps(json.dumps(outcome | changed))
+
+
+def move_artifacts(mlflow: sqlite3.Connection) -> None:
+    """Keep the artifacts of all runs in the current folder, to which the databases were copied."""
+    ((old,),) = mlflow.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0")
+    folders = str(Path(old).parent), str(Path("mlruns").resolve())
+    mlflow.execute("UPDATE experiments SET artifact_location = REPLACE(artifact_location, ?, ?)", folders)
+    mlflow.execute("UPDATE runs SET artifact_uri = REPLACE(artifact_uri, ?, ?)", folders)
+
+
 def grow(count: int) -> None:
     """Copy a training of the search in the current folder until there are `count`."""
-    from amp_track.study.storage import RUN_ID
+    from amp_track.study.storage import OUTCOME, RUN_ID
 
     chance = random.Random(count)
     with (
@@ -144,9 +189,9 @@ def grow(count: int) -> None:
         trial_id, _ = optuna.execute(asked, (study_id,)).fetchall()[-1]
         ((last,),) = optuna.execute("SELECT MAX(number) FROM trials WHERE study_id = ?", (study_id,))
         ((newest,),) = optuna.execute("SELECT MAX(trial_id) FROM trials")
-        of_trial = "SELECT value_json FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
-        ((text,),) = optuna.execute(of_trial, (trial_id, RUN_ID))
-        run_id = json.loads(text)
+        run_id = run_id_of(optuna, trial_id)
+        of_outcome = "SELECT value_json FROM trial_system_attributes WHERE trial_id = ? AND key = ?"
+        ((outcome,),) = optuna.execute(of_outcome, (trial_id, OUTCOME))
         for copy in range(1, count - FEW + 1):
             new, new_run = newest + copy, uuid.uuid4().hex
             copy_rows(optuna, "trials", "trial_id", trial_id, {"trial_id": new, "number": last + copy})
@@ -160,7 +205,12 @@ def grow(count: int) -> None:
                 "UPDATE trial_params SET param_value = ? WHERE trial_id = ? AND param_name = 'lr'",
                 (10 ** chance.uniform(-4, 0), new),
             )
-            optuna.execute("UPDATE trial_values SET value = value * ? WHERE trial_id = ?", (chance.random(), new))
+            less = chance.random()
+            optuna.execute("UPDATE trial_values SET value = value * ? WHERE trial_id = ?", (less, new))
+            optuna.execute(
+                "UPDATE trial_system_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
+                (with_less(outcome, less), new, OUTCOME),
+            )
             optuna.execute(
                 "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
                 (json.dumps(new_run), new, RUN_ID),
@@ -171,6 +221,7 @@ def grow(count: int) -> None:
             mlflow.execute(
                 "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = 'optuna.trial'", (str(last + copy), new_run)
             )
+        move_artifacts(mlflow)
         optuna.commit()
         mlflow.commit()
 
@@ -205,6 +256,8 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "start": lambda row: f"{row['start_seconds']:.1f} s",
     "next proposal": lambda row: f"{1000 * row['proposal_seconds']:.0f} ms",
     "between two jobs": lambda row: f"{1000 * row['between_jobs_seconds']:.0f} ms",
+    "without the proposal": lambda row: f"{1000 * row['records_seconds']:.0f} ms",
+    "rows of a trial": lambda row: f"{row['records']}",
     "end": lambda row: f"{row['end_seconds']:.1f} s",
     "memory": lambda row: f"{row['memory_mib']:.0f} MiB",
     "report": lambda row: f"{row['report_seconds']:.1f} s",
