@@ -51,7 +51,10 @@ def read_trials(
     is_wanted: Any = _TRIALS.trial_id > above_id
     if older_ids:  # as numbers in the text of the question, which no limit on the values of one ends
         older: Any = sqlalchemy.bindparam("older", sorted(older_ids), expanding=True, literal_execute=True)
-        is_wanted = sqlalchemy.or_(is_wanted, _TRIALS.trial_id.in_(older))
+        # That none is below the lowest follows, and is said because SQLite looks through the whole study else.
+        is_wanted = sqlalchemy.and_(
+            _TRIALS.trial_id >= min(above_id + 1, *older_ids), sqlalchemy.or_(is_wanted, _TRIALS.trial_id.in_(older))
+        )
     asked = _A_TRIAL.where(_TRIALS.study_id == study_id, is_wanted).order_by(_TRIALS.trial_id)
     with Session(storage.engine) as session:
         found = session.execute(asked).all()
