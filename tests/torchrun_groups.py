@@ -92,9 +92,10 @@ def started(*arguments: str, restarts: int = 0) -> Iterator[Groups]:
                     process.kill()
                     process.wait()
             _, alive = psutil.wait_procs(_marked(mark), timeout=20)
+            left = [child.cmdline() for child in alive]
             for child in alive:
                 child.kill()
-            assert not alive, f"left behind: {alive}"
+            assert not alive, f"left behind: {left}"
 
 
 def _marked(mark: str) -> list[psutil.Process]:
