@@ -6,6 +6,7 @@ nothing tells it that its parent was killed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from types import FrameType
 
 GRACE_SECONDS = 3
 """How long the program may take to end after SIGTERM."""
+_PARENT_DEATH_SIGNAL = 1
+"""Linux's PR_SET_PDEATHSIG."""
 _SIGNALLED = 128
 """What a shell adds to the number of the signal that has ended a program."""
 
@@ -25,7 +28,9 @@ def main() -> int:
     os.set_inheritable(0, False)
     signal.signal(signal.SIGTERM, _ignore)  # which the group is sent; a program does not inherit a handler
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # which SLURM may send to all processes of a job; this is inherited
-    program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    # It hears of the end of this process, too, which may be killed: Ray does so to all that its processes have started.
+    hears = _end_with_parent if sys.platform == "linux" else None
+    program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=hears)
     let_go = threading.Event()
     threading.Thread(target=_end_when_let_go, args=(let_go,), daemon=True).start()
     code = program.wait()
@@ -41,6 +46,11 @@ def _end_when_let_go(let_go: threading.Event) -> None:
     os.killpg(0, signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel send this process SIGTERM when its parent has ended."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

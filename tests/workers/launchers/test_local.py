@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
 from amp_track.workers.launchers import local
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers.worker import Process, Worker
 
 SAYS = """
 import os, sys
@@ -135,3 +137,19 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
         starter.kill()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a process can ask to hear of its parent's end")
+def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
+    """As Ray does, which kills what its processes have started, but not what those have."""
+    command = [sys.executable, "-c", ENDS_WHEN_TOLD]
+    process = Process(Worker(command=command, environment={}, output=Path("worker-1.err")))
+    while not Path("worker-1.err").read_text():
+        time.sleep(0.05)
+    (tether,) = [child for child in psutil.Process().children() if ENDS_WHEN_TOLD in child.cmdline()]
+    (program,) = tether.children()
+    tether.kill()
+    _, alive = psutil.wait_procs([program], timeout=20)
+    process.let_go()
+    assert alive == []
+    assert Path("worker-1.err").read_text() == "up\nended its runs\n"
