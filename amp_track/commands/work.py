@@ -20,7 +20,7 @@ from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.answer import Result
 from amp_track.workers import interrupts, programs, servers
-from amp_track.workers.launchers import local, slurm
+from amp_track.workers.launchers import local, ray, slurm
 from amp_track.workers.launchers.worker import Ended, Worker
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {"fit": fit.fit, "search": search.search, "compare": compare.compare}
@@ -77,7 +77,11 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
                     f"{flag}: got {addresses.masked(url)} with --launcher {options.launcher}, whose workers run on "
                     f"other machines, expected {_FOR_MANY_MACHINES[flag]}"
                 )
-        slurm.check_available()
+    match options.launcher:
+        case "slurm":
+            slurm.check_available()
+        case "ray":
+            ray.check_available()
 
 
 def _stores(request: Request) -> dict[str, str]:
@@ -131,7 +135,7 @@ def _joining(request: Request, name: str, known: Remembered) -> Request:
 def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
     """Return the search workers that are to be started. Raises BadInput where they cannot be."""
     options = request.work_options
-    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM gives each its own
+    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray give each its own
     if options.launcher == "local":
         devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
     # Commands of several machines may share the working folder.
@@ -166,11 +170,14 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
     def say(number: int, line: str) -> None:
         progress.say(f"worker {number + 1}: {line}")
 
-    if request.work_options.launcher == "slurm":
-        devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
-        ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))
-    else:
-        ended = local.run(workers, say)
+    devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
+    match request.work_options.launcher:
+        case "slurm":
+            ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))
+        case "ray":
+            ended = ray.run(workers, say, devices=devices)
+        case _:
+            ended = local.run(workers, say)
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:
         progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")

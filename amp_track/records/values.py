@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
-LAUNCHERS = ("local", "slurm")
+LAUNCHERS = ("local", "slurm", "ray")
 """What starts search workers: each is a module of amp_track/workers/launchers/."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
 

@@ -124,7 +124,7 @@ def test_a_worker_needs_the_workload() -> None:
         (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
         (["mine", "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder that can be"),
         (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
-        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm"),
+        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
         (["mine", "--sbatch", "a b=1"], "--sbatch: got 'a b=1', expected an option of sbatch, such as partition=gpu"),
         (
@@ -140,6 +140,14 @@ def test_a_worker_needs_the_workload() -> None:
             "--storage: got postgresql://127.0.0.1/x with --launcher slurm, whose workers run on other machines",
         ),
         (
+            ["mine", "--launcher", "ray"],
+            "--storage: got sqlite:///optuna.db with --launcher ray, whose workers run on other machines, expected a",
+        ),
+        (
+            ["mine", "--launcher", "ray", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
+            "--launcher: got ray with RAY_ADDRESS=nowhere, expected host:port of a cluster that runs, of which this",
+        ),
+        (
             ["mine", "--launcher", "slurm", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
             "--launcher: got slurm on a machine without sbatch and srun, expected one where jobs are submitted",
         ),
@@ -151,6 +159,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_started(
     fit(asked(max_batch_size=64), sandbox=Named())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     monkeypatch.setenv("PATH", "")  # a machine may have SLURM
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
     before = sorted(Path.cwd().iterdir())
     done = amp_track("work", *arguments)
     assert done.returncode == 2

@@ -18,6 +18,7 @@ from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server as PostgreSQL
 from postgresql import server  # noqa: F401  # a fixture
+from ray_cluster import cluster  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request
 
@@ -127,8 +128,27 @@ def test_jobs_of_slurm_finish_a_search_on_servers(
     """As submitit runs them on this machine, with the servers that several machines would share."""
     monkeypatch.setattr(slurm, "run", functools.partial(slurm.run, cluster="local"))
     monkeypatch.setattr(slurm, "check_available", lambda: None)
+    check_that_workers_finish_a_search("slurm", server, tmp_path, monkeypatch)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_on_ray_finish_a_search_on_servers(
+    server: PostgreSQL,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_that_workers_finish_a_search("ray", server, tmp_path, monkeypatch)
+
+
+def check_that_workers_finish_a_search(
+    launcher: str,
+    server: PostgreSQL,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Interrupt a search, and let two workers of a launcher finish it."""
     monkeypatch.setattr(work_command, "_is_reachable", lambda url: True)
-    url = server.new_database("slurm").replace("tests@", "tests:hunter2@")
+    url = server.new_database(launcher).replace("tests@", "tests:hunter2@")
     with running_server(tmp_path) as tracking:
         stores = ["--storage", url, "--tracking-uri", tracking.address]
         fit = [*AMP_TRACK, "fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s", *stores]
@@ -137,7 +157,7 @@ def test_jobs_of_slurm_finish_a_search_on_servers(
             while b" fits " not in first.stderr.readline():
                 assert first.poll() is None
             first.send_signal(signal.SIGINT)
-        asked = request(Job(), study="s", work_options=WorkOptions(launcher="slurm", workers=2))
+        asked = request(Job(), study="s", work_options=WorkOptions(launcher=launcher, workers=2))
         asked = replace(asked, stores=replace(asked.stores, storage=url, tracking_uri=tracking.address))
         result = work(asked)
         assert isinstance(result, FitResult)

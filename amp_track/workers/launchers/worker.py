@@ -43,13 +43,19 @@ class Ended:
 
 
 class Process:
-    """A running search worker, which ends with the process that has started it, however that ends."""
+    """A running search worker, which ends with the process that has started it, however that ends.
 
-    def __init__(self, worker: Worker) -> None:
+    Args:
+        worker: what to run.
+        folder: where it works; by default where this process does.
+    """
+
+    def __init__(self, worker: Worker, *, folder: str | None = None) -> None:
         with worker.output.open("ab") as output, worker.output.with_suffix(".out").open("ab") as result:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", tether.__file__, *worker.command],
                 stdin=subprocess.PIPE, stdout=result, stderr=output, env={**os.environ, **worker.environment},
+                cwd=folder,
                 start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
             )  # fmt: skip
 

@@ -1,0 +1,199 @@
+"""Start search workers on a Ray cluster that runs (https://docs.ray.io). Ray starts workers and never owns the study.
+
+Each is an actor, to which Ray gives GPUs on any node that shares this folder. One whose node is lost is started again
+and joins the study: there is nothing to restore. A task would do as well but for its end: of one that is cancelled Ray
+tells neither the last lines nor when it has ended its runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from amp_track.records.errors import BadInput
+from amp_track.workers import interrupts
+from amp_track.workers.launchers.worker import Ended, Output, Say, Worker, following, say_new_lines
+
+_POLL_SECONDS = 0.2
+_WAITS_SECONDS = 10
+"""How long a worker may wait for the cluster before that is said."""
+_END_SECONDS = 60
+"""How long workers may take to end their runs."""
+_LET_GO_SECONDS = 10
+_MOST_LOSSES = 10
+"""How often a worker is started again: one that always takes its node's memory would go on for ever."""
+_HANDED_ON = ("AMP_TRACK_", "MLFLOW_", "OMP_NUM_THREADS")
+"""How variables begin that workers have from this command, as SLURM hands on all. Others are those of the node."""
+
+
+def check_available() -> None:
+    """Raise BadInput where Ray is not installed, or no cluster runs. None is ever started."""
+    try:
+        import ray
+    except ImportError:
+        raise BadInput(
+            "--launcher: got ray, which is not installed, expected it to be: pip install 'amp-track[ray]'"
+        ) from None
+    from amp_track.workers.launchers import ray_connection
+
+    if not ray.is_initialized():
+        ray_connection.address()
+
+
+def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
+    """Start search workers, wait until all have ended, and return how each ended, in this order.
+
+    Args:
+        workers: what to run; their output comes by Ray, and goes to files of this machine.
+        say: called with each line of their progress.
+        devices: how many GPUs each of them needs.
+
+    Raises:
+        BadInput: there is no cluster.
+        KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
+    """
+    from amp_track.workers.launchers import ray_connection
+
+    with following(workers) as outputs, ray_connection.connected():
+        remotes = [_Remote(number, worker, say, devices=devices) for number, worker in enumerate(workers)]
+        try:
+            while _poll(remotes, outputs, say):
+                interrupts.sleep(_POLL_SECONDS)
+        except BaseException:
+            _end(remotes, outputs, say)
+            raise
+        finally:
+            for remote in remotes:
+                remote.let_go()
+        say_new_lines(outputs, say, is_over=True)
+        return [remote.ended(output) for remote, output in zip(remotes, outputs, strict=True)]
+
+
+def _poll(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> bool:
+    """Take what is new of all workers, and return whether any still runs."""
+    for remote in remotes:
+        remote.poll()
+    say_new_lines(outputs, say)
+    return any(remote.exit_code is None for remote in remotes)
+
+
+def _end(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> None:
+    """Tell workers to end their runs, and wait until they have."""
+    for remote in remotes:
+        remote.interrupt()
+    deadline = time.monotonic() + _END_SECONDS
+    while _poll(remotes, outputs, say) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    say_new_lines(outputs, say, is_over=True)
+
+
+class _Remote:
+    """A search worker on the cluster, as this process knows it: the actor, and the one call that it is to answer."""
+
+    def __init__(self, number: int, worker: Worker, say: Say, *, devices: int) -> None:
+        self.exit_code: int | None = None
+        self._number, self._worker, self._say, self._devices = number, worker, say, devices
+        self._losses = 0
+        self._is_told_to_end = False
+        self._reason = ""
+        self._start()
+
+    def _start(self) -> None:
+        import ray
+
+        from amp_track.workers.launchers.ray_worker import RemoteWorker
+
+        handed_on = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON)}
+        # Arguments, because Ray's dashboard shows the variables of a runtime environment, and addresses have passwords.
+        actor: Any = ray.remote(RemoteWorker)
+        self._actor = actor.options(num_cpus=1, num_gpus=self._devices, max_restarts=0, max_task_retries=0).remote(
+            list(self._worker.command), {**handed_on, **self._worker.environment}, os.getcwd(), sys.executable
+        )
+        self._answer = self._actor.start.remote()
+        self._is_started = False
+        self._waits_from_seconds = time.monotonic()
+        self._is_wait_told = False
+        self._errors_at = self._result_at = 0
+
+    def poll(self) -> None:
+        """Take what the actor has answered, if it has, and ask for what is new."""
+        import ray
+        from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+
+        if self.exit_code is not None:
+            return
+        try:
+            if ray.wait([self._answer], timeout=0)[0]:
+                self._take(ray.get(self._answer))
+        except ActorUnavailableError:
+            self._ask()  # its node may come back; what is asked again is answered again
+        except RayTaskError as error:
+            self._fail(str(error.cause))
+        except RayError as error:
+            self._lost(error)
+        self._tell_wait()
+
+    def _take(self, answer: Any) -> None:
+        """Take an answer, and ask for what is new."""
+        if not self._is_started:
+            self._is_started = True
+            self._say(self._number, f"started on {answer}")
+        else:
+            for suffix, text in ((".err", answer.errors), (".out", answer.result)):
+                with self._worker.output.with_suffix(suffix).open("ab") as file:
+                    file.write(text)
+            self._errors_at += len(answer.errors)
+            self._result_at += len(answer.result)
+            if answer.is_last:
+                self.exit_code = answer.exit_code
+        self._ask()
+
+    def _ask(self) -> None:
+        self._answer = self._actor.news.remote(self._errors_at, self._result_at)
+
+    def _lost(self, error: Exception) -> None:
+        """Start the worker again: its node is gone, or Ray's process there."""
+        self._losses += 1
+        if self._is_told_to_end or self._losses > _MOST_LOSSES:
+            self._fail(" ".join(str(error).split()))
+            return
+        self._say(self._number, "is lost, with its node or Ray's process there; started again")
+        self._start()
+
+    def _fail(self, reason: str) -> None:
+        self.exit_code, self._reason = 1, reason
+
+    def _tell_wait(self) -> None:
+        """Say once that the worker waits for the cluster."""
+        waited = time.monotonic() - self._waits_from_seconds
+        if not self._is_started and not self._is_wait_told and waited > _WAITS_SECONDS:
+            self._is_wait_told = True
+            what = f"{self._devices} GPUs" if self._devices > 1 else "a GPU" if self._devices else "a CPU"
+            self._say(self._number, f"waits for {what} of the cluster")
+
+    def interrupt(self) -> None:
+        """Ask the worker to end its runs and stop; one that has not been started will not be."""
+        import ray
+
+        self.poll()  # it may have been started since
+        self._is_told_to_end = True
+        if self.exit_code is None and self._is_started:
+            self._actor.interrupt.remote()
+        elif self.exit_code is None:
+            ray.kill(self._actor)
+
+    def let_go(self) -> None:
+        """End the worker, if it has not ended, and give its place on the cluster back."""
+        import ray
+
+        if self.exit_code is None:
+            ray.wait([self._actor.let_go.remote()], timeout=_LET_GO_SECONDS)
+        ray.kill(self._actor)
+
+    def ended(self, output: Output) -> Ended:
+        """Return how the worker ended."""
+        assert self.exit_code is not None
+        return Ended(exit_code=self.exit_code, last_line=self._reason or output.last_line)

@@ -1,0 +1,211 @@
+"""Search workers on a real Ray cluster of one node, with small programs in the place of searches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import ENDS_WHEN_TOLD
+from ray_cluster import cluster  # noqa: F401  # a fixture
+
+from amp_track.workers.launchers import ray
+from amp_track.workers.launchers.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+SAYS = """
+import os, sys
+print("a result")
+sys.stderr.write(f"from {os.environ['WHERE']} in {os.getcwd()}\\n\\nwith no end of its line")
+sys.exit(int(sys.argv[1]))
+"""
+TELLS_ITS_ENVIRONMENT = """
+import os, sys
+names = ("OMP_NUM_THREADS", "MLFLOW_TRACKING_PASSWORD", "OTHER")
+print(*[os.environ.get(name) for name in names], file=sys.stderr)
+"""
+STARTER = """
+import sys
+from pathlib import Path
+from amp_track.workers import interrupts
+from amp_track.workers.launchers import ray
+from amp_track.workers.launchers.worker import Worker
+worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
+try:
+    with interrupts.deferred(owns_process=True):
+        ray.run([worker], lambda number, line: print(line, flush=True), devices=int(sys.argv[2]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+HERE = socket.gethostname()
+
+
+def worker(code: str, *arguments: str, number: int = 1, where: str = "here") -> Worker:
+    command = [sys.executable, "-c", code, *arguments]
+    return Worker(command=command, environment={"WHERE": where}, output=Path(f"worker-{number}.err"))
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def running(text: str) -> list[psutil.Process]:
+    """Return the processes whose command has this text."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join(process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def start(code: str, devices: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", STARTER, code, str(devices)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[tuple[int, str]] = []
+    workers = [worker(SAYS, "0", where="one"), worker(SAYS, "3", number=2, where="two")]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    ended = ray.run(workers, lambda number, line: said.append((number, line)), devices=0)
+    assert [each.exit_code for each in ended] == [0, 3]
+    assert [each.last_line for each in ended] == ["with no end of its line"] * 2
+    for number, name in enumerate(("one", "two")):
+        lines = [line for of, line in said if of == number]
+        assert lines == [f"started on {HERE}", f"from {name} in {Path.cwd()}", "with no end of its line"]
+    assert Path("worker-2.err").read_text() == f"from two in {Path.cwd()}\n\nwith no end of its line"
+    assert Path("worker-2.out").read_text() == "a result\n"
+    assert capfd.readouterr() == ("", ""), "Ray says nothing"
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_much_output_comes_whole() -> None:
+    code = "import sys; print('x' * 3_000_000); print('y' * 2_500_000, file=sys.stderr)"
+    (ended,) = ray.run([worker(code)], lambda *_: None, devices=0)
+    assert ended.exit_code == 0
+    assert Path("worker-1.out").read_text() == "x" * 3_000_000 + "\n"
+    assert Path("worker-1.err").read_text() == "y" * 2_500_000 + "\n"
+
+
+def test_of_the_environment_what_is_about_the_stores_and_threads_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets a number of threads of its own, with which a study on a CPU would be refused."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
+    monkeypatch.setenv("OTHER", "mine")
+    (ended,) = ray.run([worker(TELLS_ITS_ENVIRONMENT)], lambda *_: None, devices=0)
+    assert ended.last_line == "7 hunter2 None"
+
+
+def test_what_workers_are_told_is_in_no_file_of_the_cluster(cluster: Path) -> None:  # noqa: F811
+    """Their environment has addresses with passwords."""
+    ray.run([worker("", where="hunter" + "22")], lambda *_: None, devices=0)
+    failing = worker("", where="hunter" + "22")
+    (ended,) = ray.run([Worker(command=["/nowhere"], environment=failing.environment, output=failing.output)],
+                       lambda *_: None, devices=0)  # fmt: skip
+    assert ended.exit_code == 1
+    kept = [file for file in cluster.rglob("*") if file.is_file()]
+    assert len(kept) > 10
+    assert [file for file in kept if b"hunter22" in file.read_bytes()] == []
+
+
+def test_the_line_of_the_command_is_not_in_rays_list_of_jobs() -> None:
+    """`--storage` may have a password."""
+    code = "import sys; from ray._private.state import state; print([job['Entrypoint'] for job in state.job_table()])"
+    listing = "import ray; ray.init(address='auto', log_to_driver=False, logging_level='ERROR'); " + code
+    ray.run([worker("")], lambda *_: None, devices=0)
+    done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    assert "amp-track work" in done.stdout
+    assert "pytest" not in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Signals) -> None:
+    with start(ENDS_WHEN_TOLD) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == f"started on {HERE}\n".encode()
+        assert starter.stdout.readline() == b"up\n"
+        starter.send_signal(number)
+        said, errors = starter.communicate(timeout=30)
+    assert starter.returncode == 130
+    assert said == b"ended its runs\n"
+    assert errors == b""
+    assert Path("worker-1.err").read_text() == "up\nended its runs\n"
+
+
+def test_a_worker_ends_with_a_command_that_is_killed() -> None:
+    code = ENDS_WHEN_TOLD + "# of the killed"
+    with start(code) as starter:
+        assert starter.stdout is not None
+        while starter.stdout.readline() != b"up\n":
+            pass
+        assert running("# of the killed")
+        starter.kill()
+    wait_for(lambda: not running("# of the killed"))
+
+
+def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
+    said: list[str] = []
+
+    def say(number: int, line: str) -> None:
+        said.append(line)
+        if line == "up":
+            (process,) = running("ray::RemoteWorker")
+            process.kill()
+            wait_for(lambda: len(running("# of the lost")) == 0)
+
+    (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# of the lost")], say, devices=0)
+    begun = f"started on {HERE}"
+    lost = "is lost, with its node or Ray's process there; started again"
+    assert said == [begun, "up", lost, begun, "resumed"]
+    assert ended.exit_code == 0
+
+
+def test_a_worker_that_is_always_lost_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_MOST_LOSSES", 1)
+
+    def say(number: int, line: str) -> None:
+        if line == "up":
+            Path("was here").unlink()
+            running("ray::RemoteWorker")[0].kill()
+
+    (ended,) = ray.run([worker(ENDS_WHEN_TOLD)], say, devices=0)
+    assert ended.exit_code == 1
+    assert "The actor died" in ended.last_line
+
+
+def test_a_worker_waits_for_a_gpu_and_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_WAITS_SECONDS", 0.5)
+    said: list[str] = []
+
+    def say(number: int, line: str) -> None:
+        said.append(f"{number} {line}")
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ray.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], say, devices=2)
+    assert said == ["0 waits for 2 GPUs of the cluster", "1 waits for 2 GPUs of the cluster"]
+
+
+def test_a_node_without_the_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(os, "getcwd", lambda: str(gone))
+    there = Worker(command=[sys.executable], environment={}, output=tmp_path / "worker-1.err")
+    (ended,) = ray.run([there], lambda *_: None, devices=0)
+    assert ended.exit_code == 1
+    assert ended.last_line == f"{HERE} has no folder {gone}, expected one that all nodes share"
