@@ -50,6 +50,7 @@ benchmark: $(VENV)/installed-peers  ## what tracking, a server, a fresh process 
 	$(BIN)/python -m benchmarks.trials
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.server
+	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.input_pipeline
 
 published: $(VENV)/installed  ## the five published experiments: claimed and measured, into benchmarks/published.md

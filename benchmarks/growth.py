@@ -1,6 +1,6 @@
 """What a study costs as it grows: start, the next proposal, a trial's records, the page, and memory.
 
-    python -m benchmarks.growth [--counts 10,100,1000,10000]
+    python -m benchmarks.growth [--counts 10,100,1000,10000] [--repeats 3]
 
 A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of
 them is then copied in both databases, as often as a count says, with another batch size, learning rate and quality. A
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -226,20 +227,25 @@ def grow(count: int) -> None:
         mlflow.commit()
 
 
-def measure(counts: list[int]) -> dict[str, Any]:
-    """Return what each count costs."""
-    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": 1, "trainings": MORE}
+def measure(counts: list[int], repeats: int) -> dict[str, Any]:
+    """Return what each count costs, in medians: the counts take turns, since a machine is slower now and then."""
+    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats, "trainings": MORE}
+    found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
         made.mkdir()
         child(made, "few")
-        rows = []
-        for count in counts:
-            place = Path(folder) / str(count)
+        for _, (count, runs) in itertools.product(range(repeats), found.items()):
+            place = Path(folder) / "grown"
             shutil.copytree(made, place)
             child(place, "grow", count)
-            rows.append({"trials": count, **child(place, "resume", count), **child(place, "report")})
-            print(rows[-1], file=sys.stderr)
+            runs.append(child(place, "resume", count) | child(place, "report"))
+            print(count, runs[-1], file=sys.stderr)
+            shutil.rmtree(place)
+    rows = [
+        {"trials": count, **{name: statistics.median(run[name] for run in runs) for name in runs[0]}}
+        for count, runs in found.items()
+    ]
     return result | {"rows": rows}
 
 
@@ -269,7 +275,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def show(result: dict[str, Any]) -> None:
     """Print the result as a table."""
-    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}")
+    table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
     for heading in COLUMNS:
         table.add_column(heading, justify="right")
     for row in result["rows"]:
@@ -281,6 +287,7 @@ def main() -> None:
     """Measure, write and print; or do one thing for the process that measures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--counts", default="10,100,1000,10000", help="trials (default 10,100,1000,10000)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each (default 3)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
@@ -293,7 +300,7 @@ def main() -> None:
         }[what]()
         print(json.dumps(done))
         return
-    result = measure([int(count) for count in arguments.counts.split(",")])
+    result = measure([int(count) for count in arguments.counts.split(",")], arguments.repeats)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
     show(result)

@@ -29,7 +29,7 @@ from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 from amp_track import cli  # noqa: E402
 from amp_track.commands.arguments import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
-from benchmarks import finders, overhead, server, trials  # noqa: E402
+from benchmarks import finders, growth, overhead, server, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402
 from benchmarks.faults import results as fault_results  # noqa: E402
 from benchmarks.gpu import stages, tables  # noqa: E402
@@ -204,6 +204,17 @@ def server_table(device: str) -> None:
     row = [f"{result['steps']:,} steps", *seconds, ratios, f"≤ {server.AIM} ×"]
     _print_table(["", *server.WAYS, "ratio (of all pairs)", "aim"], [row])
     print(f"\n*{_made_on(result, 'torch', 'mlflow')}, n={result['n']}, medians*")
+
+
+def growth_table(device: str) -> None:
+    """Print what a study costs as it grows."""
+    result = _result(f"growth-{device}")
+    head, *measures = growth.COLUMNS.items()
+    _print_table(
+        [head[0], *(head[1](row) for row in result["rows"])],
+        [[name, *(cell(row) for row in result["rows"])] for name, cell in measures],
+    )
+    print(f"\n*{_made_on(result, 'torch')}, n={result['n']}, medians*")
 
 
 def gpu_stages() -> None:
