@@ -79,11 +79,8 @@ def print_study(result: Any, request: Request) -> None:
     if said.command is not None:
         runs = request.stores.tracking_uri
         store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
-        how = said.command
-        if torchrun.launch() is not None:  # with which options it has been started, it does not tell
-            how = f"torchrun … -m amp_track {how.removeprefix('amp-track ')}"
         print(f"{said.to_train}:")
-        print(f"  {how}{store}")
+        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{store}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:

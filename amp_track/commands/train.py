@@ -18,6 +18,7 @@ from amp_track.records.job import Job
 from amp_track.report import progress
 from amp_track.results.fit import FitResult
 from amp_track.results.train import TrainResult
+from amp_track.sandbox import torchrun
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         )
     except (Exception, KeyboardInterrupt):  # a full disk, say
         if run.has_checkpoint:
-            progress.say(f"resume with: amp-track train --resume {run.run_id}")
+            progress.say(f"resume with: {torchrun.program()} train --resume {run.run_id}")
         raise
     result = TrainResult(
         run_id=run.run_id,

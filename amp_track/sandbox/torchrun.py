@@ -94,6 +94,11 @@ def launch() -> Launch | None:
     return found
 
 
+def program() -> str:
+    """Return what this command is called by, but for torchrun's own options, which it does not tell."""
+    return "amp-track" if launch() is None else "torchrun … -m amp_track"
+
+
 def says_errors() -> bool:
     """Return whether this command says what is wrong with its arguments: the first one of each machine does."""
     found = _launch()
