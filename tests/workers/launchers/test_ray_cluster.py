@@ -70,6 +70,13 @@ def running(text: str) -> list[psutil.Process]:
     return found
 
 
+def kill_rays_process_of(text: str) -> None:
+    """Kill Ray's process that has started the worker with this text; tests beside this one have others."""
+    above = {parent for process in running(text) for parent in process.parents()}
+    (rays,) = [process for process in above if " ".join(process.cmdline()).startswith("ray::RemoteWorker")]
+    rays.kill()
+
+
 def start(code: str, devices: int = 0) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", STARTER, code, str(devices)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -140,7 +147,8 @@ def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Si
         said, errors = starter.communicate(timeout=30)
     assert starter.returncode == 130
     assert said == b"ended its runs\n"
-    assert errors == b""
+    # It comes between two waits, or in one.
+    assert [line for line in errors.splitlines() if not line.startswith(b"amp-track: ending first what")] == []
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"
 
 
@@ -161,8 +169,7 @@ def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
     def say(number: int, line: str) -> None:
         said.append(line)
         if line == "up":
-            (process,) = running("ray::RemoteWorker")
-            process.kill()
+            kill_rays_process_of("# of the lost")
             wait_for(lambda: len(running("# of the lost")) == 0)
 
     (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# of the lost")], say, devices=0)
@@ -178,9 +185,9 @@ def test_a_worker_that_is_always_lost_is_given_up(monkeypatch: pytest.MonkeyPatc
     def say(number: int, line: str) -> None:
         if line == "up":
             Path("was here").unlink()
-            running("ray::RemoteWorker")[0].kill()
+            kill_rays_process_of("# always lost")
 
-    (ended,) = ray.run([worker(ENDS_WHEN_TOLD)], say, devices=0)
+    (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# always lost")], say, devices=0)
     assert ended.exit_code == 1
     assert "The actor died" in ended.last_line
 
