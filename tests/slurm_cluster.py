@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -106,12 +105,13 @@ def without_delay(seconds: float = 90) -> Iterator[None]:
     is_over = threading.Event()
 
     def start_all() -> None:
-        looks: Counter[str] = Counter()
+        waits_since: dict[str, float] = {}
         while not is_over.wait(0.5):
             pending = subprocess.run(["squeue", "--noheader", "--states=PENDING", "--format=%i"], capture_output=True)
-            looks.update(jobs := pending.stdout.decode().split())
-            for job in jobs:
-                if looks[job] % 6 == 0:
+            now = time.monotonic()
+            waits_since = {job: waits_since.get(job, now) for job in pending.stdout.decode().split()}
+            for job, since in waits_since.items():
+                if now - since > 2:
                     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True)
 
     def give_up(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,6 +7,7 @@ tells neither the last lines nor when it has ended its runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -58,16 +59,17 @@ def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
     from amp_track.workers.launchers import ray_connection
 
     with following(workers) as outputs, ray_connection.connected():
-        remotes = [_Remote(number, worker, say, devices=devices) for number, worker in enumerate(workers)]
+        remotes: list[_Remote] = []
         try:
+            for number, worker in enumerate(workers):
+                remotes.append(_Remote(number, worker, say, devices=devices))
             while _poll(remotes, outputs, say):
                 interrupts.sleep(_POLL_SECONDS)
         except BaseException:
             _end(remotes, outputs, say)
             raise
         finally:
-            for remote in remotes:
-                remote.let_go()
+            _let_go(remotes)
         say_new_lines(outputs, say, is_over=True)
         return [remote.ended(output) for remote, output in zip(remotes, outputs, strict=True)]
 
@@ -90,6 +92,19 @@ def _end(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> Non
     say_new_lines(outputs, say, is_over=True)
 
 
+def _let_go(remotes: Sequence[_Remote]) -> None:
+    """End what has not ended, all at once, and give its place on the cluster back."""
+    import ray
+    from ray.exceptions import RayError
+
+    with contextlib.suppress(RayError):
+        if calls := [remote.actor.let_go.remote() for remote in remotes if remote.exit_code is None]:
+            ray.wait(calls, num_returns=len(calls), timeout=_LET_GO_SECONDS)
+    for remote in remotes:
+        with contextlib.suppress(RayError):
+            ray.kill(remote.actor)
+
+
 class _Remote:
     """A search worker on the cluster, as this process knows it: the actor, and the one call that it is to answer."""
 
@@ -107,16 +122,19 @@ class _Remote:
         from amp_track.workers.launchers.ray_worker import RemoteWorker
 
         handed_on = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON)}
-        # Arguments, because Ray's dashboard shows the variables of a runtime environment, and addresses have passwords.
-        actor: Any = ray.remote(RemoteWorker)
-        self._actor = actor.options(num_cpus=1, num_gpus=self._devices, max_restarts=0, max_task_retries=0).remote(
+        # Addresses have passwords: Ray's dashboard shows the variables of a runtime environment, and the cluster's head
+        # keeps what an actor is made with. What one of its methods is called with goes to its own process alone.
+        self._arguments = (
             list(self._worker.command), {**handed_on, **self._worker.environment}, os.getcwd(), sys.executable
-        )
-        self._answer = self._actor.start.remote()
+        )  # fmt: skip
+        actor: Any = ray.remote(RemoteWorker)
+        options = {"num_cpus": 1, "num_gpus": self._devices, "max_restarts": 0, "max_task_retries": 0}
+        self.actor = actor.options(**options).remote()
         self._is_started = False
+        self._errors_at = self._result_at = 0
+        self._ask()
         self._waits_from_seconds = time.monotonic()
         self._is_wait_told = False
-        self._errors_at = self._result_at = 0
 
     def poll(self) -> None:
         """Take what the actor has answered, if it has, and ask for what is new."""
@@ -152,12 +170,16 @@ class _Remote:
         self._ask()
 
     def _ask(self) -> None:
-        self._answer = self._actor.news.remote(self._errors_at, self._result_at)
+        if self._is_started:
+            self._answer = self.actor.news.remote(self._errors_at, self._result_at)
+        else:
+            self._answer = self.actor.start.remote(*self._arguments)
 
     def _lost(self, error: Exception) -> None:
         """Start the worker again: its node is gone, or Ray's process there."""
         self._losses += 1
-        if self._is_told_to_end or self._losses > _MOST_LOSSES:
+        is_hopeless = getattr(error, "actor_init_failed", False)  # a node without amp_track, say
+        if is_hopeless or self._is_told_to_end or self._losses > _MOST_LOSSES:
             self._fail(" ".join(str(error).split()))
             return
         self._say(self._number, "is lost, with its node or Ray's process there; started again")
@@ -181,17 +203,9 @@ class _Remote:
         self.poll()  # it may have been started since
         self._is_told_to_end = True
         if self.exit_code is None and self._is_started:
-            self._actor.interrupt.remote()
+            self.actor.interrupt.remote()
         elif self.exit_code is None:
-            ray.kill(self._actor)
-
-    def let_go(self) -> None:
-        """End the worker, if it has not ended, and give its place on the cluster back."""
-        import ray
-
-        if self.exit_code is None:
-            ray.wait([self._actor.let_go.remote()], timeout=_LET_GO_SECONDS)
-        ray.kill(self._actor)
+            ray.kill(self.actor)
 
     def ended(self, output: Output) -> Ended:
         """Return how the worker ended."""

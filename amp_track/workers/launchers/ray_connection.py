@@ -16,9 +16,7 @@ from amp_track.workers import programs
 
 _ADDRESS = "RAY_ADDRESS"
 _CONNECT_SECONDS = 5
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 _ADVICE = "name it in RAY_ADDRESS=host:6379, or start it: ray start --head"
 
 
@@ -70,6 +68,7 @@ def connected() -> Iterator[None]:
         BadInput: there is no cluster, or it refuses this process, such as one with another version of Ray.
     """
     import ray
+    from ray.exceptions import RayError
 
     if ray.is_initialized():
         yield
@@ -79,7 +78,7 @@ def connected() -> Iterator[None]:
         try:
             with _own_signals(), _private_entrypoint():
                 ray.init(address=where, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             with _own_signals():
                 ray.shutdown()
             raise BadInput(

@@ -34,35 +34,34 @@ class News:
 
 
 class RemoteWorker:
-    """A search worker's process, as an actor: an object on the node that Ray has chosen, called from the command.
+    """A search worker's process, as an actor: an object on the node that Ray has chosen, called from the command."""
 
-    Args:
-        command: starts the worker.
-        environment: variables that it has besides those of the node.
-        folder: the working folder of the command, which the nodes share.
-        python: the interpreter in `command`, in whose place that of the node is started.
-    """
+    _process: Process | None = None
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: str, python: str) -> None:
-        self._command = [sys.executable if part == python else part for part in command]
-        self._environment, self._folder = dict(environment), folder
-        self._process: Process | None = None
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, python: str) -> str:
+        """Start the worker, unless it has been started, and return the name of this node.
 
-    def start(self) -> str:
-        """Start the worker, and return the name of this node.
+        Args:
+            command: starts the worker.
+            environment: variables that it has besides those of the node.
+            folder: the working folder of the command, which the nodes share.
+            python: the interpreter in `command`, in whose place that of the node is started.
 
         Raises:
             FileNotFoundError: the node does not share the working folder of the command.
         """
         host = socket.gethostname()
-        if not os.path.isdir(self._folder):
-            raise FileNotFoundError(f"{host} has no folder {self._folder}, expected one that all nodes share")
+        if self._process is not None:
+            return host
+        if not os.path.isdir(folder):
+            raise FileNotFoundError(f"{host} has no folder {folder}, expected one that all nodes share")
         if _THREADS not in psutil.Process().environ():
             os.environ.pop(_THREADS, None)  # Ray has set it, to the CPUs of the actor
         with tempfile.TemporaryDirectory(prefix="amp_track-") as name:
             output = Path(name) / "worker.err"
-            worker = Worker(command=self._command, environment=self._environment, output=output)
-            self._process = Process(worker, folder=self._folder)
+            here = [sys.executable if part == python else part for part in command]
+            worker = Worker(command=here, environment=environment, output=output)
+            self._process = Process(worker, folder=folder)
             self._files = [output.open("rb"), output.with_suffix(".out").open("rb")]
         # The files have no names any more: nothing of them is left however this process ends.
         return host

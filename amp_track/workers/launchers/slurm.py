@@ -21,6 +21,7 @@ from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Work
 if TYPE_CHECKING:
     import submitit
 
+_PROGRAMS = ("sbatch", "srun", "squeue", "scancel")
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60
 """How long a worker may take to end its runs: 90 s after its signal submitit's job is killed."""
@@ -39,7 +40,7 @@ def check_available() -> None:
         raise BadInput(
             "--launcher: got slurm, which needs submitit, expected it to be installed: pip install 'amp-track[slurm]'"
         ) from None
-    missing = [program for program in ("sbatch", "srun") if shutil.which(program) is None]
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise BadInput(
             f"--launcher: got slurm on a machine without {' and '.join(missing)}, expected one where jobs are "
@@ -65,6 +66,11 @@ def run(
     """
     from amp_track.workers.launchers.slurm_queue import Queue
 
+    if unknown := options.keys() & {"clusters", "M"}:
+        raise BadInput(
+            f"--sbatch: got {unknown.pop()}, expected jobs on the cluster of this machine, where their end is "
+            "looked for; log in on the other one"
+        )
     executor = _executor(workers[0].output.parent / "slurm", devices=devices, options=options, cluster=cluster)
     queue = Queue()
     jobs: list[submitit.Job[int]] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
+import math
+import os
 import subprocess
 import time
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from submitit.core import core
 
 _LOOK_SECONDS = 10.0
+_SHORTEST_SECONDS = 1.0
+"""Between two looks while somebody waits for the end of jobs that were cancelled."""
 
 
 class Queue(core.InfoWatcher):
@@ -24,16 +27,17 @@ class Queue(core.InfoWatcher):
         self._jobs: set[str] = set()
         self._missing: set[str] = set()
         self._gone: set[str] = set()
-        self._next_look_seconds = 0.0
+        self._looked_at_seconds = -math.inf
 
     def register_job(self, job_id: str) -> None:
         """Look for a job from now on."""
         self._jobs.add(job_id)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether a job was missing when SLURM was asked, twice in a row. It is asked every ten seconds."""
-        if mode == "force" or time.monotonic() >= self._next_look_seconds:
-            self._next_look_seconds = time.monotonic() + _LOOK_SECONDS
+        """Return whether a job was missing twice in a row when SLURM was asked: every ten seconds, or every one."""
+        pause_seconds = _SHORTEST_SECONDS if mode == "force" else _LOOK_SECONDS
+        if time.monotonic() >= self._looked_at_seconds + pause_seconds:
+            self._looked_at_seconds = time.monotonic()
             self._look()
         return job_id in self._gone
 
@@ -47,8 +51,10 @@ class Queue(core.InfoWatcher):
 
     def _look(self) -> None:
         # Named jobs would make it fail as soon as SLURM has forgotten one.
-        command = ["squeue", "--noheader", "--format=%i", f"--user={getpass.getuser()}"]
-        answer = subprocess.run(command, capture_output=True, text=True)
+        command = ["squeue", "--all", "--noheader", "--format=%i", f"--user={os.getuid()}"]
+        # A user's variables for squeue may keep some jobs from being listed.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment)
         if answer.returncode:
             return  # SLURM's controller is away: its jobs go on
         missing = self._jobs - set(answer.stdout.split())

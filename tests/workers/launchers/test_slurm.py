@@ -12,7 +12,7 @@ import pytest
 from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
-from amp_track.workers.launchers import slurm
+from amp_track.workers.launchers import slurm, slurm_queue
 from amp_track.workers.launchers.worker import Worker
 
 SAYS = """
@@ -25,7 +25,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from amp_track.workers import interrupts
-from amp_track.workers.launchers import slurm
+from amp_track.workers.launchers import slurm, slurm_queue
 from amp_track.workers.launchers.worker import Worker
 worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
 with interrupts.deferred(owns_process=True):
@@ -98,7 +98,9 @@ def test_an_interrupt_cancels_the_jobs() -> None:
 
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadInput, match="--launcher: got slurm on a machine without sbatch and srun, expected"):
+    with pytest.raises(
+        BadInput, match="--launcher: got slurm on a machine without sbatch and srun and squeue and scancel, expected"
+    ):
         slurm.check_available()
 
 
@@ -121,7 +123,12 @@ def test_a_refused_job_cancels_those_before_it(tmp_path: Path, monkeypatch: pyte
     """SLURM's programs are stood in for by scripts that say what SLURM would."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    answers = {"sbatch": SBATCH, "srun": "#!/bin/sh\n", "scancel": f"#!/bin/sh\necho $1 >> {programs}/cancelled\n"}
+    answers = {
+        "sbatch": SBATCH,
+        "srun": "#!/bin/sh\n",
+        "squeue": "#!/bin/sh\n",
+        "scancel": f"#!/bin/sh\necho $1 >> {programs}/cancelled\n",
+    }
     for name, script in answers.items():
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
@@ -135,3 +142,24 @@ def test_a_refused_job_cancels_those_before_it(tmp_path: Path, monkeypatch: pyte
     script = (programs / "script").read_text()
     for line in ("partition=gpu", "cpus-per-task=8", "exclusive", "gpus-per-node=2", "requeue", "time=1440"):
         assert f"#SBATCH --{line}\n" in script
+
+
+def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script in the place of squeue says what that would: with a user's variables, and for another user, nothing."""
+    script = '#!/bin/sh\ncase "$*" in *"--user=$(id -u)"*) [ -z "$SQUEUE_STATES" ] && echo 42;; esac\n'
+    (tmp_path / "squeue").write_text(script)
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    monkeypatch.setenv("LOGNAME", "somebody")
+    monkeypatch.setattr(slurm_queue, "_SHORTEST_SECONDS", 0.0)
+    queue = slurm_queue.Queue()
+    for job in ("42", "43"):
+        queue.register_job(job)
+    assert [queue.is_done("43", "force") for _ in range(2)] == [False, True]
+    assert not queue.is_done("42", "force")
+
+
+def test_jobs_of_another_cluster_are_refused() -> None:
+    with pytest.raises(BadInput, match="--sbatch: got clusters, expected jobs on the cluster of this machine"):
+        slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={"clusters": "other"}, cluster="local")
