@@ -140,8 +140,9 @@ def test_one_machine_alone_compares_what_changes_the_data(tmp_path: Path) -> Non
     assert "samples" in done.stdout
 
 
-def test_what_contradicts_torchrun_is_one_line_and_writes_nothing() -> None:
+def test_what_contradicts_torchrun_is_one_line_on_each_machine_and_writes_nothing() -> None:
     done = torchrun_groups.run("fit", PARALLEL, "--processes", "3", "--study", "never")
-    assert done.said.count("amp-track: --processes: got 3 with 4 commands that torchrun has started (WORLD_SIZE)") == 1
+    told = "amp-track: --processes: got 3 with 4 commands that torchrun has started (WORLD_SIZE)"
+    assert done.said.count(told) == 2, "once on each machine"
     assert "exitcode  : 2 " in done.said
     assert client().search_runs(["0", "1"]) == []
