@@ -43,7 +43,7 @@ def check_available() -> None:
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise BadInput(
-            f"--launcher: got slurm on a machine without {' and '.join(missing)}, expected one where jobs are "
+            f"--launcher: got slurm on a machine without {', '.join(missing)}, expected one where jobs are "
             "submitted; log in there"
         )
 

@@ -99,7 +99,7 @@ def test_an_interrupt_cancels_the_jobs() -> None:
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
-        BadInput, match="--launcher: got slurm on a machine without sbatch and srun and squeue and scancel, expected"
+        BadInput, match="--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected"
     ):
         slurm.check_available()
 
