@@ -149,7 +149,7 @@ def test_a_worker_needs_the_workload() -> None:
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
-            "--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected one where jobs are submitted",
+            "--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected one",
         ),
     ],
 )  # fmt: skip
