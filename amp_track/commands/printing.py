@@ -16,31 +16,40 @@ from typing import Any
 from amp_track.commands.request import Request
 from amp_track.records import addresses
 from amp_track.records.errors import NothingFits
-from amp_track.sandbox import distributed, torchrun
+from amp_track.sandbox import torchrun
 
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
     """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
 
-    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server. Of the commands
-    that torchrun has started only the first one works on the request; the others run processes of its jobs.
+    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
     """
-    launch = torchrun.launch()
-    if launch is not None and not launch.is_first:
-        distributed.follow(launch, request.job.workload)
-        return None
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            result = command(request)
-        distributed.dismiss()
+            result = _result(command, request)
     except NothingFits as error:
         if as_json and error.result is not None:
             print(json.dumps(_finite(error.result), allow_nan=False))
         raise
-    if not as_json:
+    if not as_json or result is None:
         return result
     print(json.dumps(_finite(result.as_json()), allow_nan=False))
     return None
+
+
+def _result(command: Callable[[Request], Any], request: Request) -> Any:
+    """Return the command's result; None if this is one of those that torchrun has started for the first one's jobs."""
+    launch = torchrun.launch()
+    if launch is None:
+        return command(request)
+    from amp_track.sandbox import distributed  # late: `--help` need not wait for it
+
+    if not launch.is_first:
+        distributed.follow(launch, request.job.workload)
+        return None
+    result = command(request)
+    distributed.dismiss()
+    return result
 
 
 def _finite(value: Any) -> Any:

@@ -240,11 +240,7 @@ class Orders:
     def next(self) -> Order | None:
         """Wait for the next order, and return it; None when there are no more. Raises EOFError if it has failed."""
         while True:
-            with interrupts.waiting():
-                try:
-                    message = self._connection.recv()
-                except OSError:
-                    raise EOFError from None
+            message = self._receive()
             if not isinstance(message, Stop):  # which came too late
                 return message if isinstance(message, Order) else None
 
@@ -257,12 +253,16 @@ class Orders:
 
     def read(self, on_event: Callable[[Event], None]) -> None:
         """Receive the order to end the job, which raises Stopped; raises EOFError where the first command is gone."""
+        self._receive()
+        raise Stopped
+
+    def _receive(self) -> Order | Stop | Dismissed:
         try:
             with interrupts.waiting():
-                self._connection.recv()
+                message: Order | Stop | Dismissed = self._connection.recv()
         except OSError:
             raise EOFError from None
-        raise Stopped
+        return message
 
 
 class Stopped(Exception):

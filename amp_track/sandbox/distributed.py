@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, WorkloadFailed
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome
 from amp_track.sandbox import agents, children, ranks
-from amp_track.sandbox.sandbox import Sandbox, ignore, inspection_of
+from amp_track.sandbox.sandbox import Sandbox, failure, ignore, inspection_of
 from amp_track.sandbox.torchrun import Launch, Meet, MeetingPoint
 from amp_track.workers import interrupts, processes
 
@@ -96,10 +96,7 @@ class DistributedSandbox(_OneRank):
         indices = [0, *(agent.rank.index for agent in others)]
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, Outcome):  # those that were ended because of it have none
-                raise WorkloadFailed(
-                    f"{job.workload}: {result.message} in process {index} of {self._launch.rank.count}",
-                    detail=result.traceback,
-                )
+                raise failure(job, result, f" in process {index} of {self._launch.rank.count}")
         first, *rest = [inspection_of(job, result) for result in results]
         for index, other in zip(indices[1:], rest, strict=True):
             check_alike(index, other, first)

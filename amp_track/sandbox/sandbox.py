@@ -143,7 +143,7 @@ class Sandbox:
         results = self._in_fresh_processes(task, job, ranks_of_one_machine(processes))
         for result in results:
             if isinstance(result, Outcome):
-                raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
+                raise failure(job, result)
         plans = {plan.precision: plan for part in results if isinstance(part, PlanReport) for plan in part.precisions}
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
@@ -251,7 +251,12 @@ def inspection_of(job: Job, result: children.Result | None) -> Inspection:
     if isinstance(result, Inspection):
         return result
     assert isinstance(result, Outcome)
-    raise WorkloadFailed(f"{job.workload}: {result.message}", detail=result.traceback)
+    raise failure(job, result)
+
+
+def failure(job: Job, outcome: Outcome, where: str = "") -> WorkloadFailed:
+    """Return the error that a failed outcome is; `where` names its process, after what went wrong."""
+    return WorkloadFailed(f"{job.workload}: {outcome.message}{where}", detail=outcome.traceback)
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:

@@ -23,7 +23,6 @@ from amp_track.records.steps import synthetic_samples
 from amp_track.records.values import PRECISIONS
 from amp_track.report import curves, progress
 from amp_track.sandbox import torchrun
-from amp_track.sandbox.distributed import DistributedSandbox
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workers import interrupts
 
@@ -211,6 +210,8 @@ def _sandbox(request: Request) -> JobRunner:
             f"torchrun: got {launch.rank.count} commands (WORLD_SIZE), expected {request.job.processes}, the processes "
             "that the training had; start as many"
         )
+    from amp_track.sandbox.distributed import DistributedSandbox  # late: seldom needed
+
     return DistributedSandbox(launch, request.job.workload, steps_back=True)
 
 
