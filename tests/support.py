@@ -55,11 +55,11 @@ def request(job: Job, **settings: Any) -> Request:
 
 def make_stores(folder: Path) -> None:
     """Make both stores in a folder, empty and with their tables, which takes seconds."""
-    from amp_track.study.storage import open_storage
+    from amp_track.study.opening import open_storage
     from amp_track.tracking import Tracker
 
     Tracker(f"sqlite:///{folder}/mlflow.db")
-    open_storage(f"sqlite:///{folder}/optuna.db").engine.dispose()
+    open_storage(f"sqlite:///{folder}/optuna.db").close()
 
 
 def write_without_waiting_for_the_disk() -> None:

@@ -21,7 +21,7 @@ from amp_track.report.page.render import page_html, page_markdown
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
-    from amp_track.study.types import SharedStorage, Study
+    from amp_track.study.types import Storage, Study
 
 _RENDER = {".html": page_html, ".md": page_markdown}
 """By the end of a file's name, what writes the page."""
@@ -77,7 +77,7 @@ def _writer(out: str) -> Callable[[Result, str], str]:
     return write
 
 
-def _read(request: Request, name: str, part: str, study: Study, shared: SharedStorage) -> Result:
+def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
     """Return the result of a study, finished or not, as it is in its storage."""
     from amp_track.study import storage
     from amp_track.study.edge_sampler import EdgeSampler, NoForecasts

@@ -27,9 +27,10 @@ class Stores:
     )
     storage: str = setting(
         DEFAULT_STORAGE,
-        "Optuna's database; for workers on several machines postgresql+psycopg://user:password@host/name.",
+        "Optuna's database; for workers on several machines postgresql+psycopg://user:password@host/name, or a journal "
+        "in a folder that they share: PATH.log.",
         str,
-        expected="a database address",
+        expected="a database address, or a journal's path that ends in .log",
         metavar="URL",
         shown_default=f"{STORAGE_VARIABLE} or {DEFAULT_STORAGE}",
     )

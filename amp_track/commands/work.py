@@ -26,7 +26,8 @@ from amp_track.workers.launchers.worker import Ended, Worker
 _COMMANDS: Mapping[str, Callable[..., Result]] = {"fit": fit.fit, "search": search.search, "compare": compare.compare}
 _ANY_DEVICE = "auto"
 _FOR_MANY_MACHINES = {
-    "--storage": "a database that they reach: postgresql+psycopg://user:password@host/name",
+    "--storage": "a database that they reach: postgresql+psycopg://user:password@host/name, or a journal in a folder "
+    "that they share: /shared/optuna.log",
     "--tracking-uri": "a server that they reach: http://host:5000",
 }
 """By flag, what it takes where search workers run on several machines."""
@@ -85,15 +86,18 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
 
 
 def _stores(request: Request) -> dict[str, str]:
-    """Return the addresses of the stores, by flag."""
+    """Return the addresses of the stores, by flag: a journal's from any working folder."""
+    journal = addresses.journal_file(request.stores.storage)
     return {
-        "--storage": request.stores.storage,
+        "--storage": str(journal.absolute()) if journal is not None else request.stores.storage,
         "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
     }
 
 
 def _is_reachable(url: str) -> bool:
     """Return False for a store that only this machine reaches. What is no address is told by other checks."""
+    if addresses.journal_file(url) is not None:  # its folder may be one that all machines share
+        return True
     try:
         parts = urlsplit(url)
         host = parts.hostname

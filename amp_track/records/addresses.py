@@ -16,6 +16,7 @@ UI_HOST, UI_PORT = "127.0.0.1", 5000
 SPOOL = "amp_track-spool"
 """The folder, beside the study, where records wait for a tracking server that does not answer."""
 _SQLITE = "sqlite:///"
+_JOURNAL_ENDING = ".log"
 _SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
 """What the name of a secret option of an address has in it."""
 _PASSWORD = re.compile(r"://(?:([^:/@\s]{0,99}:)[^@\s]{0,999}|[^/@\s]{0,999})(?:@[^/@\s]{0,999}){0,9}@")
@@ -37,6 +38,8 @@ def masked(url: str) -> str:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
+    if journal_file(url) is not None:
+        return url
     try:
         address = make_url(url)
         if "@" in (address.host or ""):  # the rest of a password with an @ in it
@@ -66,6 +69,16 @@ def sqlite_file(url: str) -> Path | None:
     return Path(name) if name else None
 
 
+def journal_file(url: str) -> Path | None:
+    """Return the file of a journal of Optuna's, which is named by its path alone: PATH.log; None for a database."""
+    return Path(url) if url.endswith(_JOURNAL_ENDING) and "://" not in url else None
+
+
+def store_file(url: str) -> Path | None:
+    """Return the file of a store, SQLite's or a journal; None for one on a server. Raises ValueError as above."""
+    return journal_file(url) or sqlite_file(url)
+
+
 def in_memory(url: str) -> bool:
     """True for an SQLite address without a file, whose database ends with the process. Raises ValueError as above."""
     file = sqlite_file(url)
@@ -73,14 +86,14 @@ def in_memory(url: str) -> bool:
 
 
 def exists(url: str) -> bool:
-    """Return False for an SQLite file that is yet to be made."""
-    file = sqlite_file(url)
+    """Return False for the file of a store that is yet to be made."""
+    file = store_file(url)
     return file is None or file.exists()
 
 
 def identity(url: str) -> str | Path:
-    """Return what is the same for two addresses of one SQLite file, however each is written. Raises ValueError."""
-    file = sqlite_file(url)
+    """Return what is the same for two addresses of one file, however each is written. Raises ValueError."""
+    file = store_file(url)
     return file.resolve() if file is not None else url
 
 
@@ -112,8 +125,8 @@ def ui(uri: str) -> str:
 
 
 def spool_folder(storage: str) -> Path:
-    """Return where records wait for a tracking server: beside the file of the study's database, else in this folder."""
-    file = sqlite_file(storage)
+    """Return where records wait for a tracking server: beside the file of the study's storage, else in this folder."""
+    file = store_file(storage)
     return file.parent / SPOOL if file is not None else Path(SPOOL)
 
 

@@ -9,11 +9,12 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import sqlalchemy
+from optuna.storages import BaseStorage
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from amp_track.records.addresses import masked
+from amp_track.records.addresses import journal_file, masked
 from amp_track.study import database
 from amp_track.workers import interrupts
 from amp_track.workers.locks import store_lock
@@ -27,20 +28,22 @@ _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 
 
 @contextlib.contextmanager
-def alone(url: str, part: str, *, storage: database.SharedStorage | None = None) -> Iterator[None]:
-    """Keep the other search workers of a database out of a block: of this machine, and with PostgreSQL of all.
+def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
+    """Keep the other search workers of a storage out of a block: of this machine, and with PostgreSQL of all.
+
+    Those of a journal are kept out as far as its file system locks files: of all machines by NFS 4.
 
     A worker that is in it for longer than a minute, or while PostgreSQL is restarted, is not alone any more.
 
     Args:
-        url: the address of Optuna's database.
+        url: the address of Optuna's storage.
         part: names the block: another one may be entered meanwhile.
-        storage: waits for a database that does not answer; without it that is an error.
+        storage: that of PostgreSQL waits for a database that does not answer; without it that is an error.
     """
     with store_lock(url, part=part), contextlib.ExitStack() as stack:
-        if make_url(url).get_backend_name() == "postgresql":
+        if journal_file(url) is None and make_url(url).get_backend_name() == "postgresql":
             patiently: Callable[[Callable[[], Connection]], Connection]
-            patiently = storage.patiently if storage is not None else lambda call: call()
+            patiently = storage.patiently if isinstance(storage, database.SharedStorage) else lambda call: call()
             stack.callback(_let_go, patiently(lambda: _connection_that_holds(url, part)))
         yield
 

@@ -9,7 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import bottle  # type: ignore[import-untyped]  # which optuna-dashboard is made with
 
-from amp_track.study.storage import open_existing_storage
+from amp_track.study.opening import open_existing_storage
 from amp_track.workers.servers import is_loopback
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import functools
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -87,6 +87,10 @@ class SharedStorage(RDBStorage):
         """The same storage for the studies of a process, which together read each finished trial once."""
         return private.cached(self)
 
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.engine.dispose()
+
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """End a trial, or take it from the queue. To set what is set already is no error: an answer may be lost."""
         try:
@@ -123,12 +127,8 @@ class SharedStorage(RDBStorage):
         return [
             trial_id
             for trial_id, since in self._stale_since.items()
-            if now - since > self.grace_period or not self._is_seen_to_work(trial_id)
+            if now - since > self.grace_period or not is_seen_to_work(self.get_trial_user_attrs(trial_id))
         ]
-
-    def _is_seen_to_work(self, trial_id: int) -> bool:
-        worker = self.get_trial_user_attrs(trial_id).get(WORKER)
-        return worker is not None and processes.is_at_work(worker)
 
     def patiently(
         self, call: Callable[Arguments, Result], /, *arguments: Arguments.args, **keywords: Arguments.kwargs
@@ -173,6 +173,12 @@ class SharedStorage(RDBStorage):
         if self._has_said_so:
             _log.warning("the database of --storage answers again")
         self._lost_since, self._has_said_so = None, False
+
+
+def is_seen_to_work(user_attributes: Mapping[str, Any]) -> bool:
+    """Return whether the process that runs a trial with these user attributes is seen to work on this machine."""
+    worker = user_attributes.get(WORKER)
+    return worker is not None and processes.is_at_work(worker)
 
 
 def _patient(

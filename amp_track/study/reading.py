@@ -7,26 +7,25 @@ from contextlib import contextmanager
 
 import optuna
 
-from amp_track.study.database import SharedStorage
-from amp_track.study.storage import open_existing_storage
+from amp_track.study.opening import Storage, open_existing_storage
 
 
 @contextmanager
-def reading(url: str) -> Iterator[SharedStorage]:
+def reading(url: str) -> Iterator[Storage]:
     """Open the storage at `url`, which the command has checked, for the block. Raises BadInput if there is none yet."""
     storage = open_existing_storage(url)
     try:
         yield storage
     finally:
-        storage.engine.dispose()
+        storage.close()
 
 
-def study_names(storage: SharedStorage) -> list[str]:
+def study_names(storage: Storage) -> list[str]:
     """Return the names of all studies of a storage."""
     return optuna.get_all_study_names(storage)
 
 
-def load_study(name: str, storage: SharedStorage) -> optuna.Study | None:
+def load_study(name: str, storage: Storage) -> optuna.Study | None:
     """Return a study; None if there is none of that name."""
     try:
         return optuna.load_study(study_name=name, storage=storage.cached)

@@ -9,26 +9,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import optuna
-import sqlalchemy
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, Json, TypeAdapter, ValidationError
-from sqlalchemy.pool import StaticPool
 
-from amp_track.records import addresses
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
-from amp_track.study import database, notes, private
+from amp_track.study import notes, private
 from amp_track.study.alone import alone
-from amp_track.study.database import WORKER, SharedStorage
-from amp_track.workers import processes, sqlite_files
+from amp_track.study.database import WORKER
+from amp_track.study.opening import Storage
+from amp_track.workers import processes
 from amp_track.workers.locks import store_lock
 
 Direction = Literal["minimize", "maximize"]
@@ -44,11 +40,6 @@ _OVER_ALL_PRECISIONS = ("fit", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_OUTCOMES = 10_000
 """Parsed outcomes are kept in memory up to this number."""
-
-# Constraints and heartbeats are experimental, stable enough, and have no other interface in Optuna 5.
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to report
-logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
@@ -66,84 +57,9 @@ def _unreadable(whose: str, what: str) -> StoreFailed:
     )
 
 
-def open_storage(url: str) -> SharedStorage:
-    """Return the storage at `url`, which the command has checked, with its tables made: all of them or none.
-
-    Raises:
-        BadInput: another version of Optuna has made the storage. Nothing is written then.
-    """
-    times = database.TIMES
-    file = addresses.sqlite_file(url)
-    with alone(url, "tables"):
-        if file is not None and not sqlite_files.read(file).tables:
-            sqlite_files.make_tables(file, _statements())
-        try:
-            storage = SharedStorage(
-                url,
-                engine_kwargs=database.engine_arguments(url),
-                heartbeat_interval=times.heartbeat,
-                grace_period=times.grace,
-                skip_table_creation=file is not None,  # else it would mend another version's before it complains
-            )
-        except RuntimeError as error:
-            raise _of_another_version(url, error) from None
-    if file is not None and (missing := private.tables() - sqlite_files.read(file).tables):
-        storage.engine.dispose()
-        raise _lacking(url, missing)
-    return storage
-
-
-def _of_another_version(url: str, error: RuntimeError) -> BadInput:
-    return BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}")
-
-
-def _lacking(url: str, missing: set[str]) -> BadInput:
-    return BadInput(
-        f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
-        "makes; restore a copy of it, or name another"
-    )
-
-
-def open_existing_storage(url: str) -> SharedStorage:
-    """Return the storage at `url`, which the command has checked, to read what it holds. Writes nothing.
-
-    Raises:
-        BadInput: there is none yet, or another version of Optuna has made it.
-    """
-    file = addresses.sqlite_file(url)
-    if file is not None:  # to connect to a file would make it
-        tables = set(sqlite_files.read(file).tables)
-    else:
-        engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
-        tables = set(sqlalchemy.inspect(engine).get_table_names())
-        engine.dispose()
-    if not tables & private.tables():
-        raise BadInput(
-            f"--storage: got {addresses.masked(url)}, expected a database that holds studies, and there is none yet; "
-            "name another, or make a study with amp-track fit"
-        )
-    if missing := private.tables() - tables:
-        raise _lacking(url, missing)
-    try:
-        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), skip_table_creation=True)
-    except RuntimeError as error:
-        raise _of_another_version(url, error) from None
-
-
-def _statements() -> tuple[str, ...]:
-    """Return the statements that make Optuna's tables in SQLite, where one is killed between two of its own steps."""
-    storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})  # in memory
-    connection = storage.engine.raw_connection()
-    try:
-        return sqlite_files.script_of(connection.driver_connection)  # type: ignore[arg-type]
-    finally:
-        connection.close()
-        storage.engine.dispose()
-
-
 def open_study(
     name: str,
-    storage: SharedStorage,
+    storage: Storage,
     url: str,
     *,
     objectives: Sequence[tuple[str, Direction]],
@@ -187,7 +103,7 @@ def ask_in_turn(study: optuna.Study, url: str) -> None:
 
 def check_settings(
     name: str,
-    storage: SharedStorage,
+    storage: Storage,
     settings: dict[str, str],
     directions: Sequence[Direction],
     *,
@@ -278,7 +194,7 @@ def fail_dead_trials(study: optuna.Study) -> None:
             bury(study, trial)
 
 
-def when_buried(shared: SharedStorage, end_run: Callable[[str, int], None]) -> None:
+def when_buried(shared: Storage, end_run: Callable[[str, int], None]) -> None:
     """From here on, call `end_run(name of the study, number)` for each trial whose measurement stays out of its study.
 
     It is called where this process has found the trial's process dead, or has been taken for dead itself.

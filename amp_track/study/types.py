@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna import Study, Trial
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from amp_track.study.database import SharedStorage
+from amp_track.study.opening import Storage
 from amp_track.study.storage import Direction
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Direction",
     "FloatDistribution",
     "IntDistribution",
-    "SharedStorage",
+    "Storage",
     "Study",
     "Trial",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from amp_track.records.addresses import identity
+from amp_track.records.addresses import identity, journal_file
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.workers")
@@ -27,8 +27,9 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
     The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
     later ones too).
 
-    The lock is a file that is there only while it is held: beside an SQLite database, whose folder has to be writable
-    anyway; for a server, in the user's own cache folder. The package filelock leaves such files for ever.
+    The lock is a file that is there only while it is held: beside the file of a store, whose folder has to be writable
+    anyway; for a server, in the user's own cache folder. The package filelock leaves such files for ever. On a network
+    file system it holds for all machines where that locks files for all, as NFS 4 does.
 
     Args:
         url: the store's address. Different spellings of the same address share one lock.
@@ -51,8 +52,11 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
 
 def _acquired(file: Path) -> int | None:
     """Return the descriptor of the lock, held until it is closed; None while another process holds it."""
-    # Read-only, so that another user who shares the folder can wait for it; and never through somebody's link.
-    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # never through somebody's link
+    try:
+        descriptor = os.open(file, flags | os.O_RDWR, 0o644)  # NFS locks no file that is open for reading only
+    except PermissionError:  # another user, who shares the folder, holds it: it can be waited for
+        descriptor = os.open(file, flags | os.O_RDONLY, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:  # else its last holder has deleted it, and the next one makes another
@@ -70,7 +74,8 @@ def _digest(text: str) -> str:
 def _file_of(url: str, suffix: str) -> Path:
     store = identity(url)
     if isinstance(store, Path):
-        return store.with_name(f"{store.name}{suffix}")
+        ours = ".amp_track" if journal_file(url) is not None else ""  # Optuna locks a journal by PATH.lock
+        return store.with_name(f"{store.name}{ours}{suffix}")
     folder = platformdirs.user_cache_path("amp_track") / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / f"{_digest(store)[:16]}{suffix}"

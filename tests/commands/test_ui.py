@@ -18,7 +18,8 @@ from amp_track.commands.ui import _without_passwords
 from amp_track.records.errors import ServerFailed
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.study.storage import OUTCOME, PARENT_RUN_ID, open_storage
+from amp_track.study.opening import open_storage
+from amp_track.study.storage import OUTCOME, PARENT_RUN_ID
 from amp_track.workers import servers
 
 Command = Callable[..., Done]
@@ -43,7 +44,7 @@ def make_studies(*names: str) -> None:
         study = optuna.create_study(study_name=name, storage=storage)
         study.set_user_attr(PARENT_RUN_ID, "f" * 32)
         study.add_trial(measured_trial())
-    storage.engine.dispose()
+    storage.close()
 
 
 def files() -> dict[str, str]:
@@ -109,7 +110,7 @@ def test_a_study_without_a_finished_trial_is_refused_by_name_alone(amp_track: Co
         port = str(used.getsockname()[1])
         assert "expected a free port" in refusal(amp_track("ui", "--port", port)), "without a name it leads to all"
     study.add_trial(measured_trial())
-    storage.engine.dispose()
+    storage.close()
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
         assert "expected a free port" in refusal(amp_track("ui", "digits", "--port", port))

@@ -107,6 +107,15 @@ def test_a_worker_on_another_device_is_refused_and_both_are_named() -> None:
     assert trials("mine/fit") == before
 
 
+def test_a_worker_joins_a_study_in_a_journal() -> None:
+    made = fit(asked(max_batch_size=64, storage="optuna.log"), sandbox=SimulatedSandbox())
+    joined = named("mine")
+    joined = dataclasses.replace(joined, stores=dataclasses.replace(joined.stores, storage="./optuna.log"))
+    device = SimulatedSandbox()
+    assert work(joined, sandbox=device) == made
+    assert not device.jobs
+
+
 def test_a_worker_needs_the_workload() -> None:
     copy = Path("digits.py")
     copy.write_text(Path(DIGITS).read_text())
@@ -130,6 +139,10 @@ def test_a_worker_needs_the_workload() -> None:
         (
             ["mine", "--launcher", "slurm"],
             "--storage: got sqlite:///optuna.db with --launcher slurm, whose workers run on other machines, expected a",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "/shared/optuna.log"],
+            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql+psycopg://u:hunter2@nowhere/x"],

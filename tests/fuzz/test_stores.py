@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -30,6 +32,11 @@ READING = {
         ["fit", TINY, "--study", "s"],
         ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2"],
         ["compare", TINY, "--study", "s", "--precision", "fp32"],
+    ),
+    "optuna.log": (
+        ["fit", TINY, "--study", "s", "--storage", "optuna.log"],
+        ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2", "--storage", "optuna.log"],
+        ["compare", TINY, "--study", "s", "--precision", "fp32", "--storage", "optuna.log"],
     ),
     "mlflow.db": (
         ["fit", TINY, "--study", "s"],
@@ -67,6 +74,33 @@ STATEMENTS = {
     ),
 }  # fmt: skip
 """What another version, another program or a person may have done to each store."""
+EDITS = (
+    (r"\A.*\n", ""),
+    (r'"op_code":\d+', '"op_code":99'),
+    (r'"op_code":\d+', '"op_code":null'),
+    (r'"values":[^n].*?\]', '"values":null'),
+    (r'"study_id":\d+', '"study_id":7'),
+    (r'"trial_id":\d+', '"trial_id":null'),
+    (r'"directions":\[.*?\]', '"directions":[]'),
+    (r'"directions":\[.*?\]', '"directions":["x"]'),
+    (r'"system_attr":\{.*\}\}', '"system_attr":{}}'),
+    (r'"user_attr":\{"(\w+)":.*\}\}', r'"user_attr":{"\1":5}}'),
+    (r'"user_attr":\{"(\w+)":.*\}\}', r'"user_attr":5}'),
+    (r'"system_attr":\{"([\w:]+)":.*\}\}', r'"system_attr":{"\1":"{"}}'),
+    (r'"state":\d', '"state":9'),
+    (r'"state":1', '"state":0'),
+    (r'"values":\[.*?\]', '"values":["x"]'),
+    (r'"values":\[.*?\]', '"values":[]'),
+    (r'"values":\[.*?\]', '"values":"x"'),
+    (r'"distribution":".*\}"', '"distribution":"{"'),
+    (r'"param_value_internal":[^,]*', '"param_value_internal":1e300'),
+    (r'"param_value_internal":[^,]*', '"param_value_internal":null'),
+    (r'"datetime_\w+":"[^"]*"', '"datetime_start":5'),
+    (r'"study_name":"[^"]*"', '"study_name":5'),
+    (r'"fixed_params":\{[^}]*\}', '"fixed_params":5'),
+    (r'"worker_id":"[^"]*",', ""),
+)
+"""The same of a journal: everywhere what the expression finds is replaced."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +116,10 @@ def used_stores(store_templates: Path, tmp_path_factory: pytest.TempPathFactory)
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
     sandbox = simulated_sandbox()(TINY)
     with contextlib.chdir(folder):
-        search(request(Job(workload=TINY), study="s", precisions=("fp32",), trials=1), sandbox=sandbox)
-        compare(
-            request(Job(workload=TINY), study="s", precisions=("fp32",), compare_options=CompareOptions()),
-            sandbox=sandbox,
-        )
+        for stores in ({}, {"storage": "optuna.log"}):
+            asked = functools.partial(request, Job(workload=TINY), study="s", precisions=("fp32",), **stores)
+            search(asked(trials=1), sandbox=sandbox)
+            compare(asked(compare_options=CompareOptions()), sandbox=sandbox)
     return folder
 
 
@@ -120,6 +153,23 @@ def test_what_others_do_to_a_store(
 
     for command in READING[store]:
         attempt(*command, prepare=prepare, may_write=statement == _EMPTIED)
+
+
+@pytest.mark.parametrize(("found", "replacement"), EDITS)
+def test_what_others_do_to_a_journal(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, used_stores: Path, found: str, replacement: str
+) -> None:
+    train_simulated(monkeypatch)
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(used_stores, folder, dirs_exist_ok=True)
+        file = folder / "optuna.log"
+        edited = re.sub(found, replacement, file.read_text())
+        assert edited != file.read_text()
+        file.write_text(edited)
+
+    for command in READING["optuna.log"]:
+        attempt(*command, prepare=prepare)
 
 
 @given(st.data(), st.sampled_from((_cut, _flip, _no_page)), st.one_of(st.integers(0, 200), st.integers(0, 2**30)))

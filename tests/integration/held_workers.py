@@ -14,6 +14,7 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from support import ROOT
 
@@ -92,7 +93,12 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def trials(study: str, url: str = "sqlite:///optuna.db") -> list[FrozenTrial]:
+def trials(study: str, url: str = "") -> list[FrozenTrial]:
+    """Return the trials of a study, by default in the storage that commands take by default."""
+    url = url or os.environ.get("AMP_TRACK_STORAGE", "sqlite:///optuna.db")
+    if url.endswith(".log"):
+        journal = optuna.storages.JournalStorage(JournalFileBackend(url))
+        return optuna.load_study(study_name=study, storage=journal).trials
     storage = optuna.storages.RDBStorage(url)
     try:
         return optuna.load_study(study_name=study, storage=storage).trials
@@ -100,7 +106,7 @@ def trials(study: str, url: str = "sqlite:///optuna.db") -> list[FrozenTrial]:
         storage.engine.dispose()
 
 
-def in_state(state: TrialState, study: str, url: str = "sqlite:///optuna.db") -> list[FrozenTrial]:
+def in_state(state: TrialState, study: str, url: str = "") -> list[FrozenTrial]:
     return [trial for trial in trials(study, url) if trial.state is state]
 
 

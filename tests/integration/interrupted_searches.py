@@ -1,6 +1,7 @@
 """Search on a simulated device, N times; stop it at a random moment, and search again. Print a line of JSON each.
 
-python tests/integration/interrupted_searches.py N, with the tests' folder and the repository on PYTHONPATH.
+python tests/integration/interrupted_searches.py N STORAGE SIGNALS, with the tests' folder and the repository on
+PYTHONPATH. STORAGE is the address of Optuna's, SIGNALS the names of those that one is drawn from, separated by commas.
 """
 
 import json
@@ -16,6 +17,9 @@ import traceback
 from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes are forked, for all of them
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from simulated import SimulatedSandbox
 from support import DIGITS, make_stores, request, write_without_waiting_for_the_disk
 
@@ -48,7 +52,9 @@ def in_a_process(body, *arguments) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def search_once(folder: Path, stop_after_seconds: float | None, number: signal.Signals = signal.SIGTERM) -> None:
+def search_once(
+    folder: Path, storage: str, stop_after_seconds: float | None, number: signal.Signals = signal.SIGTERM
+) -> None:
     """Search as the command does; the signal comes after that time."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
@@ -56,7 +62,8 @@ def search_once(folder: Path, stop_after_seconds: float | None, number: signal.S
     if stop_after_seconds is not None:
         signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
     # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
-    asked = request(Job(workload=DIGITS), precisions=("fp32",), trials=2, study="stopped", owns_process=True)
+    search_options = {"precisions": ("fp32",), "trials": 2, "study": "stopped", "storage": storage}
+    asked = request(Job(workload=DIGITS), owns_process=True, **search_options)
     search(asked, sandbox=SimulatedSandbox())
     signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -69,7 +76,15 @@ def column(file: Path, query: str) -> list[str]:
         connection.close()
 
 
-def main(times: int) -> None:
+def trial_states(folder: Path, storage: str) -> list[str]:
+    if storage.startswith("sqlite"):
+        return column(folder / "optuna.db", "select state from trials")
+    journal = JournalStorage(JournalFileBackend(str(folder / storage)))
+    studies = [optuna.load_study(study_name=study.study_name, storage=journal) for study in journal.get_all_studies()]
+    return [trial.state.name for study in studies for trial in study.get_trials(deepcopy=False)]
+
+
+def main(times: int, storage: str, signals: list[signal.Signals]) -> None:
     write_without_waiting_for_the_disk()
     templates = Path("templates")
     templates.mkdir()
@@ -78,21 +93,20 @@ def main(times: int) -> None:
     for name in ("first", "second"):  # the machine may be busy: the shorter time counts
         shutil.copytree(templates, name)
         begun = time.monotonic()
-        assert in_a_process(search_once, Path(name).resolve(), None) == 0
+        assert in_a_process(search_once, Path(name).resolve(), storage, None) == 0
         takes_seconds = min(takes_seconds, time.monotonic() - begun)
     for index in range(times):
         folder = Path(str(index)).resolve()
         shutil.copytree(templates, folder)
-        trials = folder / "optuna.db", "select state from trials"
         runs = folder / "mlflow.db", "select status from runs"
-        after_seconds, number = random.uniform(0, 0.8) * takes_seconds, random.choice((signal.SIGINT, signal.SIGTERM))
+        after_seconds, number = random.uniform(0, 0.8) * takes_seconds, random.choice(signals)
         end = {"signal": number.name, "after_seconds": after_seconds, "of_seconds": takes_seconds}
-        end |= {"interrupted": in_a_process(search_once, folder, after_seconds, number)}
-        end |= {"trials": column(*trials), "runs": column(*runs)}
-        end |= {"resumed": in_a_process(search_once, folder, None)}
-        end |= {"trials_after": column(*trials), "runs_after": column(*runs)}
+        end |= {"interrupted": in_a_process(search_once, folder, storage, after_seconds, number)}
+        end |= {"trials": trial_states(folder, storage), "runs": column(*runs)}
+        end |= {"resumed": in_a_process(search_once, folder, storage, None)}
+        end |= {"trials_after": trial_states(folder, storage), "runs_after": column(*runs)}
         print(json.dumps(end), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2], [signal.Signals[name] for name in sys.argv[3].split(",")])

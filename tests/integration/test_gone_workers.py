@@ -1,5 +1,6 @@
 """Search workers that stand still or are gone: nothing is lost, counted twice, or left RUNNING."""
 
+import os
 import signal
 import time
 from typing import Any
@@ -24,9 +25,16 @@ COMMANDS = {
 """By the part of the study in which a worker stands still, the command."""
 
 
+@pytest.fixture(params=["sqlite:///optuna.db", "optuna.log"])
+def storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands take another storage by default."""
+    monkeypatch.setenv("AMP_TRACK_STORAGE", request.param)
+
+
 def undisturbed(study: str) -> dict[str, int]:
     """Return the edges that a search worker finds alone."""
-    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study)
+    storage = os.environ.get("AMP_TRACK_STORAGE", "sqlite:///optuna.db")
+    asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study, storage=storage)
     return edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
 
 
@@ -39,6 +47,7 @@ def the_work_of(part: str, trial: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", COMMANDS)
+@pytest.mark.usefixtures("storage")
 def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: str) -> None:
     expected = undisturbed("alone")
     if part == "train":
@@ -94,6 +103,7 @@ def elsewhere() -> tuple[str, ...]:
     return machine("elsewhere")
 
 
+@pytest.mark.usefixtures("storage")
 def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[str, ...]) -> None:
     expected = undisturbed("alone")
     command = COMMANDS["fit"]

@@ -37,11 +37,11 @@ SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trial
 AMP_TRACK = [sys.executable, "-m", "amp_track"]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "journal", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str:
-    """The address of a storage without tables."""
-    if request.param == "sqlite":
-        return "sqlite:///optuna.db"
+    """The address of a storage that is yet to be made, or has no tables."""
+    if request.param != "postgresql":
+        return "sqlite:///optuna.db" if request.param == "sqlite" else "optuna.log"
     address: str = request.getfixturevalue("server").new_database("many")
     return address
 

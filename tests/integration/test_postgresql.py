@@ -22,7 +22,7 @@ from amp_track.commands.fit import fit
 from amp_track.records import addresses
 from amp_track.records.job import Job
 from amp_track.study.alone import alone
-from amp_track.study.storage import open_storage
+from amp_track.study.opening import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
 FIT = ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
@@ -146,7 +146,7 @@ def test_a_write_whose_answer_is_lost_happens_once(
         line.lose_answers = 1
         write(study, trial)
         assert line.lose_answers == 0
-        storage.engine.dispose()
+        storage.close()
     (stored,) = trials("s", url)
     assert (stored.state is TrialState.COMPLETE) is (write is tell)
     assert stored.values == ([3.0] if write is tell else None)
@@ -163,7 +163,7 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
             study = optuna.load_study(study_name="s/fit", storage=storage)
             line.lose_answers = 1
             study._storage.create_new_trial(study._study_id)
-            storage.engine.dispose()
+            storage.close()
             worker.let_go(0)
             assert edges(worker.result()) == undisturbed()
     assert [trial.state for trial in trials("s/fit", url)].count(TrialState.FAIL) == 2

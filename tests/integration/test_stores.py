@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import WORKLOADS, Done
 
-from amp_track.study import storage
+from amp_track.study import opening
 from amp_track.tracking import Tracker
 from amp_track.workers import sqlite_files
 
@@ -61,7 +61,7 @@ def complete_trials(file: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(Tracker, "mlflow.db"), (lambda url: storage.open_storage(url).engine.dispose(), "optuna.db")],
+    [(Tracker, "mlflow.db"), (lambda url: opening.open_storage(url).close(), "optuna.db")],
     ids=["MLflow", "Optuna"],
 )
 def test_a_disk_that_is_full_as_tables_are_made_leaves_a_store_as_good_as_new(

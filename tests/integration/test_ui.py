@@ -30,7 +30,7 @@ from amp_track.commands.fit import fit
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.report import links
-from amp_track.study.storage import open_storage
+from amp_track.study.opening import open_storage
 from benchmarks.servers import running_server
 
 pytestmark = pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         found = fit(asked, sandbox=SimulatedSandbox(samples=512))
         storage = open_storage("sqlite:///optuna.db")
         optuna.create_study(study_name="b/fit", storage=storage)
-        storage.engine.dispose()
+        storage.close()
         with ui("a", "--tracking-uri", server.address, DISPLAY=":77", BROWSER=f"{browser} %s") as running:
             assert running.addresses[0] == links.run(server.address, found.experiment_id, found.run_id)
             assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/fit"]
@@ -224,7 +224,7 @@ def test_a_study_in_postgresql_is_shown_and_no_password(postgresql: PostgreSQL) 
     url = postgresql.new_database("ui").replace("tests@", "tests:hunter2@")
     storage = open_storage(url)
     optuna.create_study(study_name="shared/fit", storage=storage)
-    storage.engine.dispose()
+    storage.close()
     with ui("--storage", url, "--no-browser") as running:
         dashboard = running.addresses[-1].partition("/dashboard")[0]
         (study,) = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]

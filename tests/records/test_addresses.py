@@ -1,5 +1,7 @@
 """Addresses of stores, as SQLAlchemy of the version that is installed understands them."""
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy.engine import make_url
 
@@ -12,6 +14,18 @@ from amp_track.records import addresses
 )
 def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str) -> None:
     assert str(addresses.sqlite_file(url)) == make_url(url).database
+
+
+@pytest.mark.parametrize("url", ["optuna.log", "/shared/a b%20@c.log", "./x/y.log"])
+def test_a_path_that_ends_in_log_is_a_journal(url: str) -> None:
+    assert addresses.journal_file(url) == addresses.store_file(url) == Path(url)
+    assert addresses.masked(url) == url
+    assert addresses.spool_folder(url) == Path(url).parent / addresses.SPOOL
+
+
+@pytest.mark.parametrize("url", ["sqlite:///optuna.log", "postgresql://me@host/name.log", "optuna.db"])
+def test_another_address_is_no_journal(url: str) -> None:
+    assert addresses.journal_file(url) is None
 
 
 @pytest.mark.parametrize("url", ["postgresql://me@host/name", "http://127.0.0.1:5000", "sqlite://"])

@@ -13,7 +13,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.records.values import PRECISIONS
-from amp_track.study import storage
+from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 from amp_track.study.search import Space, train_inside
 
@@ -52,7 +52,7 @@ def test_optuna_alone_raises_a_bare_value_error() -> None:
 @pytest.mark.parametrize("part", ["fit", "compare"])
 def test_fewer_precisions_are_refused_when_the_study_is_opened(part: str) -> None:
     made_with(part, FEWER)
-    opened = storage.open_storage(URL)
+    opened = opening.open_storage(URL)
     refused = REFUSED.format(", ".join(FEWER), ", ".join(PRECISIONS))
     with pytest.raises(BadInput, match=refused):
         storage.check_settings(f"old/{part}", opened, {}, ["maximize"])
@@ -63,7 +63,7 @@ def test_fewer_precisions_are_refused_when_the_study_is_opened(part: str) -> Non
 
 def test_the_same_precisions_are_opened() -> None:
     made_with("fit", PRECISIONS)
-    storage.open_study("old/fit", storage.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
+    storage.open_study("old/fit", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
     trial = optuna.load_study(study_name="old/fit", storage=URL).ask()  # no heartbeat
     assert trial.suggest_categorical("precision", PRECISIONS) in PRECISIONS
 

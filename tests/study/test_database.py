@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from amp_track.study import database, storage
+from amp_track.study import database, opening, storage
 from amp_track.workers.processes import this_process
 
 URL = "sqlite:///optuna.db"
@@ -25,9 +25,9 @@ def grace() -> int:
 @pytest.fixture
 def study(grace: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[optuna.Study]:
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=grace))
-    opened = storage.open_storage(URL)
+    opened = opening.open_storage(URL)
     yield storage.open_study("s", opened, URL, objectives=[("value", "maximize")], settings={})
-    opened.engine.dispose()
+    opened.close()
 
 
 def running_trial(worker: dict[str, Any] | None, heartbeat: str | None) -> None:
@@ -86,7 +86,7 @@ def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytes
     """Another process may be stopped in the middle of a write."""
     running_trial(None, None)
     monkeypatch.setattr(database, "engine_arguments", lambda url: {"connect_args": {"timeout": 0.1}})
-    opened = storage.open_storage(URL)
+    opened = opening.open_storage(URL)
     patient = optuna.load_study(study_name="s", storage=opened)
     writer = sqlite3.connect("optuna.db", isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
@@ -96,5 +96,5 @@ def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytes
     writer.execute("ROLLBACK")
     writer.close()
     patient.tell(0, 1.0)
-    opened.engine.dispose()
+    opened.close()
     assert study.trials[0].values == [1.0]

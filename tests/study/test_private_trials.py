@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
-from amp_track.study import private, private_trials, reading, storage
+from amp_track.study import opening, private, private_trials, reading, storage
 from amp_track.study.database import SharedStorage
 
 URL = "sqlite:///optuna.db"
@@ -25,9 +25,10 @@ DISTRIBUTIONS = {
 
 @pytest.fixture
 def opened() -> Iterator[SharedStorage]:
-    shared = storage.open_storage(URL)
+    shared = opening.open_storage(URL)
+    assert isinstance(shared, SharedStorage)
     yield shared
-    shared.engine.dispose()
+    shared.close()
 
 
 def study_of_all_kinds(shared: SharedStorage) -> optuna.Study:

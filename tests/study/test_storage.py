@@ -10,14 +10,14 @@ from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput
 from amp_track.records.outcome import Outcome, ScaleReport, Verdict
-from amp_track.study import storage
+from amp_track.study import opening, storage
 
 URL = "sqlite:///optuna.db"
 
 
 def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
-        "s", storage.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
+        "s", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
     )  # fmt: skip
 
 

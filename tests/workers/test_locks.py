@@ -54,6 +54,13 @@ def test_the_lock_of_a_server_lies_where_only_the_user_writes(
     assert not file.exists()
 
 
+def test_the_lock_of_a_journal_is_not_the_one_that_optuna_takes(tmp_path: Path) -> None:
+    Path("x.log.lock").symlink_to("x.log")
+    with store_lock("x.log"):
+        assert sorted(os.listdir(tmp_path)) == ["x.log.amp_track.lock", "x.log.lock"]
+    assert os.listdir(tmp_path) == ["x.log.lock"]
+
+
 def test_a_lock_left_by_a_killed_process_is_taken(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").touch()
     with store_lock("sqlite:///x.db"):

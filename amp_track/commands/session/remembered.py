@@ -20,7 +20,7 @@ from amp_track.records.values import PRECISIONS
 from amp_track.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from amp_track.study.types import SharedStorage, Study
+    from amp_track.study.types import Storage, Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def _known(study: Study) -> Remembered | None:
         return None
 
 
-def load(stores: Stores, shared: SharedStorage) -> tuple[str, str, Study]:
+def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
     """Return the name of a study, and its part that remembers its command, by name and opened to be read.
 
     Args:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from amp_track.records.addresses import identity, in_memory, masked, sqlite_file
+from amp_track.records.addresses import identity, in_memory, journal_file, masked, sqlite_file
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts, sqlite_files
 
@@ -16,6 +17,8 @@ _TABLES = {"MLflow": ("experiments", "experiment_id"), "Optuna": ("studies", "st
 """By program, the table of what it makes first, and a column of it: other programs have a table of that name too."""
 _OF_VERSIONS = {"alembic_version", "version_info"}
 """Tables that hold a row from the first on."""
+_BEGINNING_OF_JOURNAL = b'{"op_code":'
+"""What each line of Optuna's journal begins with."""
 _SECONDS_LOCKED = 20
 """How long another process may keep an SQLite file locked."""
 _POLL_SECONDS = 0.05
@@ -30,8 +33,12 @@ def check_tracking(flag: str, url: str) -> None:
 
 
 def check_storage(flag: str, url: str) -> None:
-    """Raise BadInput when Optuna's storage, a database, cannot be opened."""
-    _check_database(flag, url, "Optuna", "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name")
+    """Raise BadInput when Optuna's storage, a database or a journal, cannot be opened."""
+    if (journal := journal_file(url)) is not None:
+        _check_journal(flag, url, journal)
+        return
+    such_as = "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name, or a journal's path.log"
+    _check_database(flag, url, "Optuna", such_as)
 
 
 def check_apart(tracking_uri: str, storage: str) -> None:
@@ -56,20 +63,41 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
     if file is None:
         _check_database_server(flag, url, owner, expected)
         return
-    try:
+    with _odd_files_refused(flag, url):
+        try:
+            _check_file(flag, url, file)
+            _check_owner(f"{flag}: got {url}", file, owner)
+        except sqlite3.DatabaseError as error:
+            raise BadInput(f"{flag}: got {url}, {_why_unreadable(error)}") from None
+
+
+def _check_journal(flag: str, url: str, file: Path) -> None:
+    with _odd_files_refused(flag, url):
         _check_file(flag, url, file)
-        _check_owner(f"{flag}: got {url}", file, owner)
-    except sqlite3.DatabaseError as error:
-        raise BadInput(f"{flag}: got {url}, {_why_unreadable(error)}") from None
+        if file.exists():
+            with file.open("rb") as journal:
+                first = journal.read(len(_BEGINNING_OF_JOURNAL))
+            if first and not first.startswith(_BEGINNING_OF_JOURNAL[: len(first)]):
+                raise BadInput(
+                    f"{flag}: got {url}, expected a journal of Optuna's, this file is another kind; name another, such "
+                    "as optuna.log, or a database"
+                )
+
+
+@contextlib.contextmanager
+def _odd_files_refused(flag: str, url: str) -> Iterator[None]:
+    """Raise BadInput for a loop of links, or a name that is too long or has a zero byte."""
+    try:
+        yield
     except BadInput:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long or with a zero byte
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"{flag}: got {url!r}, expected a file that can be opened; name another ({reason})") from None
 
 
 def _check_file(flag: str, url: str, file: Path) -> None:
-    """Check what surrounds an SQLite file, without opening it."""
+    """Check what surrounds the file of a store, without opening it."""
     folder = file.resolve().parent
     if file.name.startswith("file:"):
         raise BadInput(f"{flag}: got {url}, expected the path of a file, not a URI of SQLite's; write sqlite:///PATH")
@@ -85,7 +113,7 @@ def _check_file(flag: str, url: str, file: Path) -> None:
         )
     if not os.access(folder, os.W_OK):
         raise BadInput(
-            f"{flag}: got {url}, expected a folder that can be written, for its journal too; change the permissions of "
+            f"{flag}: got {url}, expected a folder that can be written, for its locks too; change the permissions of "
             f"{folder} or name another"
         )
 

@@ -29,7 +29,7 @@ _READERS_OF_TRIALS = ("optuna.storages", "amp_track.study.private_trials")
 """Modules that make trials of what Optuna's database holds."""
 _KEEPERS_OF_FILES = ("mlflow.store.artifact",)
 """Modules that import a library when they keep the first file."""
-_READS = re.compile("_?(get|build|read|load)_")
+_READS = re.compile("_?(get|build|read|load|apply)_")
 """The beginning of the names of functions by which Optuna's storages read values."""
 _NO_RECORD = "Record does not exist"
 """What Optuna says where a study or a trial is not there any more."""
@@ -133,7 +133,7 @@ def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:
 
 def _of_sqlite(error: BaseException, url: str) -> str:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without the extension that says where
-    file = addresses.sqlite_file(url)
+    file = addresses.store_file(url)
     folder = file.resolve().parent if file is not None else Path()
     if code == sqlite3.SQLITE_FULL:
         return f"{url}: {_is_full(folder)}"
@@ -161,7 +161,7 @@ def _full_folder(stores: Stores) -> Path | None:
 
     None where that is another: an experiment may keep its artifacts anywhere.
     """
-    files = [addresses.sqlite_file(url) for url in (stores.storage, addresses.tracking_uri(stores.tracking_uri))]
+    files = [addresses.store_file(url) for url in (stores.storage, addresses.tracking_uri(stores.tracking_uri))]
     folders = [Path(tempfile.gettempdir()), Path("mlruns"), *(file.parent for file in files if file is not None)]
     full = (folder.resolve() for folder in folders if folder.is_dir() and shutil.disk_usage(folder).free < _ROOM_BYTES)
     return next(full, None)

@@ -18,7 +18,7 @@ from amp_track.records.values import format_bytes
 from amp_track.report import progress
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
-    from amp_track.study.types import Direction, SharedStorage, Study
+    from amp_track.study.types import Direction, Storage, Study
     from amp_track.tracking import Run, Tracker
 
 _SETTINGS_OF = {
@@ -40,23 +40,23 @@ class Studies:
         storage: their storage, where it is open already; else it is opened when it is first needed.
     """
 
-    def __init__(self, session: Session, *, storage: SharedStorage | None = None) -> None:
+    def __init__(self, session: Session, *, storage: Storage | None = None) -> None:
         self.session = session
         self._opened = storage
         self._url = session.request.stores.storage
         self.name = session.request.stores.study or fingerprint.default_study_name(session)
 
     @functools.cached_property
-    def storage(self) -> SharedStorage:
+    def storage(self) -> Storage:
         """Their storage, opened."""
-        from amp_track.study import storage
+        from amp_track.study import opening
 
-        return self._opened or storage.open_storage(self._url)
+        return self._opened or opening.open_storage(self._url)
 
     def close(self) -> None:
-        """Let go of the storage's connections."""
+        """Let go of the storage."""
         if "storage" in vars(self):
-            self.storage.engine.dispose()
+            self.storage.close()
 
     def check(self, *parts: str) -> None:
         """Raise BadInput when a part exists and was made with other settings. Writes nothing."""

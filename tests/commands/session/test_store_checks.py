@@ -39,6 +39,47 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/notes.db")
 
 
+@pytest.mark.parametrize("content", [b"epoch 1: loss 0.3", b"\0" * 99, b'{"loss": 0.3}\n', b"SQLite format 3\0"])
+def test_a_log_of_another_kind_is_refused_and_stays_as_it_is(content: bytes) -> None:
+    file = Path("train.log")
+    file.write_bytes(content)
+    with pytest.raises(
+        BadInput, match=r"^--storage: got train\.log, expected a journal of Optuna's, this file is anoth"
+    ):
+        store_checks.check_storage("--storage", "train.log")
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nowhere/optuna.log", "expected a file in a folder that exists"),
+        ("folder.log", "expected a file, this is a folder"),
+        ("\0.log", "expected a file that can be opened"),
+        ("x" * 300 + ".log", "expected a file that can be opened"),
+        ("loop.log", "expected a file that can be opened"),
+    ],
+    ids=["no folder", "a folder", "zero byte", "long name", "loop of links"],
+)
+def test_a_journal_that_cannot_be_opened_is_refused(url: str, message: str) -> None:
+    Path("folder.log").mkdir()
+    Path("loop.log").symlink_to("loop.log")
+    with pytest.raises(BadInput, match=message):
+        store_checks.check_storage("--storage", url)
+    with pytest.raises(BadInput, match="expected a database address"):
+        store_checks.check_tracking("--tracking-uri", url)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n', b'{"op']
+)
+def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
+    if content is not None:
+        Path("optuna.log").write_bytes(content)
+    store_checks.check_storage("--storage", "optuna.log")
+    assert Path("optuna.log").exists() == (content is not None)
+
+
 def test_links_in_a_loop_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one.db").symlink_to("two.db")
     (tmp_path / "two.db").symlink_to("one.db")

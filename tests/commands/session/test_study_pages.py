@@ -15,7 +15,8 @@ from amp_track.commands.request import Stores
 from amp_track.commands.session.study_pages import find
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.report import links
-from amp_track.study.storage import OUTCOME, PARENT_RUN_ID, open_storage
+from amp_track.study.opening import open_storage
+from amp_track.study.storage import OUTCOME, PARENT_RUN_ID
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 MEASURED = json.dumps(dataclasses.asdict(Outcome(verdict=Verdict.FITS)))
@@ -34,7 +35,7 @@ def make() -> Callable[..., str]:
             study.add_trial(optuna.trial.create_trial(value=1.0, system_attrs={OUTCOME: MEASURED}))
             if name == names[0]:
                 study.set_user_attr(PARENT_RUN_ID, run.info.run_id)
-        storage.engine.dispose()
+        storage.close()
         return str(run.info.run_id)
 
     return of

@@ -1,0 +1,153 @@
+"""Journal files: whole lines after any accident, and heartbeats by the clock of who looks."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from amp_track.records.errors import BadInput
+from amp_track.study import database, opening, reading, storage, trials
+from amp_track.study.journal import SharedJournal
+from amp_track.workers.processes import this_process
+
+URL = "optuna.log"
+ELSEWHERE = {"host": "elsewhere", "boot_id": "another", "pid": 1}
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> optuna.Study:
+    monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=2))
+    return open_study()
+
+
+def open_study() -> optuna.Study:
+    opened = opening.open_storage(URL)
+    return storage.open_study("s", opened, URL, objectives=[("value", "maximize")], settings={})
+
+
+def of_another_process() -> optuna.Study:
+    """Return the study as a program of Optuna's opens it."""
+    return optuna.load_study(study_name="s", storage=JournalStorage(JournalFileBackend(URL)))
+
+
+@pytest.mark.parametrize("part", [b"{", b'{"op_code":4,"worker_id":"x","stu', b"x" * 200_000])
+def test_a_line_that_was_cut_off_is_lost_alone(part: bytes, study: optuna.Study) -> None:
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    with Path(URL).open("ab") as journal:
+        journal.write(part)
+    assert [trial.value for trial in open_study().trials] == [1.0], "it is read, and so is all before it"
+    study.add_trial(optuna.trial.create_trial(value=2.0))
+    assert [trial.value for trial in of_another_process().trials] == [1.0, 2.0]
+    for line in Path(URL).read_text().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["hello", "{}", "[]", '{"op_code":4}', '{"op_code":99}', '{"op_code":0,"study_name":1}']
+)
+def test_what_is_no_journal_is_refused_and_stays_as_it_is(line: str, study: optuna.Study) -> None:
+    file = Path(URL)
+    file.write_text(f"{file.read_text()}{line}\n{file.read_text()}")
+    content = file.read_bytes()
+    with pytest.raises(BadInput, match=r"^--storage: got optuna\.log, expected a journal of Optuna's that can be read"):
+        opening.open_existing_storage(URL)
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_journal_that_is_yet_to_be_made_is_not_made_by_reading(content: bytes | None) -> None:
+    if content is not None:
+        Path(URL).write_bytes(content)
+    with (
+        pytest.raises(BadInput, match="expected a database that holds studies, and there is none yet"),
+        reading.reading(URL),
+    ):
+        pass
+    assert Path(URL).exists() == (content is not None)
+
+
+def running_trial(worker: dict[str, Any] | None) -> optuna.Trial:
+    trial = of_another_process().ask()
+    if worker is not None:
+        trial.set_user_attr(database.WORKER, worker)
+    return trial
+
+
+def wait_until_it_fails(study: optuna.Study) -> float:
+    begun = time.monotonic()
+    while study.trials[0].state is TrialState.RUNNING and time.monotonic() - begun < 60:
+        time.sleep(0.1)
+        storage.fail_dead_trials(study)
+    assert study.trials[0].state is TrialState.FAIL
+    return time.monotonic() - begun
+
+
+def test_a_trial_of_a_dead_process_of_this_machine_fails_at_once(study: optuna.Study) -> None:
+    running_trial(this_process() | {"pid": 2**22 + 1})
+    storage.fail_dead_trials(study)
+    assert study.trials[0].state is TrialState.FAIL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [None, ELSEWHERE, this_process()])
+def test_no_trial_without_heartbeats_runs_for_ever(worker: dict[str, Any] | None, study: optuna.Study) -> None:
+    running_trial(worker)
+    storage.fail_dead_trials(study)
+    assert study.trials[0].state is TrialState.RUNNING, "its grace period begins"
+    seconds = wait_until_it_fails(study)
+    assert seconds > (4 if worker == this_process() else 2)
+
+
+@pytest.fixture
+def beating_worker(study: optuna.Study) -> Iterator[multiprocessing.process.BaseProcess]:
+    worker = multiprocessing.get_context("spawn").Process(target=beat, daemon=True)
+    worker.start()
+    while not study.trials:
+        time.sleep(0.1)
+    yield worker
+    worker.kill()
+    worker.join()
+
+
+def beat() -> None:
+    """Run a trial of another machine that lasts."""
+    database.TIMES = replace(database.TIMES, heartbeat=1, grace=2)
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.set_user_attr(database.WORKER, ELSEWHERE)
+        time.sleep(600)
+        return 0.0
+
+    trials.run_one(open_study(), objective)
+
+
+@pytest.mark.slow
+def test_heartbeats_keep_a_trial_of_another_machine(
+    study: optuna.Study, beating_worker: multiprocessing.process.BaseProcess
+) -> None:
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        storage.fail_dead_trials(study)
+        time.sleep(0.1)
+    assert study.trials[0].state is TrialState.RUNNING
+    beating_worker.kill()
+    assert wait_until_it_fails(study) > 1
+
+
+def test_a_heartbeat_of_a_trial_that_was_taken_over_says_nothing(study: optuna.Study) -> None:
+    shared = opening.open_storage(URL)
+    assert isinstance(shared, SharedJournal)
+    trial_id = shared.create_new_trial(study._study_id)
+    of_another_process().tell(0, state=TrialState.FAIL)
+    shared.record_heartbeat(trial_id)
+    assert study.trials[0].state is TrialState.FAIL
+    assert study.trials[0].system_attrs == {}
