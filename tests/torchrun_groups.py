@@ -26,11 +26,27 @@ class Groups:
     """Both groups, while they run.
 
     Args:
-        processes: torchrun's own.
+        command: starts torchrun.
     """
 
-    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        self.processes = processes
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self.mark = secrets.token_hex(8)
+        self.processes = [self._start(index) for index in range(len(GROUPS))]
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        # Else, of two on one machine, the one that is quicker is the host of the rendezvous.
+        command = [*self._command[:3], "--rdzv-conf", f"is_host={1 - index}", *self._command[3:]]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", _MARK: f"{self.mark} {index}"}
+        with Path(GROUPS[index]).open("ab") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+    def lose_second_machine(self) -> None:
+        """Kill torchrun, commands and jobs of the second group, all at once."""
+        for process in marked(f"{self.mark} 1"):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.processes[1].wait()
 
     def wait(self) -> list[int]:
         """Wait until both have ended, and return their exit codes."""
@@ -77,33 +93,27 @@ def started(*arguments: str, restarts: int = 0) -> Iterator[Groups]:
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "--local-addr",
         "127.0.0.1", "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", "amp_track", *arguments,
     ]  # fmt: skip
-    mark = secrets.token_hex(8)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", _MARK: mark}
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for name in GROUPS:
-            output = stack.enter_context(Path(name).open("wb"))
-            processes.append(subprocess.Popen(torchrun, stdout=output, stderr=output, env=environment))
-        try:
-            yield Groups(processes)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            _, alive = psutil.wait_procs(_marked(mark), timeout=20)
-            left = [child.cmdline() for child in alive]
-            for child in alive:
-                child.kill()
-            assert not alive, f"left behind: {left}"
+    groups = Groups(torchrun)
+    try:
+        yield groups
+    finally:
+        for process in groups.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        _, alive = psutil.wait_procs(marked(groups.mark), timeout=20)
+        left = [child.cmdline() for child in alive]
+        for child in alive:
+            child.kill()
+        assert not alive, f"left behind: {left}"
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str) -> list[psutil.Process]:
     """Return the processes that were started with a mark in their environment, and what they have started."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(_MARK) == mark:
+            if process.environ().get(_MARK, "").startswith(mark):
                 found.append(process)
     return found
 

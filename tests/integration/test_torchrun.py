@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,26 @@ def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(lost: 
     lost_probes = {trial.params["batch_size"] for trial in in_state(TrialState.FAIL, "s/fit")}
     assert lost_probes
     assert lost_probes <= {trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/fit")}
+    assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
+
+
+def test_a_machine_that_is_lost_costs_one_probe() -> None:
+    """All are started again: with torch 2.15, a torchrun that is left does not tell a new one where rank 0 is."""
+    command = ("fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
+    with torchrun_groups.started(*command, "--study", "s", restarts=3) as groups:
+        groups.wait_until_said("fp32 batch")
+        wait_for(lambda: in_state(TrialState.RUNNING, "s/fit"))
+        groups.lose_second_machine()
+        wait_for(lambda: in_state(TrialState.FAIL, "s/fit"))
+        groups.processes[0].send_signal(signal.SIGINT)
+        groups.wait()
+    assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
+    again = torchrun_groups.run(*command, "--study", "s")
+    edge = again.result["precisions"]["fp32"]
+    assert edge["first_failing_batch"] == edge["largest_batch"] + 1
+    (lost,) = in_state(TrialState.FAIL, "s/fit")
+    done = [trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/fit")]
+    assert done.count(lost.params["batch_size"]) == 1
     assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
 
 
