@@ -20,6 +20,8 @@ from amp_track.results.shown import Shown
 
 REFERENCE = "fp32"
 """The precision with which the others are compared."""
+_LARGEST = 1e300
+"""Of numbers beyond it a chart cannot take the difference."""
 
 
 class Speed(StrEnum):
@@ -57,12 +59,12 @@ def pays_from(speedups: Sequence[float | None]) -> int | None:
 
 
 def as_numbers(values: Sequence[str]) -> list[float] | None:
-    """Return the values as numbers; None where one is not a finite number."""
+    """Return the values as numbers; None where one is none, or is larger than the axis of a chart can span."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:
         return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+    return numbers if all(abs(number) <= _LARGEST for number in numbers) else None
 
 
 def in_order(values: Sequence[str]) -> list[str]:

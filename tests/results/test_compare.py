@@ -120,6 +120,8 @@ def test_numbers_are_put_in_order_and_text_is_left() -> None:
     assert in_order(["relu", "gelu"]) == ["relu", "gelu"]
     assert as_numbers(["1", "2e1"]) == [1, 20]
     assert as_numbers(["1", "nan"]) is None
+    assert as_numbers(["1", "-inf"]) is None
+    assert as_numbers(["1e308", "-1e308"]) is None
 
 
 @pytest.mark.parametrize(
