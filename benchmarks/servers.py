@@ -26,22 +26,28 @@ class Server:
     Args:
         folder: where its files are.
         database: the address of its database; by default a file in that folder.
+        host: where it listens, and the only name that it answers to.
+        port: where it listens; by default one that is free.
     """
 
-    def __init__(self, folder: Path, *, database: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, database: str | None = None, host: str = "127.0.0.1", port: int | None = None
+    ) -> None:
         self._folder = folder
         self.database = database or f"sqlite:///{folder}/server.db"
         """Its address, by which it can be read without the server."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            self.port = unused.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
+            self.port = port or unused.getsockname()[1]
+        self._host = host
+        self.address = f"http://{host}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
         command = [
-            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
+            sys.executable, "-m", "mlflow", "server", "--host", self._host, "--port", str(self.port), "--workers", "1",
+            "--allowed-hosts", f"{self._host}:{self.port}",
             "--backend-store-uri", self.database, "--artifacts-destination", str(self._folder / "artifacts"),
         ]  # fmt: skip
         with (self._folder / "server.log").open("a") as log:
@@ -72,10 +78,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *, database: str | None = None) -> Iterator[Server]:
-    """Start a server that ends with the block."""
+def running_server(
+    folder: Path, *, database: str | None = None, host: str = "127.0.0.1", port: int | None = None
+) -> Iterator[Server]:
+    """Start a server that ends with the block. Arguments as of `Server`."""
     folder.mkdir(exist_ok=True)
-    server = Server(folder, database=database)
+    server = Server(folder, database=database, host=host, port=port)
     try:
         server.start()
         yield server

@@ -1,7 +1,11 @@
-"""A PostgreSQL server of the tests' own, on loopback, in a temporary folder; and a line to it that can be cut."""
+"""A PostgreSQL server of the tests' own, on loopback, in a temporary folder; and a line to it that can be cut.
+
+The examples of docs/ run on one, too.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -23,17 +27,27 @@ class Server:
     """A server that can be stopped and started again at the same address.
 
     PostgreSQL refuses to run as root: there, it runs as the user that its package has made.
+
+    Args:
+        folder: where its files are.
+        programs: the folder of PostgreSQL's programs.
+        host: where it listens, to this machine alone; it asks for no password.
+        port: where it listens; by default one that is free.
+        user: who owns it.
     """
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(
+        self, folder: Path, programs: Path, *, host: str = "127.0.0.1", port: int | None = None, user: str = "tests"
+    ) -> None:
         self._data, self._programs = folder / "data", programs
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.port = unused.getsockname()[1]
-        self._run("initdb", "--auth=trust", "--username=tests", "--no-sync", "--encoding=UTF8", "--locale=C")
+        self._host, self._user = host, user
+        self.port = port or _free_port()
+        self._run("initdb", "--auth=trust", f"--username={user}", "--no-sync", "--encoding=UTF8", "--locale=C")
         with (self._data / "postgresql.conf").open("a") as settings:
-            own = (f"port={self.port}", "listen_addresses='127.0.0.1'", f"unix_socket_directories='{folder}'")
+            own = (f"port={self.port}", f"listen_addresses='{host}'", f"unix_socket_directories='{folder}'")
             settings.write("\n".join((*_FAST, *own, "")))
+        with (self._data / "pg_hba.conf").open("a") as clients:
+            clients.write("host all all samehost trust\n")  # beside loopback, which initdb has let in
 
     def start(self) -> None:
         self._run("pg_ctl", "start", "--wait", "--silent", f"--log={self._data}/log")
@@ -47,7 +61,7 @@ class Server:
         return (self._data / "postmaster.pid").exists()
 
     def address(self, database: str, port: int | None = None) -> str:
-        return f"postgresql+psycopg://tests@127.0.0.1:{port or self.port}/{database}"
+        return f"postgresql+psycopg://{self._user}@{self._host}:{port or self.port}/{database}"
 
     def new_database(self, name: str) -> str:
         """Make a database and return its address. A test that failed may have left the server stopped."""
@@ -55,9 +69,9 @@ class Server:
 
         if not self.is_running:
             self.start()
-        where = f"host=127.0.0.1 port={self.port} user=tests dbname=postgres"
+        where = f"host={self._host} port={self.port} user={self._user} dbname=postgres"
         with closing(psycopg.connect(where, autocommit=True)) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            connection.execute(f"CREATE DATABASE {name}")
         return self.address(name)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -74,33 +88,56 @@ def _as_its_user() -> list[str]:
     return ["setpriv", f"--reuid={_ACCOUNT}", f"--regid={_ACCOUNT}", "--clear-groups"]
 
 
-def _programs() -> Path:
-    """Return the folder of PostgreSQL's programs; skip the test where they are missing."""
-    pytest.importorskip("psycopg", reason="needs PostgreSQL's driver: pip install 'psycopg[binary]'")
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+    return port
+
+
+def _programs() -> Path | None:
+    """Return the folder of PostgreSQL's programs; None where they are missing."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which("pg_ctl")
-    if not debian and found is None:
-        pytest.skip("needs PostgreSQL, whose programs are not here: apt-get install postgresql")
+    return debian[-1] if debian else Path(found).resolve().parent if found else None
+
+
+def missing() -> str:
+    """Return what a server needs and this machine lacks, in one line; nothing where one can be started."""
+    if importlib.util.find_spec("psycopg") is None:
+        return "needs PostgreSQL's driver: pip install 'psycopg[binary]'"
+    if _programs() is None:
+        return "needs PostgreSQL, whose programs are not here: apt-get install postgresql"
     if os.getuid() == 0:
         tried = subprocess.run([*_as_its_user(), "true"], capture_output=True, text=True)
         if tried.returncode:
-            pytest.skip(f"PostgreSQL does not run as root, and not as {_ACCOUNT}: {tried.stderr.strip()}")
-    return debian[-1] if debian else Path(str(found)).resolve().parent
+            return f"PostgreSQL does not run as root, and not as {_ACCOUNT}: {tried.stderr.strip()}"
+    return ""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+@contextmanager
+def running_server(*, host: str = "127.0.0.1", port: int | None = None, user: str = "tests") -> Iterator[Server]:
+    """Start a server that ends with the block, where nothing is `missing`. Arguments as of `Server`."""
     programs = _programs()
+    assert programs is not None, missing()
     with tempfile.TemporaryDirectory(prefix="postgresql-", dir="/tmp") as folder:  # where another user may enter
         if os.getuid() == 0:
             shutil.chown(folder, _ACCOUNT, _ACCOUNT)
-        server = Server(Path(folder), programs)
+        server = Server(Path(folder), programs, host=host, port=port, user=user)
         server.start()
         try:
             yield server
         finally:
             if server.is_running:
                 server.stop("immediate")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    if why := missing():
+        pytest.skip(why)
+    with running_server() as server:
+        yield server
 
 
 class Line:

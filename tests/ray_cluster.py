@@ -1,7 +1,8 @@
-"""A real Ray cluster of one node, this machine, for the tests: two CPUs, no GPU, no dashboard."""
+"""A real Ray cluster of one node, this machine, for the tests and docs/: two CPUs, no GPU, no dashboard."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -23,8 +24,18 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_T
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """Start a cluster, name it in the environment, and return its folder, which has all that it writes."""
+    """Start a cluster; skips where Ray is not installed."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'amp-track[ray]'")
+    with running_cluster() as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Path]:
+    """Start a cluster, which ends with the block, name it in the environment, and return its folder.
+
+    All that it writes is there.
+    """
     # The path of a socket in it may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)

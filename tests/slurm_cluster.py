@@ -1,4 +1,4 @@
-"""A real SLURM of one node, this machine, for the tests: its controller, its node's daemon, and munge."""
+"""A real SLURM of one node, this machine, for the tests and docs/: its controller, its node's daemon, and munge."""
 
 from __future__ import annotations
 
@@ -60,12 +60,38 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscr
 """
 
 
+class NodeIsDown(Exception):
+    """SLURM has started, and its node takes no jobs."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """Start SLURM, and name it in the environment; skips where it is not installed, or this is not root."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing or os.getuid() != 0:
-        pytest.skip(f"needs SLURM and root: apt-get install slurm-wlm ({', '.join(missing) or 'this is another user'})")
+    if why := missing():
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(running_cluster())
+        except NodeIsDown as error:
+            pytest.skip(str(error))
+        yield folder
+
+
+def missing() -> str:
+    """Return what SLURM needs and this machine lacks, in one line; nothing where it can be started."""
+    programs = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if programs or os.getuid() != 0:
+        return f"needs SLURM and root: apt-get install slurm-wlm ({', '.join(programs) or 'this is another user'})"
+    return ""
+
+
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Path]:
+    """Start SLURM, which ends with the block, name it in the environment, and return its folder.
+
+    Raises:
+        NodeIsDown: its node does not come up here.
+    """
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         folder.chmod(0o755)  # munge wants its socket where everybody may look
@@ -79,7 +105,7 @@ def cluster() -> Iterator[Path]:
             for command in (["munged", "--force", *files], ["slurmctld"], ["slurmd"]):
                 subprocess.run(command, check=True, capture_output=True)
             if (state := _state_of_node()) != "idle":
-                pytest.skip(f"needs SLURM, whose node does not come up here: {state or 'no answer'}")
+                raise NodeIsDown(f"needs SLURM, whose node does not come up here: {state or 'no answer'}")
             yield folder
         finally:
             for daemon in ("slurmd", "slurmctld", "munge"):
