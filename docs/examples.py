@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).parent.parent
 RECORDS = Path(__file__).parent / "output"
@@ -26,6 +26,9 @@ COLUMNS = 100
 _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
+_BEGIN = f"timeout -s INT 40 amp-track search {_MEMORY} --precision fp32 --trials 4 --study digits || true"
+_STORES = "export AMP_TRACK_STORAGE=postgresql+psycopg://optuna@stores/optuna MLFLOW_TRACKING_URI=http://stores:5000"
+_OF_WORKERS = "^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +36,13 @@ class Example:
     """Commands that a page shows with what they print.
 
     Attributes:
-        commands: run one after another with the same stores. `RUN_ID` stands for the run that the first one names.
+        commands: run one after another with the same stores. `RUN_ID` stands for the run that the first one names; what
+            one of them exports, those after it have.
         with_progress: show what goes to stderr too.
         keep: show only the lines that this regular expression finds.
         exit_code: how the last command is expected to end.
         is_slow: it takes a minute or so: run only when asked to.
+        cluster: what it runs on beside servers of its stores, all of which clusters.py starts; by default on nothing.
     """
 
     commands: tuple[str, ...]
@@ -45,6 +50,7 @@ class Example:
     keep: str = ""
     exit_code: int = 0
     is_slow: bool = False
+    cluster: Literal["", "slurm", "ray"] = ""
 
 
 EXAMPLES = {
@@ -59,13 +65,26 @@ EXAMPLES = {
         is_slow=True,
     ),
     "work": Example(
+        commands=(_BEGIN, "amp-track work digits --workers 2"), with_progress=True, keep=_OF_WORKERS, is_slow=True
+    ),
+    "work-slurm": Example(
         commands=(
-            f"timeout -s INT 40 amp-track search {_MEMORY} --precision fp32 --trials 4 --study digits || true",
-            "amp-track work digits --workers 2",
+            _STORES,
+            _BEGIN,
+            "amp-track work digits --workers 2 --launcher slurm",
+            'squeue --states=all --format="%i %j %T %N"',
         ),
         with_progress=True,
-        keep="^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)",
+        keep=f"{_OF_WORKERS}|^JOBID|^[0-9]+ ",
         is_slow=True,
+        cluster="slurm",
+    ),
+    "work-ray": Example(
+        commands=(_STORES, _BEGIN, "amp-track work digits --workers 2 --launcher ray"),
+        with_progress=True,
+        keep=_OF_WORKERS,
+        is_slow=True,
+        cluster="ray",
     ),
     "work-refused": Example(
         commands=(
@@ -139,11 +158,13 @@ def run_and_record(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "experiments").symlink_to(ROOT / "experiments")
         started = time.monotonic()
-        lines, run_id = [], ""
+        lines, run_id, exports = [], "", ""
         for index, command in enumerate(example.commands):
             is_last = index == len(example.commands) - 1
             command = command.replace("RUN_ID", run_id)
-            text = _output_of(command, folder, example, exit_code=example.exit_code if is_last else 0)
+            exit_code = example.exit_code if is_last else 0
+            text = _output_of(exports + command, folder, example, exit_code=exit_code)
+            exports += f"{command}\n" if command.startswith("export ") else ""
             found = re.search(r"\b[0-9a-f]{32}\b", text)
             run_id = run_id or (found.group() if found is not None else "")
             shown = [line.rstrip() for line in text.splitlines() if re.search(example.keep, line)]

@@ -24,6 +24,7 @@ import typer.main
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+import clusters  # noqa: E402
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 from amp_track import cli  # noqa: E402
@@ -326,8 +327,15 @@ def main() -> None:
     arguments = parser.parse_args()
     quick_or_all = [name for name, one in EXAMPLES.items() if arguments.all or not one.is_slow]
     for name in [] if arguments.check or arguments.run == ["none"] else arguments.run or quick_or_all:
+        cluster = EXAMPLES[name].cluster
+        if cluster and (why := clusters.missing(cluster)):
+            if arguments.run:
+                raise SystemExit(f"example {name}: {why}")
+            print(f"example {name} is left out: {why}", file=sys.stderr)
+            continue
         print(f"running example {name}", file=sys.stderr)
-        run_and_record(name)
+        record = clusters.run_and_record if cluster else run_and_record
+        record(name)
     sys.exit(_cog(check=arguments.check))
 
 
