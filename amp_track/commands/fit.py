@@ -77,8 +77,9 @@ def find_edges(tracked_study: TrackedStudy, studies: Studies, sampler: EdgeSampl
     progress.say(
         f"finding the largest batch that fits {limit_in_words(session.job)} at {', '.join(session.precisions)}"
     )
-    for name, reason in session.unsupported.items():
-        progress.say(f"{name} skipped: {reason}")
+    if session.request.fit_options.precisions is None:  # else nobody has asked for those
+        for name, reason in session.unsupported.items():
+            progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
     free_bytes = storage.free_bytes_of(study)

@@ -45,6 +45,13 @@ def client() -> mlflow.MlflowClient:
 
 @pytest.mark.usefixtures("fresh_stores")
 class TestEdges:
+    @pytest.mark.parametrize(("precisions", "is_said"), [(None, True), (("fp32",), False)])
+    def test_a_precision_that_is_left_out_is_said_unless_others_were_asked_for(
+        self, precisions: tuple[str, ...] | None, is_said: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fit(request(Job(workload=DIGITS), precisions=precisions, max_batch_size=8), sandbox=SimulatedSandbox())
+        assert ("tf32 skipped: " in capsys.readouterr().err) == is_said
+
     def test_the_edge_is_exact_proven_and_confirmed(self) -> None:
         sandbox = SimulatedSandbox()
         found = fit(asked(study="mine"), sandbox=sandbox).precisions["fp32"]
