@@ -7,11 +7,13 @@ unreadable with the next line. Both are mended here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -19,7 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, private
 
 _HEARTBEAT = "amp_track:heartbeat"
@@ -31,7 +33,8 @@ class _MendingLock(JournalFileSymlinkLock):
 
     def __init__(self, file: Path) -> None:
         # With a relative path Optuna's lock never notices that its holder is dead, and tries for ever without a pause.
-        super().__init__(str(file.absolute()))
+        assert file.is_absolute()
+        super().__init__(str(file))
         self._file = file
 
     def acquire(self) -> bool:
@@ -62,6 +65,41 @@ def _cut_off_part_of_a_line(file: Path) -> None:
             journal.truncate(end)
 
 
+class _JournalFile(JournalFileBackend):
+    """A journal's file, whose failures are told in one line."""
+
+    def __init__(self, file: Path) -> None:
+        self._shown, self._file = file, file.absolute()
+        super().__init__(str(self._file), lock_obj=_MendingLock(self._file))
+        self._identity = self._identity_now()
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Yield the lines from a number on."""
+        with self._failures_told():
+            yield from super().read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write lines, all or none."""
+        with self._failures_told():
+            super().append_logs(logs)
+
+    def _identity_now(self) -> tuple[int, int]:
+        status = self._file.stat()
+        return status.st_dev, status.st_ino
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            if self._identity_now() != self._identity:
+                raise FileNotFoundError(errno.ENOENT, "another file is in its place")
+            yield
+        except OSError as error:
+            raise StoreFailed(
+                f"{self._shown}: the journal cannot be read or written ({error.strerror}); see to it, its folder and "
+                "its disk: the same command resumes"
+            ) from error
+
+
 class SharedJournal(JournalStorage, private.BaseHeartbeat):
     """A journal whose trials have heartbeats, each a line of it.
 
@@ -69,7 +107,8 @@ class SharedJournal(JournalStorage, private.BaseHeartbeat):
         file: made if it is not there.
 
     Raises:
-        BadInput: it cannot be read.
+        BadInput: it holds what cannot be read.
+        StoreFailed: its file cannot be read, then and at any time later.
     """
 
     def __init__(self, file: Path) -> None:
@@ -79,9 +118,9 @@ class SharedJournal(JournalStorage, private.BaseHeartbeat):
         """By trial, its last heartbeat and when this process first saw that one."""
         self.heartbeat_stale_trial_callback: Callable[[optuna.Study, FrozenTrial], None] | None = None
         try:
-            super().__init__(JournalFileBackend(str(file.absolute()), lock_obj=_MendingLock(file)))
+            super().__init__(_JournalFile(file))
             self._check_values()
-        except OSError:
+        except (OSError, StoreFailed):
             raise
         except Exception as error:  # whatever a line makes that is not one of Optuna's
             said = " ".join(str(error).split()) or type(error).__name__

@@ -90,7 +90,7 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
 
     def beat() -> None:
         while True:
-            with contextlib.suppress(StorageInternalError, SQLAlchemyError, OSError):  # the next one may arrive
+            with contextlib.suppress(StorageInternalError, SQLAlchemyError, StoreFailed):  # the next one may arrive
                 heartbeat.record_heartbeat(trial_id)
             if is_over.wait(interval):
                 return

@@ -14,7 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, opening, reading, storage, trials
 from amp_track.study.journal import SharedJournal
 from amp_track.workers.processes import this_process
@@ -61,6 +61,20 @@ def test_what_is_no_journal_is_refused_and_stays_as_it_is(line: str, study: optu
     with pytest.raises(BadInput, match=r"^--storage: got optuna\.log, expected a journal of Optuna's that can be read"):
         opening.open_existing_storage(URL)
     assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("replacement", [None, b"", b'{"op_code":0,"study_name":"t","directions":[1]}\n'])
+def test_a_journal_that_is_gone_meanwhile_is_told(replacement: bytes | None, study: optuna.Study) -> None:
+    Path(URL).rename("moved.log")
+    if replacement is not None:
+        Path(URL).write_bytes(replacement)
+    before = Path("moved.log").read_bytes()
+    for use in (lambda: study.trials, lambda: study.set_user_attr("a", 1)):
+        with pytest.raises(StoreFailed, match=r"^optuna\.log: the journal cannot be read or written \((No|another) "):
+            use()
+    assert Path("moved.log").read_bytes() == before
+    assert (Path(URL).read_bytes() if Path(URL).exists() else None) == replacement
+    assert not Path(f"{URL}.lock").is_symlink()
 
 
 @pytest.mark.parametrize("content", [None, b""])
