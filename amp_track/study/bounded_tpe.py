@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import optuna
@@ -24,11 +24,12 @@ class BoundedTPE(BaseSampler):
 
     Args:
         seed: what it draws depends on this and on the trials.
+        looks_at: these trials, as `TellingTrials` returns them; None for all of the study.
     """
 
-    def __init__(self, *, seed: int) -> None:
+    def __init__(self, *, seed: int, looks_at: Sequence[FrozenTrial] | None) -> None:
         self._tpe = TPESampler(seed=seed)
-        self._looked_at: optuna.Study | None = None
+        self._looks_at = looks_at
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return nothing: each param is drawn on its own, since the range of one depends on another."""
@@ -44,23 +45,47 @@ class BoundedTPE(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Draw a param of one trial."""
-        if self._looked_at is None:
-            self._looked_at = _with_few_trials(study, trial)
-        return self._tpe.sample_independent(self._looked_at, trial, param_name, param_distribution)
+        if self._looks_at is not None:
+            study = optuna.create_study(directions=study.directions, storage=_OfTheseTrials(self._looks_at))
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
 
-def _with_few_trials(study: optuna.Study, trial: FrozenTrial) -> optuna.Study:
-    """Return the study itself, or one in memory that has the trials which are looked at."""
-    states = (TrialState.COMPLETE, TrialState.RUNNING)
-    trials = [
-        each
-        for each in study.get_trials(deepcopy=False)
-        if each.state in states and (each.state is TrialState.COMPLETE or each.number != trial.number)
-    ]
-    if len(trials) <= _MOST_TRIALS:
-        return study
-    storage = _OfTheseTrials(which_say_most(trials, study.directions))
-    return optuna.create_study(directions=study.directions, storage=storage)
+class TellingTrials:
+    """Choose the trials of a study that TPE looks at. A finished one never changes, and is looked at once.
+
+    Args:
+        directions: of the study's objectives.
+    """
+
+    def __init__(self, directions: Sequence[StudyDirection]) -> None:
+        self._directions = directions
+        self._known = 0
+        """How many trials there were the last time: numbers are given in order, and none is taken away."""
+        self._unfinished: list[int] = []
+        self._finished = 0
+        """How many of them have finished with values."""
+        self._telling: list[FrozenTrial] = []
+        """The best and the newest of these, in their order: no other can be among the hundred any more."""
+
+    def among(self, trials: Sequence[FrozenTrial], *, drawn: int) -> list[FrozenTrial] | None:
+        """Return the hundred trials that say most; None where there are no more than that.
+
+        Args:
+            trials: all of the study, in their order.
+            drawn: the number of the one that is drawn, which is left out.
+        """
+        new = [*(trials[number] for number in self._unfinished), *trials[self._known :]]
+        self._known = len(trials)
+        unfinished = [trial for trial in new if not trial.state.is_finished()]
+        self._unfinished = [trial.number for trial in unfinished]
+        finished = [trial for trial in new if trial.state is TrialState.COMPLETE]
+        self._finished += len(finished)
+        telling = sorted([*self._telling, *finished], key=lambda trial: trial.number)
+        self._telling = _in_order([*_best(telling, self._directions), *telling[-_MOST_TRIALS:]])
+        running = [trial for trial in unfinished if trial.state is TrialState.RUNNING and trial.number != drawn]
+        if self._finished + len(running) <= _MOST_TRIALS:
+            return None
+        return which_say_most(_in_order([*self._telling, *running]), self._directions)
 
 
 class _OfTheseTrials(InMemoryStorage):
@@ -78,21 +103,29 @@ class _OfTheseTrials(InMemoryStorage):
 
 def which_say_most(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
     """Return a hundred of finished and running trials, in their order."""
-    finished, running = [], []
-    for trial in trials:  # once: there may be very many
-        if trial.state is TrialState.COMPLETE:
-            finished.append(trial)
-        elif trial.state is TrialState.RUNNING:
-            running.append(trial)
-    chosen = {trial.number: trial for trial in running[-_RUNNING:]}
-    values = [trial.values for trial in finished]
-    for index, direction in enumerate(directions):
-        of_objective = [each[index] for each in values]
-        first = heapq.nlargest if direction is StudyDirection.MAXIMIZE else heapq.nsmallest
-        best = first(_OF_EACH_OBJECTIVE, range(len(finished)), key=of_objective.__getitem__)
-        chosen |= {finished[place].number: finished[place] for place in best}
+    finished = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    chosen = {trial.number: trial for trial in [*running[-_RUNNING:], *_best(finished, directions)]}
     for trial in reversed(finished):
         if len(chosen) >= _MOST_TRIALS:
             break
         chosen[trial.number] = trial
-    return [chosen[number] for number in sorted(chosen)]
+    return _in_order(chosen.values())
+
+
+def _best(finished: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    """Return the best of each objective, of equal ones the first; those of both are there twice."""
+    values, best = [trial.values for trial in finished], []
+    for index, direction in enumerate(directions):
+        of_objective = [each[index] for each in values]
+        first = heapq.nlargest if direction is StudyDirection.MAXIMIZE else heapq.nsmallest
+        best += [
+            finished[place] for place in first(_OF_EACH_OBJECTIVE, range(len(values)), key=of_objective.__getitem__)
+        ]
+    return best
+
+
+def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials by their numbers, each once."""
+    by_number = {trial.number: trial for trial in trials}
+    return [by_number[number] for number in sorted(by_number)]

@@ -15,7 +15,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
 from amp_track.results.search import TrialResult
 from amp_track.study import columns, private, storage
-from amp_track.study.bounded_tpe import BoundedTPE
+from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials
 from amp_track.study.edge_sampler import POLL_SECONDS
 from amp_track.study.fit import memory_violation
 from amp_track.study.trials import run_one
@@ -114,13 +114,13 @@ def train_inside(
     """
     precisions = CategoricalDistribution(tuple(space.edges))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
+    telling = TellingTrials(study.directions)
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
         so_far = study.get_trials(deepcopy=False)
         _leave_to_others(trial.number, so_far, wanted=trials)
-        # A resumed study, or another search worker, would else draw again what was drawn before.
-        study.sampler = BoundedTPE(seed=job.seed + _SEEDS_APART * trial.number)
+        study.sampler = _sampler_of(trial.number, job, telling.among(so_far, drawn=trial.number))
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         params = trial.params  # each time it is asked for, it is copied
@@ -146,6 +146,14 @@ def train_inside(
         else:
             interrupts.sleep(POLL_SECONDS)
             storage.fail_dead_trials(study)
+
+
+def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -> BoundedTPE:
+    """Return the sampler of one trial, with a seed of its own.
+
+    A resumed study, or another search worker, would else draw again what was drawn before.
+    """
+    return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
 
 
 def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | None]:

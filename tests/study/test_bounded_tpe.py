@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from amp_track.study.bounded_tpe import BoundedTPE, which_say_most
+from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials, which_say_most
 
 DISTRIBUTIONS = {
     "precision": CategoricalDistribution(("fp32", "amp")),
@@ -43,10 +43,15 @@ def drawn(count: int, sampler: optuna.samplers.BaseSampler) -> tuple[str, int]:
     return trial.suggest_categorical("precision", ("fp32", "amp")), trial.suggest_int("batch_size", 16, 1000, log=True)
 
 
+def bounded(count: int, seed: int) -> BoundedTPE:
+    """Return the sampler of the next trial of a study with so many."""
+    return BoundedTPE(seed=seed, looks_at=TellingTrials(BOTH).among(study(count).trials, drawn=count))
+
+
 @pytest.mark.parametrize("count", [0, 5, 30, 100])
 def test_it_is_optunas_own_as_long_as_there_are_few(count: int) -> None:
     for seed in range(5):
-        assert drawn(count, BoundedTPE(seed=seed)) == drawn(count, optuna.samplers.TPESampler(seed=seed))
+        assert drawn(count, bounded(count, seed)) == drawn(count, optuna.samplers.TPESampler(seed=seed))
 
 
 def test_of_many_trials_it_draws_what_optuna_draws_of_those_that_say_most() -> None:
@@ -58,11 +63,11 @@ def test_of_many_trials_it_draws_what_optuna_draws_of_those_that_say_most() -> N
             trial.suggest_categorical("precision", ("fp32", "amp")),
             trial.suggest_int("batch_size", 16, 1000, log=True),
         )
-        assert drawn(300, BoundedTPE(seed=seed)) == theirs
+        assert drawn(300, bounded(300, seed)) == theirs
 
 
 def test_of_many_trials_it_draws_inside_the_space() -> None:
-    draws = [drawn(300, BoundedTPE(seed=seed)) for seed in range(20)]
+    draws = [drawn(300, bounded(300, seed)) for seed in range(20)]
     assert len(set(draws)) > 10
     assert all(16 <= batch_size <= 1000 for _, batch_size in draws)
 
@@ -77,16 +82,15 @@ def test_it_draws_near_the_best() -> None:
         made.add_trial(
             create_trial(params={"b": batch_size}, distributions={"b": IntDistribution(16, 1000)}, value=value)
         )
-    near = 0
+    near, telling = 0, TellingTrials(made.directions)
     for seed in range(20):
-        made.sampler = BoundedTPE(seed=seed)
+        made.sampler = BoundedTPE(seed=seed, looks_at=telling.among(made.trials, drawn=len(made.trials)))
         near += abs(made.ask().suggest_int("b", 16, 1000) - 200) <= 100
     assert near >= 15
 
 
-def frozen(number: int, values: list[float] | None) -> FrozenTrial:
-    state = TrialState.COMPLETE if values is not None else TrialState.RUNNING
-    trial = create_trial(values=values, state=state)
+def frozen(number: int, values: list[float] | None, state: TrialState | None = None) -> FrozenTrial:
+    trial = create_trial(values=values, state=state or (TrialState.RUNNING if values is None else TrialState.COMPLETE))
     trial.number = number
     return trial
 
@@ -104,3 +108,23 @@ def test_what_says_most_are_the_running_the_best_and_the_newest(values: list[lis
     if finished:
         assert min(trial.values[0] for trial in finished) in {t.values[0] for t in chosen if t.values is not None}
         assert max(trial.values[1] for trial in finished) in {t.values[1] for t in chosen if t.values is not None}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_remembered_of_finished_trials_leads_to_the_same_hundred(seed: int) -> None:
+    """At each look new trials have begun, and others have begun or ended, in any order and often equally good."""
+    chance, telling, trials = random.Random(seed), TellingTrials(BOTH), list[FrozenTrial]()
+    states = (*[TrialState.COMPLETE] * 6, TrialState.RUNNING, TrialState.WAITING, TrialState.FAIL)
+    for _ in range(6):
+        trials += [frozen(len(trials) + place, None) for place in range(chance.randint(0, 90))]
+        part = chance.choice((0.2, 0.6, 1.0))
+        for number, trial in enumerate(trials):
+            if not trial.state.is_finished() and chance.random() < part:
+                state = chance.choice(states)
+                values = [float(chance.choice((chance.randint(0, 500), 0, 500, "inf"))) for _ in BOTH]
+                trials[number] = frozen(number, values if state is TrialState.COMPLETE else None, state)
+        drawn = next((trial.number for trial in trials if trial.state is TrialState.RUNNING), -1)
+        others = [trial for trial in trials if trial.number != drawn]
+        seen = [trial for trial in others if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
+        expected = which_say_most(others, BOTH) if len(seen) > 100 else None
+        assert telling.among(trials, drawn=drawn) == expected
