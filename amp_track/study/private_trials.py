@@ -78,8 +78,8 @@ def _rows_by_trial(
     columns = model.__table__.c
     by_trial: dict[int, list[Row]] = defaultdict(list)
     asked = sqlalchemy.select(columns.trial_id, *(columns[name] for name in names))
-    for trial_id, *row in session.execute(asked.where(columns.trial_id.in_(trial_ids))):
-        by_trial[trial_id].append(tuple(row))
+    for row in session.execute(asked.where(columns.trial_id.in_(trial_ids))).all():  # all at once: half the time
+        by_trial[row[0]].append(row[1:])
     return by_trial
 
 
@@ -105,8 +105,8 @@ def _build_trial(
         datetime_complete=_local_time(row.datetime_complete),
         params={name: distribution.to_external_repr(value) for name, (value, distribution) in stored.items()},
         distributions={name: distribution for name, (_, distribution) in stored.items()},
-        user_attrs={sys.intern(key): json.loads(text) for key, text in user_attributes},
-        system_attrs={sys.intern(key): json.loads(text) for key, text in system_attributes},
+        user_attrs={sys.intern(key): _decoded(text) for key, text in user_attributes},
+        system_attrs={sys.intern(key): _decoded(text) for key, text in system_attributes},
         intermediate_values={
             step: models.TrialIntermediateValueModel.stored_repr_to_intermediate_value(value, kind)
             for step, value, kind in steps
@@ -119,6 +119,12 @@ def _build_trial(
 def _distribution(text: str) -> BaseDistribution:
     """Return a distribution, which the trials that were drawn from it share: none of them changes it."""
     return json_to_distribution(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded(text: str) -> Any:
+    """Return what an attribute holds, which the trials where it is the same share, such as that of their process."""
+    return json.loads(text)
 
 
 def _local_time(in_utc: datetime | None) -> datetime | None:

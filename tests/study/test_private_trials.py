@@ -67,6 +67,12 @@ def test_every_kind_of_trial_is_read_as_optuna_reads_it(opened: SharedStorage) -
     theirs.engine.dispose()
 
 
+def test_what_trials_have_in_common_is_in_memory_once(opened: SharedStorage) -> None:
+    first, second, *_ = opened.get_all_trials(private.study_id_of(study_of_all_kinds(opened)), deepcopy=False)
+    assert first.user_attrs["nested"] is second.user_attrs["nested"]
+    assert first.distributions["lr"] is second.distributions["lr"]
+
+
 @pytest.mark.parametrize("states", [None, (TrialState.COMPLETE,), (TrialState.FAIL, TrialState.RUNNING)])
 @pytest.mark.parametrize(("older", "above"), [(set(), -1), ({2, 6}, 3), (set(range(50_000)), 3), (set(), 10**6)])
 def test_the_same_part_of_a_study_is_read(
