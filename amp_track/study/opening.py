@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 
@@ -24,6 +25,11 @@ Storage = SharedStorage | SharedJournal
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to report
 logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def warm_up() -> None:
+    """Do what takes a while before a database can be opened, by making one in memory. Writes nothing."""
+    _statements()
 
 
 def open_storage(url: str) -> Storage:
@@ -100,6 +106,7 @@ def open_existing_storage(url: str) -> Storage:
         raise _of_another_version(url, error) from None
 
 
+@functools.cache
 def _statements() -> tuple[str, ...]:
     """Return the statements that make Optuna's tables in SQLite, where one is killed between two of its own steps."""
     storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})  # in memory

@@ -32,6 +32,17 @@ def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None
     repository.delete_artifacts(file)  # type: ignore[no-untyped-call]
 
 
+def load_store() -> None:
+    """Import and prepare what opens a database of MLflow's, which takes half a second.
+
+    Should the module move, no command can start.
+    """
+    import sqlalchemy.orm
+    from mlflow.store.tracking import sqlalchemy_store  # noqa: F401
+
+    sqlalchemy.orm.configure_mappers()
+
+
 @functools.cache
 def empty_store() -> tuple[str, ...]:
     """Return the statements that make MLflow's tables in SQLite; () where MLflow cannot make them in memory.
@@ -41,9 +52,9 @@ def empty_store() -> tuple[str, ...]:
     the tables itself, and that is all.
     """
     import sqlalchemy
-    from mlflow.store.tracking import sqlalchemy_store  # noqa: F401  # needed soon, and takes half a second to import
     from sqlalchemy.pool import StaticPool
 
+    load_store()  # by which MLflow knows its tables
     engine = sqlalchemy.create_engine("sqlite://", poolclass=StaticPool)  # one connection, so one database in memory
     try:
         from mlflow.store.db.utils import _initialize_tables

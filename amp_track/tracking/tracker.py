@@ -323,6 +323,8 @@ def _trial_of(run: StoredRun, finished_trials: Mapping[str, Mapping[int, bool]])
 def warm_up(uri: str) -> None:
     """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
     hush()
-    if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
-        private.empty_store()
+    if not uri.startswith("http"):
+        private.load_store()
+        if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
+            private.empty_store()
     private.context_tags()

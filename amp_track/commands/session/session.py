@@ -216,14 +216,16 @@ def _sandbox(request: Request) -> JobRunner:
 
 
 def _get_ready(request: Request, tracking_uri: str) -> None:
-    """Import mlflow, optuna and matplotlib, and make MLflow's tables in memory, while the fork server imports torch.
+    """Import mlflow, optuna and matplotlib, and prepare what opens their stores, while the fork server imports torch.
 
     That takes as long on another core: three seconds. Nothing is written.
     """
     with _collector_paused():
         from amp_track import tracking
-        from amp_track.study import storage  # noqa: F401
+        from amp_track.study import opening, storage  # noqa: F401
 
+        interrupts.check()
+        opening.warm_up()
         interrupts.check()
         tracking.warm_up(tracking_uri)
         interrupts.check()
