@@ -104,8 +104,11 @@ def _main() -> None:
     (name,) = sys.argv[1:]
     cluster = examples.EXAMPLES[name].cluster
     assert cluster, f"{name} needs no cluster"
-    with _stores(), _cluster(cluster):
-        examples.run_and_record(name)
+    try:
+        with _stores(), _cluster(cluster):
+            examples.run_and_record(name)
+    except slurm_cluster.NodeIsDown as error:
+        raise SystemExit(f"example {name}: {error}") from None
 
 
 if __name__ == "__main__":

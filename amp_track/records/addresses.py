@@ -125,8 +125,11 @@ def ui(uri: str) -> str:
 
 
 def spool_folder(storage: str) -> Path:
-    """Return where records wait for a tracking server: beside the file of the study's storage, else in this folder."""
-    file = store_file(storage)
+    """Return where records wait for a tracking server: beside the study's SQLite file, else in this folder.
+
+    The folder of a journal is one that machines share, and each of them delivers its own.
+    """
+    file = sqlite_file(storage) if journal_file(storage) is None else None
     return file.parent / SPOOL if file is not None else Path(SPOOL)
 
 

@@ -67,7 +67,7 @@ def _of_another_version(url: str, error: RuntimeError) -> BadInput:
 
 def _empty(url: str) -> BadInput:
     return BadInput(
-        f"--storage: got {addresses.masked(url)}, expected a database that holds studies, and there is none yet; "
+        f"--storage: got {addresses.masked(url)}, expected a storage that holds studies, and there is none yet; "
         "name another, or make a study with amp-track fit"
     )
 

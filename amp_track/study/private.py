@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # which journals have too
+from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # for journals, too
 from optuna.storages._rdb import models
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState

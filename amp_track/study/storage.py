@@ -53,7 +53,7 @@ def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> 
 def _unreadable(whose: str, what: str) -> StoreFailed:
     return StoreFailed(
         f"--study: got {whose} with {what} that this version of amp-track cannot read, expected what it has written; "
-        "name another --study, or restore a copy of the database"
+        "name another --study, or restore a copy of the storage"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -14,10 +15,14 @@ from pathlib import Path
 import platformdirs
 
 from amp_track.records.addresses import identity, journal_file
+from amp_track.records.errors import StoreFailed
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
+_HELD = (errno.EAGAIN, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EBADF)
+"""What is said of a lock that another process holds, or has just deleted; by NFS also of another user's file, which is
+open for reading only."""
 
 
 @contextmanager
@@ -51,7 +56,11 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
 
 
 def _acquired(file: Path) -> int | None:
-    """Return the descriptor of the lock, held until it is closed; None while another process holds it."""
+    """Return the descriptor of the lock, held until it is closed; None while another process holds it.
+
+    Raises:
+        StoreFailed: the file system locks no files.
+    """
     flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # never through somebody's link
     try:
         descriptor = os.open(file, flags | os.O_RDWR, 0o644)  # NFS locks no file that is open for reading only
@@ -59,10 +68,17 @@ def _acquired(file: Path) -> int | None:
         descriptor = os.open(file, flags | os.O_RDONLY, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_nlink:  # else its last holder has deleted it, and the next one makes another
+        # Else its last holder has deleted it, on another machine perhaps, and the next one makes another.
+        if os.fstat(descriptor).st_ino == os.stat(file, follow_symlinks=False).st_ino:
             return descriptor
-    except BlockingIOError:
-        pass
+    except OSError as error:
+        if error.errno not in _HELD:
+            os.close(descriptor)
+            file.unlink(missing_ok=True)
+            raise StoreFailed(
+                f"{file}: the file system of this folder locks no files ({error.strerror}), expected one that does; "
+                "put the store on another, or mount this one with locks"
+            ) from error
     os.close(descriptor)
     return None
 

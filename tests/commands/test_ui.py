@@ -59,9 +59,7 @@ def refusal(done: Done) -> str:
 
 def test_stores_that_are_not_there_are_not_made(amp_track: Command) -> None:
     message = refusal(amp_track("ui"))
-    assert message.startswith(
-        "--storage: got sqlite:///optuna.db, expected a database that holds studies, and there is"
-    )
+    assert message.startswith("--storage: got sqlite:///optuna.db, expected a storage that holds studies, and there is")
     assert files() == {}
 
 
@@ -71,7 +69,7 @@ def test_where_only_train_was_used_there_is_mlflow_alone(amp_track: Command) -> 
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
         assert "--port: got" in refusal(amp_track("ui", "--port", port)), "it goes on to start its server"
-        assert "expected a database that holds studies" in refusal(amp_track("ui", "digits", "--port", port))
+        assert "expected a storage that holds studies" in refusal(amp_track("ui", "digits", "--port", port))
     assert not Path("optuna.db").exists()
 
 
@@ -82,7 +80,7 @@ def test_a_storage_without_runs_beside_it_is_refused(amp_track: Command) -> None
     assert message.startswith("--tracking-uri: got sqlite:///other.db, expected a store that holds runs, and there is")
     Path("empty.db").touch()
     assert "expected a store that holds runs" in refusal(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
-    assert "expected a database that holds studies" in refusal(amp_track("ui", "--storage", "sqlite:///empty.db"))
+    assert "expected a storage that holds studies" in refusal(amp_track("ui", "--storage", "sqlite:///empty.db"))
     assert files().items() - before.items() == {("empty.db", hashlib.sha256().hexdigest())}
 
 

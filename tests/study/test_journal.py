@@ -63,16 +63,24 @@ def test_what_is_no_journal_is_refused_and_stays_as_it_is(line: str, study: optu
     assert file.read_bytes() == content
 
 
-@pytest.mark.parametrize("replacement", [None, b"", b'{"op_code":0,"study_name":"t","directions":[1]}\n'])
-def test_a_journal_that_is_gone_meanwhile_is_told(replacement: bytes | None, study: optuna.Study) -> None:
-    Path(URL).rename("moved.log")
+OTHER = b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n'
+
+
+@pytest.mark.parametrize("replacement", [None, b"", OTHER, OTHER * 99, "an older copy"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(
+    replacement: bytes | str | None, in_place: bool, study: optuna.Study
+) -> None:
+    if replacement == "an older copy":
+        replacement = Path(URL).read_bytes()
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+    if not in_place or replacement is None:
+        Path(URL).unlink()
     if replacement is not None:
         Path(URL).write_bytes(replacement)
-    before = Path("moved.log").read_bytes()
     for use in (lambda: study.trials, lambda: study.set_user_attr("a", 1)):
         with pytest.raises(StoreFailed, match=r"^optuna\.log: the journal cannot be read or written \((No|another) "):
             use()
-    assert Path("moved.log").read_bytes() == before
     assert (Path(URL).read_bytes() if Path(URL).exists() else None) == replacement
     assert not Path(f"{URL}.lock").is_symlink()
 
@@ -82,7 +90,7 @@ def test_a_journal_that_is_yet_to_be_made_is_not_made_by_reading(content: bytes 
     if content is not None:
         Path(URL).write_bytes(content)
     with (
-        pytest.raises(BadInput, match="expected a database that holds studies, and there is none yet"),
+        pytest.raises(BadInput, match="expected a storage that holds studies, and there is none yet"),
         reading.reading(URL),
     ):
         pass
@@ -126,6 +134,7 @@ def beating_worker(study: optuna.Study) -> Iterator[multiprocessing.process.Base
     worker = multiprocessing.get_context("spawn").Process(target=beat, daemon=True)
     worker.start()
     while not study.trials:
+        assert worker.is_alive()
         time.sleep(0.1)
     yield worker
     worker.kill()

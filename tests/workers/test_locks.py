@@ -1,5 +1,7 @@
 """Locks of stores: one process at a time, and no file that stays."""
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -9,8 +11,10 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from amp_track.records.errors import StoreFailed
 from amp_track.workers.locks import store_lock
 
+X = "sqlite:///x.db"
 COUNT = """
 import sys
 from pathlib import Path
@@ -73,3 +77,40 @@ def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError), store_lock("sqlite:///x.db"):
         pass
     assert not (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre without `flock`, or NFS 3 without lockd, answers."""
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: refuse(number))
+    with pytest.raises(StoreFailed, match=r"x\.db\.lock: the file system of this folder locks no"), store_lock(X):
+        pass
+    assert not os.listdir()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EBADF])
+def test_what_a_network_file_system_says_of_a_lock_that_is_held_is_waited_for(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [number, number, 0]
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: refuse(answers.pop(0)))
+    with store_lock(X):
+        assert not answers
+
+
+def refuse(number: int) -> None:
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_lock_that_another_machine_has_deleted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, deleted = fcntl.flock, []
+
+    def flock_late(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if not deleted:
+            deleted.append(Path("x.db.lock").unlink())
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with store_lock(X):
+        assert Path("x.db.lock").exists()

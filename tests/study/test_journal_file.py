@@ -1,0 +1,137 @@
+"""The lock of a journal: one writer at a time, whoever was killed, and however the folder is named."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amp_track.study import journal_file
+from amp_track.study.journal_file import JournalFile, JournalLock
+
+LINES = 30
+_spawn = multiprocessing.get_context("spawn")
+
+
+def append(name: str, go: str, lock_seconds: float) -> None:
+    """Append lines as soon as there is a file, as each of several processes."""
+    journal_file.LOCK_SECONDS = lock_seconds
+    journal = JournalFile(Path("x.log"))
+    while not Path(go).exists():
+        time.sleep(0.001)
+    for number in range(LINES):
+        journal.append_logs([{"op_code": 2, "name": name, "number": number}])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left_behind", [True, False])
+def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_behind: bool) -> None:
+    """All of them find in the same moment that its holder is dead."""
+    processes = [_spawn.Process(target=append, args=(str(index), "go", 1.0)) for index in range(6)]
+    Path("x.log").touch()
+    if left_behind:
+        Path("x.log.lock").symlink_to("x.log")
+    for process in processes:
+        process.start()
+    time.sleep(5)
+    Path("go").touch()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    lines = list(JournalFile(Path("x.log")).read_logs(0))
+    assert len(lines) == 6 * LINES
+    for index in range(6):
+        assert [line["number"] for line in lines if line["name"] == str(index)] == list(range(LINES))
+    assert sorted(os.listdir()) == ["go", "x.log"]
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> JournalLock:
+    monkeypatch.setattr(journal_file, "LOCK_SECONDS", 0.5)
+    Path("x.log").touch()
+    return JournalLock(Path("x.log").resolve())
+
+
+@pytest.mark.parametrize("target", ["x.log", "/mounted/elsewhere/x.log"])
+def test_a_lock_that_was_left_behind_is_broken(target: str, lock: JournalLock) -> None:
+    Path("x.log.lock").symlink_to(target)
+    begun = time.monotonic(), time.process_time()
+    lock.acquire()
+    assert 0.5 < time.monotonic() - begun[0] < 10
+    assert time.process_time() - begun[1] < 0.4, "it does not pause"
+    lock.release()
+    assert os.listdir() == ["x.log"]
+
+
+def test_a_lock_whose_holder_writes_is_not_broken(lock: JournalLock) -> None:
+    Path("x.log.lock").symlink_to("x.log")
+    waiting = threading.Thread(target=lock.acquire, daemon=True)
+    waiting.start()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        with Path("x.log").open("ab") as journal:
+            journal.write(b"{}\n")
+        time.sleep(0.05)
+    assert waiting.is_alive()
+    Path("x.log.lock").unlink()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_a_lock_that_was_broken_is_left_to_its_new_holder(lock: JournalLock) -> None:
+    lock.acquire()
+    Path("x.log.lock").unlink()
+    Path("x.log.lock").symlink_to("./x.log")
+    lock.release()
+    assert os.readlink("x.log.lock") == "./x.log"
+
+
+def test_a_lock_that_another_process_took_in_the_last_moment_is_given_back(lock: JournalLock) -> None:
+    Path("x.log.lock").symlink_to("x.log")
+    lock._take_away((0, 0))
+    assert os.listdir() == ["x.log.lock", "x.log"] or os.listdir() == ["x.log", "x.log.lock"]
+
+
+def test_the_lock_is_found_from_wherever_the_folder_is_mounted(lock: JournalLock) -> None:
+    lock.acquire()
+    assert os.readlink("x.log.lock") == "x.log"
+
+
+def test_two_names_of_one_journal_have_one_lock() -> None:
+    Path("real").mkdir()
+    Path("real/x.log").touch()
+    Path("link.log").symlink_to("real/x.log")
+    Path("real/x.log.lock").symlink_to("x.log")
+    writing = threading.Thread(target=JournalFile(Path("link.log")).append_logs, args=([{"op_code": 2}],), daemon=True)
+    writing.start()
+    writing.join(0.5)
+    assert writing.is_alive()
+    Path("real/x.log.lock").unlink()
+    writing.join(10)
+    assert Path("real/x.log").read_text() == '{"op_code":2}\n'
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk that has room for a page or two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=8k none {folder} 2>/dev/null"):
+        pytest.skip("needs a small disk, which root may make")
+    yield folder
+    os.system(f"umount {folder}")
+
+
+def test_a_line_that_a_full_disk_cut_off_is_taken_out(full_disk: Path) -> None:
+    journal = JournalFile(full_disk / "x.log")
+    journal.append_logs([{"op_code": 2}])
+    with pytest.raises(journal_file.StoreFailed, match=r"cannot be read or written \(No space left on device\)"):
+        journal.append_logs([{"op_code": 3, "text": "x" * 20_000}])
+    assert (full_disk / "x.log").stat().st_size > 1000, "a part of it was written"
+    journal.append_logs([{"op_code": 4}])
+    assert [line["op_code"] for line in journal.read_logs(0)] == [2, 4]
