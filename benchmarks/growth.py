@@ -84,19 +84,14 @@ def search(trials: int, sandbox: Sandbox) -> None:
 
 def resume(count: int) -> dict[str, Any]:
     """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
+    from amp_track.study.bounded_tpe import TellingTrials
     from amp_track.study.search import Space
 
-    sandbox, proposals = NotedSandbox(DIGITS), []
-    suggest = Space.suggest
-
-    def timed(self: Space, *arguments: Any) -> Job:
-        began = time.perf_counter()
-        job = suggest(self, *arguments)
-        proposals.append(time.perf_counter() - began)
-        return job
-
-    Space.suggest = timed  # type: ignore[method-assign,assignment]
+    sandbox = NotedSandbox(DIGITS)
+    choosing, drawing = _timed(TellingTrials, "among"), _timed(Space, "suggest")
     search(count + MORE, sandbox)
+    # The first choice looks at all trials there are, once for each command.
+    proposals = [one + other for one, other in zip(choosing, drawing, strict=True)]
     between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
     others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
     return {
@@ -108,6 +103,20 @@ def resume(count: int) -> dict[str, Any]:
         "end_seconds": time.time() - sandbox.ended[-1],
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
     }
+
+
+def _timed(owner: type, name: str) -> list[float]:
+    """Return the list to which each later call of a method adds its seconds."""
+    method, seconds = getattr(owner, name), []
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        began = time.perf_counter()
+        result = method(*arguments, **keywords)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    setattr(owner, name, call)
+    return seconds
 
 
 def records_of_last_trial() -> int:

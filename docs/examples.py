@@ -26,7 +26,8 @@ COLUMNS = 100
 _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
-_BEGIN = f"timeout -s INT 40 amp-track search {_MEMORY} --precision fp32 --trials 8 --study digits || true"
+_SEARCH = f"amp-track search {_MEMORY} --precision fp32 --trials 8 --study digits || true"
+_BEGIN = f"timeout -s INT 40 {_SEARCH}"
 _STORES = "export AMP_TRACK_STORAGE=postgresql+psycopg://optuna@stores/optuna MLFLOW_TRACKING_URI=http://stores:5000"
 _OF_WORKERS = "^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)"
 
@@ -65,7 +66,10 @@ EXAMPLES = {
         is_slow=True,
     ),
     "work": Example(
-        commands=(_BEGIN, "amp-track work digits --workers 2"), with_progress=True, keep=_OF_WORKERS, is_slow=True
+        commands=(f"timeout -s INT 20 {_SEARCH}", "amp-track work digits --workers 2"),
+        with_progress=True,
+        keep=_OF_WORKERS,
+        is_slow=True,
     ),
     "work-slurm": Example(
         commands=(

@@ -158,6 +158,6 @@ class JournalFile(JournalFileBackend):
             yield
         except OSError as error:
             raise StoreFailed(
-                f"{self._shown}: the journal cannot be read or written ({error.strerror}); see to it, its folder and "
-                "its disk: the same command resumes"
+                f"{self._shown}: the journal cannot be read or written ({error.strerror}); put it back, or see to its "
+                "folder and its disk: the same command resumes"
             ) from error

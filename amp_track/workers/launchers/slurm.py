@@ -6,6 +6,8 @@ up, or that is preempted, ends its runs, is queued again, and resumes the study:
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import signal
 import time
@@ -154,13 +156,14 @@ def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int
     from submitit.core import utils
 
     try:
-        with programs.variables(worker.environment):  # which sbatch hands on; a pickled file would hold their passwords
+        # sbatch hands variables on; a pickled file would hold their passwords. submitit prints what sbatch says.
+        with programs.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
             return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
     except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
         interrupts.check()  # Ctrl-C in a terminal ends sbatch, too
         raise BadInput(
             "--launcher: got slurm, which has refused a job, expected it to be taken; its reason: "
-            f"{_last_line(error) or 'none'}"
+            f"{'; '.join(str(error).splitlines()) or 'none'}"
         ) from None
 
 
@@ -181,7 +184,3 @@ def _ended(job: submitit.Job[int], output: Output) -> Ended:
     if error is None:
         return Ended(exit_code=job.result(), last_line=output.last_line)
     return Ended(exit_code=1, last_line=output.last_line or f"its job has failed; see {job.paths.stderr}")
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2]

@@ -119,7 +119,9 @@ echo "Submitted batch job 42"
 """
 
 
-def test_a_refused_job_cancels_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_job_cancels_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """SLURM's programs are stood in for by scripts that say what SLURM would."""
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -138,6 +140,7 @@ def test_a_refused_job_cancels_those_before_it(tmp_path: Path, monkeypatch: pyte
     options = {"partition": "gpu", "cpus_per_task": "8", "exclusive": ""}
     with pytest.raises(BadInput, match=r"which has refused a job, .* QOSMaxSubmitJobPerUserLimit"):
         slurm.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], lambda *_: None, devices=2, options=options)
+    assert capsys.readouterr().err == "", "the error says what sbatch has said"
     assert (programs / "cancelled").read_text() == "42\n"
     script = (programs / "script").read_text()
     for line in ("partition=gpu", "cpus-per-task=8", "exclusive", "gpus-per-node=2", "requeue", "time=1440"):
