@@ -84,14 +84,14 @@ def search(trials: int, sandbox: Sandbox) -> None:
 
 def resume(count: int) -> dict[str, Any]:
     """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
-    from amp_track.study.bounded_tpe import TellingTrials
+    from amp_track.study import storage
     from amp_track.study.search import Space
 
-    sandbox = NotedSandbox(DIGITS)
-    choosing, drawing = _timed(TellingTrials, "among"), _timed(Space, "suggest")
+    sandbox, named = NotedSandbox(DIGITS), _ends_of(storage, "name_worker")
+    drawn = _ends_of(Space, "suggest")
     search(count + MORE, sandbox)
-    # The first choice looks at all trials there are, once for each command.
-    proposals = [one + other for one, other in zip(choosing, drawing, strict=True)]
+    # A trial names its worker; then its params are chosen among what is known.
+    proposals = [end - begin for begin, end in zip(named, drawn, strict=True)]
     between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
     others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
     return {
@@ -105,18 +105,17 @@ def resume(count: int) -> dict[str, Any]:
     }
 
 
-def _timed(owner: type, name: str) -> list[float]:
-    """Return the list to which each later call of a method adds its seconds."""
-    method, seconds = getattr(owner, name), []
+def _ends_of(owner: Any, name: str) -> list[float]:
+    """Return the list to which each later call of a function adds the time at which it ends."""
+    function, ends = getattr(owner, name), []
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        began = time.perf_counter()
-        result = method(*arguments, **keywords)
-        seconds.append(time.perf_counter() - began)
+        result = function(*arguments, **keywords)
+        ends.append(time.perf_counter())
         return result
 
     setattr(owner, name, call)
-    return seconds
+    return ends
 
 
 def records_of_last_trial() -> int:

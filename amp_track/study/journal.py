@@ -42,10 +42,11 @@ class SharedJournal(JournalStorage, private.BaseHeartbeat):
         try:
             super().__init__(JournalFile(file))
             self._check_values()
-        except StoreFailed:
-            raise
         except Exception as error:  # whatever a line makes that is not one of Optuna's
-            said = " ".join(str(error).split()) or type(error).__name__
+            cause = error.__cause__ if isinstance(error, StoreFailed) else error
+            if isinstance(cause, OSError):
+                raise
+            said = " ".join(str(cause).split()) or type(cause).__name__
             raise BadInput(
                 f"--storage: got {file}, expected a journal of Optuna's that can be read; restore a copy of it, or "
                 f"name another ({said})"

@@ -20,13 +20,12 @@ from typing import Any
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from amp_track.records.errors import StoreFailed
-from amp_track.workers import interrupts
 
 LOCK_SECONDS = 15
 """A lock is broken after so long in which nobody has written. A heartbeat that waits for it still comes in time."""
-_LONGEST_PAUSE_SECONDS = 0.25
-_FIRST_BYTES = 128
-"""How much of its beginning tells a journal from another: each of its writers has a name of its own."""
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
+_LAST_BYTES = 256
+"""How much of what was read last tells a journal from another: each of its writers has a name of its own."""
 _AT_A_TIME_BYTES = 64 * 2**10
 
 
@@ -36,7 +35,7 @@ class JournalLock(JournalFileSymlinkLock):
     Whoever holds this one finds whole lines only.
 
     Args:
-        file: the journal's, without links on the way.
+        file: the journal's.
     """
 
     def __init__(self, file: Path) -> None:
@@ -46,15 +45,16 @@ class JournalLock(JournalFileSymlinkLock):
         self._held: tuple[int, int] | None = None
 
     def acquire(self) -> bool:
-        """Wait for the lock. Raises OSError, and KeyboardInterrupt as any wait."""
-        pause_seconds, seen, since = 0.001, None, time.monotonic()
+        """Wait for the lock, which no signal interrupts: what is to be written may be the end of a long training."""
+        pause_seconds, watched_seconds, seen = _FIRST_PAUSE_SECONDS, 0.0, None
         while not self._is_made():
             found = _identity(self._link), self._file.stat().st_mtime_ns
-            if found != seen:
-                seen, since = found, time.monotonic()
-            elif time.monotonic() - since > LOCK_SECONDS:
+            # Not by a clock: while this process is stopped, or the file system is away, so may be the lock's holder.
+            watched_seconds = watched_seconds + pause_seconds if found == seen else 0.0
+            seen = found
+            if watched_seconds > LOCK_SECONDS:
                 self._take_away(found[0])
-            interrupts.sleep(pause_seconds)
+            time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
         self._held = _identity(self._link)
         try:
@@ -78,14 +78,19 @@ class JournalLock(JournalFileSymlinkLock):
         return True
 
     def _take_away(self, wanted: tuple[int, int] | None) -> None:
-        """Remove the link if it is the one that is wanted: it may have become another one meanwhile."""
+        """Remove the link if it is the one that is wanted.
+
+        It may have become another one meanwhile, which is given back, unless a third process has been quicker.
+        """
         taken = Path(f"{self._link}{uuid.uuid4()}.rename")
         with contextlib.suppress(FileNotFoundError):  # its holder has let go of it
             self._link.rename(taken)
-            if _identity(taken) != wanted:
-                with contextlib.suppress(FileExistsError):
-                    os.link(taken, self._link, follow_symlinks=False)
-            taken.unlink()
+            try:
+                if _identity(taken) != wanted:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(taken, self._link, follow_symlinks=False)
+            finally:
+                taken.unlink()
 
 
 def _identity(link: Path) -> tuple[int, int] | None:
@@ -114,18 +119,19 @@ def _cut_off_part_of_a_line(file: Path) -> None:
 
 
 class JournalFile(JournalFileBackend):
-    """A journal's file, which stays the same one.
+    """A journal's file. It is refused when another takes its place: what is known would not go with its lines.
 
     Args:
         file: made if it is not there.
 
     Raises:
-        StoreFailed: it cannot be read or written, or another file has taken its place. Any method may raise it.
+        StoreFailed: it cannot be read or written, or is another one than before. Any method may raise it.
     """
 
     def __init__(self, file: Path) -> None:
-        self._shown, self._file = file, file.resolve()
-        self._first = b""
+        self._shown, self._file = file, file.absolute()
+        self._known = (0, b"")
+        """How many bytes have been read, and the last of them."""
         with self._failures_told():
             super().__init__(str(self._file), lock_obj=JournalLock(self._file))
 
@@ -134,6 +140,8 @@ class JournalFile(JournalFileBackend):
         with self._failures_told():
             self._check()
             yield from super().read_logs(log_number_from)
+            read_bytes = next(reversed(self._log_number_offset.values()))  # where Optuna goes on to read
+            self._known = read_bytes, self._last_bytes_before(read_bytes)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write lines."""
@@ -142,22 +150,24 @@ class JournalFile(JournalFileBackend):
             super().append_logs(logs)
 
     def _check(self) -> None:
-        """Raise OSError if this is not the file that was read before: what is known would not go with its lines."""
-        read_bytes = next(reversed(self._log_number_offset.values()))  # where Optuna goes on to read
-        with self._file.open("rb") as journal:
-            first = journal.read(_FIRST_BYTES).partition(b"\n")[0]
-            size = journal.seek(0, os.SEEK_END)
-        if size < read_bytes or (self._first and first != self._first):
+        """Raise OSError if the file no longer holds what was read last."""
+        read_bytes, last = self._known
+        if self._last_bytes_before(read_bytes) != last:
             raise OSError(errno.ESTALE, "another file has taken its place")
-        if read_bytes:
-            self._first = first
+
+    def _last_bytes_before(self, place: int) -> bytes:
+        start = max(place - _LAST_BYTES, 0)
+        with self._file.open("rb") as journal:
+            journal.seek(start)
+            return journal.read(place - start)
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"a line of it is no JSON: {error}"
             raise StoreFailed(
-                f"{self._shown}: the journal cannot be read or written ({error.strerror}); put it back, or see to its "
+                f"{self._shown}: the journal cannot be read or written ({reason}); put it back, or see to its "
                 "folder and its disk: the same command resumes"
             ) from error

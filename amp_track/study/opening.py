@@ -27,9 +27,10 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to repor
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def warm_up() -> None:
-    """Do what takes a while before a database can be opened, by making one in memory. Writes nothing."""
-    _statements()
+def warm_up(url: str) -> None:
+    """Do what takes a while before the database at `url` can be opened, by making one in memory. Writes nothing."""
+    if addresses.journal_file(url) is None:
+        _statements()
 
 
 def open_storage(url: str) -> Storage:

@@ -123,7 +123,7 @@ def _distribution(text: str) -> BaseDistribution:
 
 @functools.lru_cache(maxsize=1024)
 def _decoded(text: str) -> Any:
-    """Return what an attribute holds, which the trials where it is the same share, such as that of their process."""
+    """Return what an attribute holds. Trials share what is equal, such as their process: nobody changes it."""
     return json.loads(text)
 
 

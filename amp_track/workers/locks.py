@@ -21,8 +21,9 @@ from amp_track.workers import interrupts
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 _HELD = (errno.EAGAIN, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EBADF)
-"""What is said of a lock that another process holds, or has just deleted; by NFS also of another user's file, which is
-open for reading only."""
+"""What is said of a lock that another process holds, or has just deleted. The last is what NFS says of another user's
+file, which can be opened for reading only."""
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -47,7 +48,9 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
         interrupts.sleep(_POLL_SECONDS)
         if not has_said_so and time.monotonic() - begun > _SILENT_SECONDS:
             has_said_so = True
-            _log.warning("waiting for %s, which another process holds: is one of them stopped?", file)
+            _log.warning(
+                "waiting for %s, which another process holds: is one of them stopped? If none is there, delete it", file
+            )
     try:
         yield
     finally:
@@ -74,10 +77,11 @@ def _acquired(file: Path) -> int | None:
     except OSError as error:
         if error.errno not in _HELD:
             os.close(descriptor)
-            file.unlink(missing_ok=True)
+            if error.errno in _NO_LOCKS:
+                file.unlink(missing_ok=True)  # nobody else can hold it
             raise StoreFailed(
-                f"{file}: the file system of this folder locks no files ({error.strerror}), expected one that does; "
-                "put the store on another, or mount this one with locks"
+                f"{file}: cannot be locked ({error.strerror}), expected a file system that locks files; put the store "
+                "on another, or mount this one with locks"
             ) from error
     os.close(descriptor)
     return None

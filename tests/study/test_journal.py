@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +19,7 @@ from optuna.trial import TrialState
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, opening, reading, storage, trials
 from amp_track.study.journal import SharedJournal
+from amp_track.workers import interrupts
 from amp_track.workers.processes import this_process
 
 URL = "optuna.log"
@@ -83,6 +86,41 @@ def test_a_journal_that_is_gone_or_replaced_meanwhile_is_told(
             use()
     assert (Path(URL).read_bytes() if Path(URL).exists() else None) == replacement
     assert not Path(f"{URL}.lock").is_symlink()
+
+
+@pytest.mark.parametrize("value", [2.0, 0.123456789])
+def test_an_older_copy_that_others_have_written_to_is_told(value: float, study: optuna.Study) -> None:
+    copy = Path(URL).read_bytes()
+    for _ in range(3):
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+    Path(URL).write_bytes(copy)
+    for _ in range(4):
+        of_another_process().add_trial(optuna.trial.create_trial(value=value))
+    with pytest.raises(StoreFailed, match="another file has taken its place"):
+        _ = study.trials
+
+
+def test_a_line_of_another_program_is_told(study: optuna.Study) -> None:
+    with Path(URL).open("ab") as journal:
+        journal.write(b"hello\n")
+    with pytest.raises(StoreFailed, match=r"cannot be read or written \(a line of it is no JSON: "):
+        study.set_user_attr("a", 1)
+
+
+def test_a_signal_does_not_throw_away_a_measurement_that_waits_for_the_lock(study: optuna.Study) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        Path(f"{URL}.lock").symlink_to(URL)  # another worker writes
+        threading.Timer(0.5, Path(f"{URL}.lock").unlink).start()
+        signal.raise_signal(signal.SIGTERM)
+        return 1.0
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred(owns_process=True):
+            trials.run_one(study, objective)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert [trial.value for trial in study.trials] == [1.0]
 
 
 @pytest.mark.parametrize("content", [None, b""])

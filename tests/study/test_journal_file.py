@@ -22,6 +22,7 @@ def append(name: str, go: str, lock_seconds: float) -> None:
     """Append lines as soon as there is a file, as each of several processes."""
     journal_file.LOCK_SECONDS = lock_seconds
     journal = JournalFile(Path("x.log"))
+    Path(f"{name}.ready").touch()
     while not Path(go).exists():
         time.sleep(0.001)
     for number in range(LINES):
@@ -38,7 +39,9 @@ def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_be
         Path("x.log.lock").symlink_to("x.log")
     for process in processes:
         process.start()
-    time.sleep(5)
+    while len(list(Path().glob("*.ready"))) < len(processes):
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.1)
     Path("go").touch()
     for process in processes:
         process.join(120)
@@ -47,12 +50,12 @@ def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_be
     assert len(lines) == 6 * LINES
     for index in range(6):
         assert [line["number"] for line in lines if line["name"] == str(index)] == list(range(LINES))
-    assert sorted(os.listdir()) == ["go", "x.log"]
+    assert {name for name in os.listdir() if not name.endswith(".ready")} == {"go", "x.log"}
 
 
 @pytest.fixture
 def lock(monkeypatch: pytest.MonkeyPatch) -> JournalLock:
-    monkeypatch.setattr(journal_file, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(journal_file, "LOCK_SECONDS", 1.0)
     Path("x.log").touch()
     return JournalLock(Path("x.log").resolve())
 
@@ -62,7 +65,7 @@ def test_a_lock_that_was_left_behind_is_broken(target: str, lock: JournalLock) -
     Path("x.log.lock").symlink_to(target)
     begun = time.monotonic(), time.process_time()
     lock.acquire()
-    assert 0.5 < time.monotonic() - begun[0] < 10
+    assert 0.9 < time.monotonic() - begun[0] < 10
     assert time.process_time() - begun[1] < 0.4, "it does not pause"
     lock.release()
     assert os.listdir() == ["x.log"]
@@ -72,7 +75,7 @@ def test_a_lock_whose_holder_writes_is_not_broken(lock: JournalLock) -> None:
     Path("x.log.lock").symlink_to("x.log")
     waiting = threading.Thread(target=lock.acquire, daemon=True)
     waiting.start()
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 2.5
     while time.monotonic() < until:
         with Path("x.log").open("ab") as journal:
             journal.write(b"{}\n")
@@ -92,28 +95,19 @@ def test_a_lock_that_was_broken_is_left_to_its_new_holder(lock: JournalLock) -> 
 
 
 def test_a_lock_that_another_process_took_in_the_last_moment_is_given_back(lock: JournalLock) -> None:
-    Path("x.log.lock").symlink_to("x.log")
+    link = Path("x.log.lock")
+    link.symlink_to("x.log")
+    made = link.lstat().st_ino
     lock._take_away((0, 0))
-    assert os.listdir() == ["x.log.lock", "x.log"] or os.listdir() == ["x.log", "x.log.lock"]
+    assert sorted(os.listdir()) == ["x.log", "x.log.lock"]
+    assert link.lstat().st_ino == made
+    lock._take_away((made, link.lstat().st_mtime_ns))
+    assert os.listdir() == ["x.log"]
 
 
 def test_the_lock_is_found_from_wherever_the_folder_is_mounted(lock: JournalLock) -> None:
     lock.acquire()
     assert os.readlink("x.log.lock") == "x.log"
-
-
-def test_two_names_of_one_journal_have_one_lock() -> None:
-    Path("real").mkdir()
-    Path("real/x.log").touch()
-    Path("link.log").symlink_to("real/x.log")
-    Path("real/x.log.lock").symlink_to("x.log")
-    writing = threading.Thread(target=JournalFile(Path("link.log")).append_logs, args=([{"op_code": 2}],), daemon=True)
-    writing.start()
-    writing.join(0.5)
-    assert writing.is_alive()
-    Path("real/x.log.lock").unlink()
-    writing.join(10)
-    assert Path("real/x.log").read_text() == '{"op_code":2}\n'
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ def _get_ready(request: Request, tracking_uri: str) -> None:
         from amp_track.study import opening, storage  # noqa: F401
 
         interrupts.check()
-        opening.warm_up()
+        opening.warm_up(request.stores.storage)
         interrupts.check()
         tracking.warm_up(tracking_uri)
         interrupts.check()

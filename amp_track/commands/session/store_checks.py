@@ -74,6 +74,8 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
 def _check_journal(flag: str, url: str, file: Path) -> None:
     with _odd_files_refused(flag, url):
         _check_file(flag, url, file)
+        if file.is_symlink():  # whose lock, beside it, is not that of the file itself
+            raise BadInput(f"{flag}: got {url}, expected the journal itself, this is a link; name {file.resolve()}")
         if file.exists():
             with file.open("rb") as journal:
                 first = journal.read(len(_BEGINNING_OF_JOURNAL))

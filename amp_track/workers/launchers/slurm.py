@@ -156,14 +156,14 @@ def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int
     from submitit.core import utils
 
     try:
-        # sbatch hands variables on; a pickled file would hold their passwords. submitit prints what sbatch says.
+        # sbatch hands variables on; a pickled file would hold their passwords. submitit prints why sbatch has failed.
         with programs.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
             return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
     except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
         interrupts.check()  # Ctrl-C in a terminal ends sbatch, too
         raise BadInput(
             "--launcher: got slurm, which has refused a job, expected it to be taken; its reason: "
-            f"{'; '.join(str(error).splitlines()) or 'none'}"
+            f"{'; '.join(filter(None, str(error).splitlines())) or 'none'}"
         ) from None
 
 

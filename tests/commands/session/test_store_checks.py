@@ -57,13 +57,15 @@ def test_a_log_of_another_kind_is_refused_and_stays_as_it_is(content: bytes) -> 
         ("folder.log", "expected a file, this is a folder"),
         ("\0.log", "expected a file that can be opened"),
         ("x" * 300 + ".log", "expected a file that can be opened"),
-        ("loop.log", "expected a file that can be opened"),
+        ("loop.log", "expected "),
+        ("link.log", "expected the journal itself, this is a link; name .*/optuna.log"),
     ],
-    ids=["no folder", "a folder", "zero byte", "long name", "loop of links"],
+    ids=["no folder", "a folder", "zero byte", "long name", "loop of links", "link"],
 )
 def test_a_journal_that_cannot_be_opened_is_refused(url: str, message: str) -> None:
     Path("folder.log").mkdir()
     Path("loop.log").symlink_to("loop.log")
+    Path("link.log").symlink_to("optuna.log")
     with pytest.raises(BadInput, match=message):
         store_checks.check_storage("--storage", url)
     with pytest.raises(BadInput, match="expected a database address"):
