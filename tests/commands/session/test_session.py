@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from amp_track.study import opening
-from amp_track.tracking import Tracker
+import pytest
 
 
+@pytest.mark.usefixtures("fresh_stores")
 def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
     """Else each command waits for it afterwards, for half a second."""
-    opening.open_storage("sqlite:///optuna.db").close()
-    Tracker("sqlite:///mlflow.db")
     program = """
 import sys
 from amp_track.commands.request import Request
