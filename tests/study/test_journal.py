@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, opening, reading, storage, trials
 from amp_track.study.journal import SharedJournal
+from amp_track.study.journal_file import JournalLock
 from amp_track.workers import interrupts
 from amp_track.workers.processes import this_process
 
@@ -109,8 +110,9 @@ def test_a_line_of_another_program_is_told(study: optuna.Study) -> None:
 
 def test_a_signal_does_not_throw_away_a_measurement_that_waits_for_the_lock(study: optuna.Study) -> None:
     def objective(trial: optuna.Trial) -> float:
-        Path(f"{URL}.lock").symlink_to(URL)  # another worker writes
-        threading.Timer(0.5, Path(f"{URL}.lock").unlink).start()
+        another_writer = JournalLock(Path(URL).absolute())
+        another_writer.acquire()
+        threading.Timer(0.5, another_writer.release).start()
         signal.raise_signal(signal.SIGTERM)
         return 1.0
 
