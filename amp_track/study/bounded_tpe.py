@@ -78,7 +78,7 @@ class TellingTrials:
         self._known = len(trials)
         unfinished = [trial for trial in new if not trial.state.is_finished()]
         self._unfinished = [trial.number for trial in unfinished]
-        finished = [trial for trial in new if trial.state is TrialState.COMPLETE]
+        finished = [trial for trial in new if trial.state is TrialState.COMPLETE and self._has_values(trial)]
         self._finished += len(finished)
         telling = sorted([*self._telling, *finished], key=lambda trial: trial.number)
         self._telling = _in_order([*_best(telling, self._directions), *telling[-_MOST_TRIALS:]])
@@ -86,6 +86,10 @@ class TellingTrials:
         if self._finished + len(running) <= _MOST_TRIALS:
             return None
         return which_say_most(_in_order([*self._telling, *running]), self._directions)
+
+    def _has_values(self, trial: FrozenTrial) -> bool:
+        """Return False for what a damaged database holds, which whoever reads its outcome tells."""
+        return trial.values is not None and len(trial.values) == len(self._directions)
 
 
 class _OfTheseTrials(InMemoryStorage):
