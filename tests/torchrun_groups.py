@@ -43,7 +43,7 @@ class Groups:
 
     def lose_second_machine(self) -> None:
         """Kill torchrun, commands and jobs of the second group, all at once."""
-        for process in marked(f"{self.mark} 1"):
+        for process in _marked(f"{self.mark} 1"):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.processes[1].wait()
@@ -101,14 +101,14 @@ def started(*arguments: str, restarts: int = 0) -> Iterator[Groups]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        _, alive = psutil.wait_procs(marked(groups.mark), timeout=20)
+        _, alive = psutil.wait_procs(_marked(groups.mark), timeout=20)
         left = [child.cmdline() for child in alive]
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {left}"
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def _marked(mark: str) -> list[psutil.Process]:
     """Return the processes that were started with a mark in their environment, and what they have started."""
     found = []
     for process in psutil.process_iter():

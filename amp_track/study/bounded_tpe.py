@@ -30,6 +30,8 @@ class BoundedTPE(BaseSampler):
     def __init__(self, *, seed: int, looks_at: Sequence[FrozenTrial] | None) -> None:
         self._tpe = TPESampler(seed=seed)
         self._looks_at = looks_at
+        self._looked_at: optuna.Study | None = None
+        """The study in memory that has these trials: each param of a trial is drawn from the same one."""
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return nothing: each param is drawn on its own, since the range of one depends on another."""
@@ -45,9 +47,9 @@ class BoundedTPE(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Draw a param of one trial."""
-        if self._looks_at is not None:
-            study = optuna.create_study(directions=study.directions, storage=_OfTheseTrials(self._looks_at))
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        if self._looks_at is not None and self._looked_at is None:
+            self._looked_at = optuna.create_study(directions=study.directions, storage=_OfTheseTrials(self._looks_at))
+        return self._tpe.sample_independent(self._looked_at or study, trial, param_name, param_distribution)
 
 
 class TellingTrials:
@@ -80,7 +82,7 @@ class TellingTrials:
         self._unfinished = [trial.number for trial in unfinished]
         finished = [trial for trial in new if trial.state is TrialState.COMPLETE and self._has_values(trial)]
         self._finished += len(finished)
-        telling = sorted([*self._telling, *finished], key=lambda trial: trial.number)
+        telling = _in_order([*self._telling, *finished])
         self._telling = _in_order([*_best(telling, self._directions), *telling[-_MOST_TRIALS:]])
         running = [trial for trial in unfinished if trial.state is TrialState.RUNNING and trial.number != drawn]
         if self._finished + len(running) <= _MOST_TRIALS:

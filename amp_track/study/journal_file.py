@@ -141,7 +141,8 @@ class JournalFile(JournalFileBackend):
             self._check()
             yield from super().read_logs(log_number_from)
             read_bytes = next(reversed(self._log_number_offset.values()))  # where Optuna goes on to read
-            self._known = read_bytes, self._last_bytes_before(read_bytes)
+            if read_bytes != self._known[0]:  # search workers look ten times a second, and mostly nothing is new
+                self._known = read_bytes, self._last_bytes_before(read_bytes)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write lines."""

@@ -56,16 +56,20 @@ class Space:
             learning_rate = trial.suggest_float("lr", *self.learning_rates, log=True)
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
-    def enqueue_landmarks(self, study: optuna.Study) -> None:
+    def enqueue_landmarks(self, study: optuna.Study, so_far: Sequence[FrozenTrial]) -> None:
         """Queue the landmarks first: the workload's own batch and the largest one, at each precision.
 
         A resumed study keeps those it has; one whose process died is queued again.
+
+        Args:
+            study: takes them.
+            so_far: its trials.
         """
         missing: list[dict[str, Any]] = []
         for landmark in self.landmarks():
             if landmark not in missing:
                 missing.append(landmark)
-        for trial in study.get_trials(deepcopy=False):
+        for trial in so_far:
             if not missing:
                 return  # mostly after the first few: landmarks are the first trials of a study
             params = private.asked_params(trial) or trial.params
@@ -138,14 +142,16 @@ def train_inside(
         # optuna-dashboard's Pareto front ignores constraints: a value that cannot win, in either direction.
         return -math.inf if higher_is_better else math.inf, 0.0
 
-    space.enqueue_landmarks(study)
-    while len(_complete(so_far := study.get_trials(deepcopy=False))) < trials and not is_time_up():
+    while True:
+        storage.fail_dead_trials(study)
+        so_far = study.get_trials(deepcopy=False)
+        if len(_complete(so_far)) >= trials or is_time_up():
+            return
         if len(_begun(so_far)) < trials:
+            space.enqueue_landmarks(study, so_far)  # right before one is taken: the worker that had it may have died
             run_one(study, objective)
-            space.enqueue_landmarks(study)  # again where the search worker that had taken one has died
         else:
             interrupts.sleep(POLL_SECONDS)
-            storage.fail_dead_trials(study)
 
 
 def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -> BoundedTPE:

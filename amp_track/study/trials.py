@@ -37,7 +37,6 @@ def run_one(study: optuna.Study, objective: Objective) -> None:
     Raises:
         Exception: of the objective; the trial is told as FAIL before.
     """
-    storage.fail_dead_trials(study)
     trial = _ask(study)
     try:
         with _beating(study, trial):

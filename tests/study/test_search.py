@@ -1,18 +1,21 @@
 import threading
 import time
+from dataclasses import replace
 
 import mlflow
 import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from support import DIGITS, FAULTS, MEBIBYTE, request, stores
 
 from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.study import storage
+from amp_track.study import database, opening, storage
 from amp_track.study.fit import memory_violation
 from amp_track.study.search import Space, train_inside
 
@@ -67,6 +70,26 @@ def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: i
     assert states.count(TrialState.COMPLETE) == len(trained) == 9
     assert set(states) <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert len(set(trained)) == 9
+
+
+def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died before the trial had its name: nobody knows that it is dead until the grace period is over."""
+    monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=1))
+    url = "optuna.log"
+    objectives = [("quality", "maximize"), ("samples per second", "maximize")]
+    study = storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
+    space = Space(edges={"fp32": 100}, reference_batch_size=64)
+    space.enqueue_landmarks(study, [])
+    optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend(url))).ask()
+    trained: list[int | None] = []
+
+    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
+        trained.append(job.batch_size)
+        return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=0.5), "run"
+
+    train_inside(study, space, Job(learning_rate=0.1), trials=2, higher_is_better=True, run_training=run_training)
+    assert trained == [100, 64]
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 
 
 @pytest.mark.slow
