@@ -13,6 +13,8 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from amp_track.study.so_far import SoFar
+
 _MOST_TRIALS = 100
 """On all trials, a proposal of two params took 14 ms with 100, 0.1 s with 1,000, 0.4 s with 10,000 (AMD EPYC, n=3)."""
 _RUNNING, _OF_EACH_OBJECTIVE = 40, 20
@@ -53,38 +55,35 @@ class BoundedTPE(BaseSampler):
 
 
 class TellingTrials:
-    """Choose the trials of a study that TPE looks at. A finished one never changes, and is looked at once.
+    """Choose the trials of a study that TPE looks at. Of the finished ones each is looked at once.
 
     Args:
         directions: of the study's objectives.
+        so_far: the trials, as the search has looked at them last.
     """
 
-    def __init__(self, directions: Sequence[StudyDirection]) -> None:
-        self._directions = directions
-        self._known = 0
-        """How many trials there were the last time: numbers are given in order, and none is taken away."""
-        self._unfinished: list[int] = []
+    def __init__(self, directions: Sequence[StudyDirection], so_far: SoFar) -> None:
+        self._directions, self._so_far = directions, so_far
+        self._looked_at = 0
+        """How many of the finished trials."""
         self._finished = 0
-        """How many of them have finished with values."""
+        """How many of these have values."""
         self._telling: list[FrozenTrial] = []
         """The best and the newest of these, in their order: no other can be among the hundred any more."""
 
-    def among(self, trials: Sequence[FrozenTrial], *, drawn: int) -> list[FrozenTrial] | None:
+    def beside(self, drawn: int) -> list[FrozenTrial] | None:
         """Return the hundred trials that say most; None where there are no more than that.
 
         Args:
-            trials: all of the study, in their order.
             drawn: the number of the one that is drawn, which is left out.
         """
-        new = [*(trials[number] for number in self._unfinished), *trials[self._known :]]
-        self._known = len(trials)
-        unfinished = [trial for trial in new if not trial.state.is_finished()]
-        self._unfinished = [trial.number for trial in unfinished]
-        finished = [trial for trial in new if trial.state is TrialState.COMPLETE and self._has_values(trial)]
+        complete = self._so_far.complete
+        finished = [trial for trial in complete[self._looked_at :] if self._has_values(trial)]
+        self._looked_at = len(complete)
         self._finished += len(finished)
         telling = _in_order([*self._telling, *finished])
         self._telling = _in_order([*_best(telling, self._directions), *telling[-_MOST_TRIALS:]])
-        running = [trial for trial in unfinished if trial.state is TrialState.RUNNING and trial.number != drawn]
+        running = [trial for trial in self._so_far.running if trial.number != drawn]
         if self._finished + len(running) <= _MOST_TRIALS:
             return None
         return which_say_most(_in_order([*self._telling, *running]), self._directions)

@@ -18,6 +18,7 @@ from amp_track.study import columns, private, storage
 from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials
 from amp_track.study.edge_sampler import POLL_SECONDS
 from amp_track.study.fit import memory_violation
+from amp_track.study.so_far import SoFar
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -56,20 +57,20 @@ class Space:
             learning_rate = trial.suggest_float("lr", *self.learning_rates, log=True)
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
-    def enqueue_landmarks(self, study: optuna.Study, so_far: Sequence[FrozenTrial]) -> None:
+    def enqueue_landmarks(self, study: optuna.Study, known: Sequence[FrozenTrial]) -> None:
         """Queue the landmarks first: the workload's own batch and the largest one, at each precision.
 
         A resumed study keeps those it has; one whose process died is queued again.
 
         Args:
             study: takes them.
-            so_far: its trials.
+            known: its trials.
         """
         missing: list[dict[str, Any]] = []
         for landmark in self.landmarks():
             if landmark not in missing:
                 missing.append(landmark)
-        for trial in so_far:
+        for trial in known:
             if not missing:
                 return  # mostly after the first few: landmarks are the first trials of a study
             params = private.asked_params(trial) or trial.params
@@ -118,21 +119,17 @@ def train_inside(
     """
     precisions = CategoricalDistribution(tuple(space.edges))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
-    telling = TellingTrials(study.directions)
+    so_far = SoFar()
+    telling = TellingTrials(study.directions, so_far)
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
-        so_far = study.get_trials(deepcopy=False)
+        so_far.look(study.get_trials(deepcopy=False))
         _leave_to_others(trial.number, so_far, wanted=trials)
-        study.sampler = _sampler_of(trial.number, job, telling.among(so_far, drawn=trial.number))
+        study.sampler = _sampler_of(trial.number, job, telling.beside(trial.number))
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        params = trial.params  # each time it is asked for, it is copied
-        known = next((other for other in _complete(so_far) if other.params == params), None)
-        if known is not None and (kept := storage.outcome_of(known)) is not None:
-            outcome, run_id = kept, storage.run_id_of(known)  # the same job would have the same outcome
-        else:
-            outcome, run_id = run_training(trial, chosen)
+        outcome, run_id = _known(so_far.complete_with(trial.params)) or run_training(trial, chosen)
         storage.remember(trial, outcome, run_id)
         columns.show(trial, outcome)
         violation, quality = _violation_and_quality(outcome, job)
@@ -144,11 +141,11 @@ def train_inside(
 
     while True:
         storage.fail_dead_trials(study)
-        so_far = study.get_trials(deepcopy=False)
-        if len(_complete(so_far)) >= trials or is_time_up():
+        so_far.look(all_trials := study.get_trials(deepcopy=False))
+        if len(so_far.complete) >= trials or is_time_up():
             return
-        if len(_begun(so_far)) < trials:
-            space.enqueue_landmarks(study, so_far)  # right before one is taken: the worker that had it may have died
+        if so_far.begun < trials:
+            space.enqueue_landmarks(study, all_trials)  # again where the worker that had one has died
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
@@ -160,6 +157,13 @@ def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -
     A resumed study, or another search worker, would else draw again what was drawn before.
     """
     return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
+
+
+def _known(same: FrozenTrial | None) -> tuple[Outcome, str] | None:
+    """Return the outcome of a training with the same settings, which another one would have too, and its run's id."""
+    if same is None or (outcome := storage.outcome_of(same)) is None:
+        return None
+    return outcome, storage.run_id_of(same)
 
 
 def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | None]:
@@ -181,18 +185,14 @@ def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     return [_result_of(trial) for trial in finished], [trial.number for trial in private.pareto_front(study, finished)]
 
 
-def _leave_to_others(number: int, trials: Sequence[FrozenTrial], *, wanted: int) -> None:
+def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
     """Raise TrialPruned where another search worker, with an earlier trial, has begun the same, or the last one."""
-    begun, asked = _begun(trials[:number]), private.asked_params(trials[number])
-    if asked and any(private.asked_params(each) == asked for each in begun):
+    asked = next((private.asked_params(trial) for trial in so_far.running if trial.number == number), None)
+    earlier = (trial for trial in (*so_far.complete, *so_far.running) if trial.number < number)
+    if asked and any(private.asked_params(trial) == asked for trial in earlier):
         raise optuna.TrialPruned("another search worker has queued it too")
-    if len(begun) >= wanted:
+    if so_far.begun_before(number) >= wanted:
         raise optuna.TrialPruned("another search worker trains the last one")
-
-
-def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that have trained, or train now."""
-    return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
 
 def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -13,6 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials, which_say_most
+from amp_track.study.so_far import SoFar
 
 DISTRIBUTIONS = {
     "precision": CategoricalDistribution(("fp32", "amp")),
@@ -45,7 +46,9 @@ def drawn(count: int, sampler: optuna.samplers.BaseSampler) -> tuple[str, int]:
 
 def bounded(count: int, seed: int) -> BoundedTPE:
     """Return the sampler of the next trial of a study with so many."""
-    return BoundedTPE(seed=seed, looks_at=TellingTrials(BOTH).among(study(count).trials, drawn=count))
+    so_far = SoFar()
+    so_far.look(study(count).trials)
+    return BoundedTPE(seed=seed, looks_at=TellingTrials(BOTH, so_far).beside(count))
 
 
 @pytest.mark.parametrize("count", [0, 5, 30, 100])
@@ -82,9 +85,11 @@ def test_it_draws_near_the_best() -> None:
         made.add_trial(
             create_trial(params={"b": batch_size}, distributions={"b": IntDistribution(16, 1000)}, value=value)
         )
-    near, telling = 0, TellingTrials(made.directions)
+    near, so_far = 0, SoFar()
+    telling = TellingTrials(made.directions, so_far)
     for seed in range(20):
-        made.sampler = BoundedTPE(seed=seed, looks_at=telling.among(made.trials, drawn=len(made.trials)))
+        so_far.look(made.trials)
+        made.sampler = BoundedTPE(seed=seed, looks_at=telling.beside(len(made.trials)))
         near += abs(made.ask().suggest_int("b", 16, 1000) - 200) <= 100
     assert near >= 15
 
@@ -113,7 +118,8 @@ def test_what_says_most_are_the_running_the_best_and_the_newest(values: list[lis
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_remembered_of_finished_trials_leads_to_the_same_hundred(seed: int) -> None:
     """At each look new trials have begun, and others have begun or ended, in any order and often equally good."""
-    chance, telling, trials = random.Random(seed), TellingTrials(BOTH), list[FrozenTrial]()
+    chance, so_far, trials = random.Random(seed), SoFar(), list[FrozenTrial]()
+    telling = TellingTrials(BOTH, so_far)
     states = (*[TrialState.COMPLETE] * 6, TrialState.RUNNING, TrialState.WAITING, TrialState.FAIL)
     for _ in range(6):
         trials += [frozen(len(trials) + place, None) for place in range(chance.randint(0, 90))]
@@ -127,4 +133,5 @@ def test_what_is_remembered_of_finished_trials_leads_to_the_same_hundred(seed: i
         others = [trial for trial in trials if trial.number != drawn]
         seen = [trial for trial in others if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
         expected = which_say_most(others, BOTH) if len(seen) > 100 else None
-        assert telling.among(trials, drawn=drawn) == expected
+        so_far.look(trials)
+        assert telling.beside(drawn) == expected

@@ -82,6 +82,22 @@ def test_no_trial_runs_for_ever(worker: dict[str, Any] | None, heartbeat: str | 
     assert study.trials[0].state is TrialState.FAIL
 
 
+def test_trials_are_in_order_whichever_ends_first(study: optuna.Study) -> None:
+    """Two workers make them, beside those of another study, and they are seen before they have ended."""
+    first, second = (optuna.load_study(study_name="s", storage=URL) for _ in range(2))
+    of_another = optuna.create_study(study_name="t", storage=URL)
+    begun = []
+    for worker in (first, second, of_another, first, second, first):
+        begun.append((worker, worker.ask()))
+        assert [trial.number for trial in study.get_trials(deepcopy=False)] == list(range(len(study.trials)))
+    for worker, trial in reversed(begun):
+        worker.tell(trial, 1.0)
+        assert [trial.number for trial in study.get_trials(deepcopy=False)] == list(range(len(study.trials)))
+    assert len(study.trials) == 5
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    assert running == []
+
+
 def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may be stopped in the middle of a write."""
     running_trial(None, None)
