@@ -94,7 +94,7 @@ class FitOptions:
         values.confirm_steps,
         expected="a whole number, 0 or more, or epoch",
         metavar="N|epoch",
-        shown_default="an epoch, or as much of one as takes 60 s or 4 x as long as the probes did",
+        shown_default="an epoch, or as much of one as takes 60 s or 4 x as long as the probes did; 3 of 5 s in all",
     )
 
 

@@ -110,6 +110,17 @@ class TestEdges:
         assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
 
     @pytest.mark.parametrize(
+        ("samples", "epochs", "steps"),
+        [(1000, 10, 3 * 7 + 2), (1000, 3, 3 * 7), (1000, 2, 2 * 7), (5000, 10, 32 + 2), (5000, 1, 32)],
+    )
+    def test_short_epochs_are_confirmed_by_three(self, samples: int, epochs: int, steps: int) -> None:
+        """Its 1,000 samples/s make an epoch of 1,000 last a second."""
+        sandbox = SimulatedSandbox(samples=samples, epochs=epochs)
+        fit(asked(study="mine"), sandbox=sandbox)
+        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
+        assert (confirmation.steps, confirmation.epoch_steps) == (steps, None)
+
+    @pytest.mark.parametrize(
         ("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (4, 4, 2), (3, 3, None)]
     )
     def test_more_or_less_of_it_can_be_asked_for(self, wanted: int | str, steps: int, epoch_steps: int | None) -> None:

@@ -1,4 +1,4 @@
-"""How long the training is that confirms an edge: an epoch, or as much of one as covers what takes memory."""
+"""How long the training is that confirms an edge: a few epochs, one, or as much of one as covers what takes memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
 """A confirmation takes no longer than the larger of the two, unless more is asked for."""
+_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
+"""So many epochs, where they take no longer: a batch of small samples may fit to the page, and their epochs are short.
+The digits within 32 MiB ran at a batch of 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
 _STEPS_AFTER_AN_EPOCH = 2
 FEWEST_STEPS = 4
 """Two full ones, the smaller last one or what takes its place, and one after the evaluation. Fewer are full ones."""
@@ -26,7 +29,7 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
 
     By default it is an epoch, its evaluation and the first steps after it, as far as there is time: 60 s, or four times
     what the probes took. An epoch that is cut short has full steps, its own smaller last one, an evaluation of as many
-    batches, and the steps after it.
+    batches, and the steps after it. Of epochs of a second or two it is three.
 
     Args:
         session: whose `--confirm-steps` says how long.
@@ -34,11 +37,11 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
         probes: the outcomes of the probes at its precision, the nearest to the edge last.
     """
     samples = session.training_samples(job)
-    of_epoch = steps_per_epoch(job, samples)
-    whole = min(total_steps(job, samples), of_epoch + _STEPS_AFTER_AN_EPOCH)
+    of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
+    whole, several = (min(in_all, epochs * of_epoch + _STEPS_AFTER_AN_EPOCH) for epochs in (1, _EPOCHS))
     asked = session.request.fit_options.confirm_steps
     if asked is None:
-        steps = min(_steps_in_time(session, job, probes, whole), whole)
+        steps = _steps_in_time(_pace(session, job, probes), probes, whole=whole, several=several)
     else:
         steps = whole if isinstance(asked, str) else asked
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
@@ -48,24 +51,49 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
     return dataclasses.replace(long, epoch_steps=steps - _STEPS_AFTER_AN_EPOCH)
 
 
-def _steps_in_time(session: Session, job: Job, probes: Sequence[Outcome], whole: int) -> int:
-    """Return as many steps as there is time for, by the speeds of the probes; `whole` where they tell none."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pace:
+    """How long a training takes for its parts."""
+
+    step_seconds: float
+    eval_batch_seconds: float
+    eval_batches: int
+
+    def seconds(self, steps: int, *, evaluations: int) -> float:
+        """Return how long a training with so many whole evaluations takes."""
+        return steps * self.step_seconds + evaluations * self.eval_batches * self.eval_batch_seconds
+
+
+def _pace(session: Session, job: Job, probes: Sequence[Outcome]) -> _Pace | None:
+    """Return the pace of a training, by the speeds of the probes; None where they tell none."""
     fitting = [outcome for outcome in probes if outcome.samples_per_second]
     if not fitting:
-        return whole
+        return None
     nearest = fitting[-1]
-    seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
-    step_seconds = job.accumulate * _batch_seconds(job, nearest)
     eval_samples = 0 if job.synthetic else session.inspection.evaluation_samples
     eval_batches = math.ceil(eval_samples / _samples_at_once(job))
     if nearest.eval_samples_per_second:
-        eval_seconds = _samples_at_once(job) / nearest.eval_samples_per_second
+        eval_batch_seconds = _samples_at_once(job) / nearest.eval_samples_per_second
     else:  # that probe has not evaluated: no batch takes longer than one that is trained on
-        eval_seconds = _batch_seconds(job, nearest) if eval_batches else 0.0
-    if whole * step_seconds + eval_batches * eval_seconds <= seconds:
+        eval_batch_seconds = _batch_seconds(job, nearest) if eval_batches else 0.0
+    return _Pace(
+        step_seconds=job.accumulate * _batch_seconds(job, nearest),
+        eval_batch_seconds=eval_batch_seconds,
+        eval_batches=eval_batches,
+    )
+
+
+def _steps_in_time(pace: _Pace | None, probes: Sequence[Outcome], *, whole: int, several: int) -> int:
+    """Return as many steps as there is time for: of several epochs, of a whole one, or of one that is cut short."""
+    if pace is None:
         return whole
-    after = _STEPS_AFTER_AN_EPOCH * step_seconds
-    return max(int((seconds - after) / (step_seconds + eval_seconds)) + _STEPS_AFTER_AN_EPOCH, FEWEST_STEPS)
+    if pace.seconds(several, evaluations=_EPOCHS) <= _EPOCHS_SECONDS:
+        return several
+    seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
+    if pace.seconds(whole, evaluations=1) <= seconds:
+        return whole
+    in_epoch = (seconds - _STEPS_AFTER_AN_EPOCH * pace.step_seconds) / (pace.step_seconds + pace.eval_batch_seconds)
+    return min(max(int(in_epoch) + _STEPS_AFTER_AN_EPOCH, FEWEST_STEPS), whole)
 
 
 def _batch_seconds(job: Job, probe: Outcome) -> float:
