@@ -121,6 +121,7 @@ class Trials:
             return outcome.samples_per_second or 0.0
 
         started = time.perf_counter()
+        storage.fail_dead_trials(self.study)
         run_one(self.study, objective)
         return outcomes[0], time.perf_counter() - started
 

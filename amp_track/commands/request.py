@@ -90,11 +90,11 @@ class FitOptions:
     )
     confirm_steps: int | Literal["epoch"] | None = setting(
         None,
-        "Steps of the training that confirms each edge; epoch takes a whole one and goes on after it; 0: none.",
+        "Steps of the training that confirms each edge; epoch: never less than a whole one; 0: none.",
         values.confirm_steps,
         expected="a whole number, 0 or more, or epoch",
         metavar="N|epoch",
-        shown_default="an epoch, or as much of one as takes 60 s or 4 x as long as the probes did; 3 of 5 s in all",
+        shown_default="3 epochs if they take 5 s at most, else one, or what of it takes 60 s or 4 x the probes' time",
     )
 
 

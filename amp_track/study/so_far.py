@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class SoFar:
         self._unfinished: list[FrozenTrial] = []
         self._complete_numbers: list[int] = []
         """Those of `complete`, in order."""
-        self._by_params: dict[frozenset[tuple[str, Any]], FrozenTrial] = {}
+        self._by_params: dict[str, FrozenTrial] = {}
         self.complete: list[FrozenTrial] = []
         """Every finished training, in the order in which they were seen."""
 
@@ -31,7 +32,7 @@ class SoFar:
             if trial.state is TrialState.COMPLETE:
                 self.complete.append(trial)
                 bisect.insort(self._complete_numbers, trial.number)
-                self._by_params.setdefault(frozenset(trial.params.items()), trial)
+                self._by_params.setdefault(_key(trial.params), trial)
 
     @property
     def running(self) -> list[FrozenTrial]:
@@ -50,4 +51,9 @@ class SoFar:
 
     def complete_with(self, params: Mapping[str, Any]) -> FrozenTrial | None:
         """Return a finished training with these params; None if there is none."""
-        return self._by_params.get(frozenset(params.items()))
+        return self._by_params.get(_key(params))
+
+
+def _key(params: Mapping[str, Any]) -> str:
+    """Return the same text for the same params, and for those of a damaged study, which may be lists, too."""
+    return json.dumps(params, sort_keys=True)

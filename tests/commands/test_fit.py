@@ -92,50 +92,6 @@ class TestEdges:
         ran = [job.probe_to_the_end for job in sandbox.jobs if job.batch_size == 100]
         assert ran == probes
 
-    @pytest.mark.parametrize(("epochs", "eval_speed"), [(2, 2000), (1, 1000)])
-    def test_a_confirmation_of_much_data_is_cut_short(self, epochs: int, eval_speed: int) -> None:
-        """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds.
-
-        Where no probe has evaluated, evaluation is taken to be no faster than training.
-        """
-        sandbox = SimulatedSandbox(samples=2_000_000, epochs=epochs)
-        result = fit(asked(study="mine"), sandbox=sandbox)
-        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-        assert confirmation.steps is not None
-        assert confirmation.epoch_steps == confirmation.steps - 2
-        trained, evaluated = confirmation.steps * FP32_EDGE, confirmation.epoch_steps * FP32_EDGE
-        assert 50 < trained / 1000 + evaluated / eval_speed <= 60
-        found = result.precisions["fp32"]
-        assert found.confirmation is not None
-        assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
-
-    @pytest.mark.parametrize(
-        ("samples", "epochs", "steps"),
-        [(1000, 10, 3 * 7 + 2), (1000, 3, 3 * 7), (1000, 2, 2 * 7), (5000, 10, 32 + 2), (5000, 1, 32)],
-    )
-    def test_short_epochs_are_confirmed_by_three(self, samples: int, epochs: int, steps: int) -> None:
-        """Its 1,000 samples/s make an epoch of 1,000 last a second."""
-        sandbox = SimulatedSandbox(samples=samples, epochs=epochs)
-        fit(asked(study="mine"), sandbox=sandbox)
-        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-        assert (confirmation.steps, confirmation.epoch_steps) == (steps, None)
-
-    @pytest.mark.parametrize(
-        ("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (4, 4, 2), (3, 3, None)]
-    )
-    def test_more_or_less_of_it_can_be_asked_for(self, wanted: int | str, steps: int, epoch_steps: int | None) -> None:
-        sandbox = SimulatedSandbox(samples=2_000_000)
-        fit(asked(study="mine", confirm_steps=wanted), sandbox=sandbox)
-        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-        assert (confirmation.steps, confirmation.epoch_steps) == (steps, epoch_steps)
-
-    def test_where_the_probes_took_long_it_may_too(self) -> None:
-        sandbox = SimulatedSandbox(samples=2_000_000, probe_seconds=100.0)
-        fit(asked(study="mine"), sandbox=sandbox)
-        (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-        assert confirmation.steps is not None
-        assert 1000 < 1.5 * confirmation.steps * FP32_EDGE / 1000 < 4 * 100.0 * 6
-
     def test_a_few_above_the_first_that_fails_are_tried_where_fitting_need_not_be_monotone(self) -> None:
         def another_engine(job: Job) -> Outcome | None:
             """From some batch on, a convolution takes an engine with a smaller workspace."""
@@ -334,6 +290,15 @@ class TestResuming:
             BadInput, match="--study: got accumulate 2, expected the 1 that study mine/fit was made with"
         ):
             fit(asked(study="mine", job={"accumulate": 2}), sandbox=SimulatedSandbox())
+
+    @pytest.mark.parametrize(("epochs", "is_known"), [(2, False), (4, True)])
+    def test_an_edge_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
+        self, epochs: int, is_known: bool
+    ) -> None:
+        fit(asked(job={"epochs": epochs}), sandbox=SimulatedSandbox(samples=1000))
+        again = SimulatedSandbox(samples=1000)
+        fit(asked(job={"epochs": 10}), sandbox=again)
+        assert (not again.jobs) == is_known
 
     def test_more_precisions_are_added_to_what_is_known(self) -> None:
         fit(asked("fp32", study="grows"), sandbox=SimulatedSandbox())

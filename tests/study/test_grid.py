@@ -16,15 +16,17 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
 from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 
 JOB = Job(batch_size=8, seed=3)
 
 
+URL = "sqlite:///optuna.db"
+
+
 def study(name: str = "s") -> optuna.Study:
-    return optuna.create_study(
-        study_name=name, storage="sqlite:///optuna.db", direction="maximize", load_if_exists=True
-    )
+    return storage.open_study(name, opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
 
 
 def seeds(*precisions: str, seeds: Sequence[int]) -> list[Point]:

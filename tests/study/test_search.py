@@ -42,6 +42,12 @@ def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: 
     assert memory_violation(fits, budget) <= 0 < memory_violation(fails, budget)
 
 
+def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
+    objectives: list[tuple[str, storage.Direction]] = [("quality", "maximize"), ("samples per second", "maximize")]
+    return storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # what warns is left out for one thread at a time
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
     space = Space(edges={"fp32": 10**6}, reference_batch_size=64)
@@ -54,13 +60,11 @@ def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: i
         return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=job.batch_size / 10**6), "run"
 
     def work() -> None:
-        ours = optuna.load_study(study_name="s/train", storage="sqlite:///optuna.db")
+        ours = opened()
         storage.ask_in_turn(ours, "sqlite:///optuna.db")
         train_inside(ours, space, Job(learning_rate=0.1), trials=9, higher_is_better=True, run_training=run_training)
 
-    study = optuna.create_study(
-        study_name="s/train", storage="sqlite:///optuna.db", directions=["maximize", "maximize"]
-    )
+    study = opened()
     threads = [threading.Thread(target=work) for _ in range(workers)]
     for thread in threads:
         thread.start()
@@ -75,12 +79,10 @@ def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: i
 def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """It died before the trial had its name: nobody knows that it is dead until the grace period is over."""
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=1))
-    url = "optuna.log"
-    objectives = [("quality", "maximize"), ("samples per second", "maximize")]
-    study = storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
+    study = opened("optuna.log")
     space = Space(edges={"fp32": 100}, reference_batch_size=64)
     space.enqueue_landmarks(study, [])
-    optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend(url))).ask()
+    optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend("optuna.log"))).ask()
     trained: list[int | None] = []
 
     def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:

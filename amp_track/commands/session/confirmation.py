@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
 """A confirmation takes no longer than the larger of the two, unless more is asked for."""
-_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
+MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
 """So many epochs, where they take no longer: a batch of small samples may fit to the page, and their epochs are short.
 The digits within 32 MiB ran at a batch of 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
 _STEPS_AFTER_AN_EPOCH = 2
@@ -29,7 +29,7 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
 
     By default it is an epoch, its evaluation and the first steps after it, as far as there is time: 60 s, or four times
     what the probes took. An epoch that is cut short has full steps, its own smaller last one, an evaluation of as many
-    batches, and the steps after it. Of epochs of a second or two it is three.
+    batches, and the steps after it. Three epochs are made where they take 5 s at most.
 
     Args:
         session: whose `--confirm-steps` says how long.
@@ -38,12 +38,15 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
     """
     samples = session.training_samples(job)
     of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
-    whole, several = (min(in_all, epochs * of_epoch + _STEPS_AFTER_AN_EPOCH) for epochs in (1, _EPOCHS))
+    whole, several = (min(in_all, epochs * of_epoch + _STEPS_AFTER_AN_EPOCH) for epochs in (1, MOST_EPOCHS))
     asked = session.request.fit_options.confirm_steps
-    if asked is None:
-        steps = _steps_in_time(_pace(session, job, probes), probes, whole=whole, several=several)
+    pace = _pace(session, job, probes)
+    if isinstance(asked, int):
+        steps = asked
+    elif pace is not None and pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS:
+        steps = several
     else:
-        steps = whole if isinstance(asked, str) else asked
+        steps = whole if isinstance(asked, str) or pace is None else _steps_in_time(pace, probes, whole, of_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
     if steps >= whole or steps < FEWEST_STEPS:  # so few are all full ones, as those of any training are
@@ -59,8 +62,9 @@ class _Pace:
     eval_batch_seconds: float
     eval_batches: int
 
-    def seconds(self, steps: int, *, evaluations: int) -> float:
-        """Return how long a training with so many whole evaluations takes."""
+    def seconds(self, steps: int, of_epoch: int) -> float:
+        """Return how long a training takes, which evaluates after each epoch and at its end."""
+        evaluations = math.ceil(steps / of_epoch)
         return steps * self.step_seconds + evaluations * self.eval_batches * self.eval_batch_seconds
 
 
@@ -83,14 +87,10 @@ def _pace(session: Session, job: Job, probes: Sequence[Outcome]) -> _Pace | None
     )
 
 
-def _steps_in_time(pace: _Pace | None, probes: Sequence[Outcome], *, whole: int, several: int) -> int:
-    """Return as many steps as there is time for: of several epochs, of a whole one, or of one that is cut short."""
-    if pace is None:
-        return whole
-    if pace.seconds(several, evaluations=_EPOCHS) <= _EPOCHS_SECONDS:
-        return several
+def _steps_in_time(pace: _Pace, probes: Sequence[Outcome], whole: int, of_epoch: int) -> int:
+    """Return the steps of a whole epoch and those after it, or of as much of an epoch as there is time for."""
     seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
-    if pace.seconds(whole, evaluations=1) <= seconds:
+    if pace.seconds(whole, of_epoch) <= seconds:
         return whole
     in_epoch = (seconds - _STEPS_AFTER_AN_EPOCH * pace.step_seconds) / (pace.step_seconds + pace.eval_batch_seconds)
     return min(max(int(in_epoch) + _STEPS_AFTER_AN_EPOCH, FEWEST_STEPS), whole)

@@ -8,6 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from amp_track.commands.session.confirmation import MOST_EPOCHS
 from amp_track.records.job import Job
 from amp_track.records.settings import Affects
 from amp_track.records.values import format_bytes
@@ -15,15 +16,16 @@ from amp_track.records.values import format_bytes
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
 
-_METER_VERSION = 3
-"""Raise it when the same job is limited or metered otherwise, since edges found before are others then."""
+_METER_VERSION = 4
+"""Raise it when the same job is limited, metered or confirmed otherwise: edges found before are others then."""
 
 
 def edge_settings(session: Session) -> dict[str, str]:
     """Return everything that a proven edge depends on, by name."""
     options, inspection, job = session.request.fit_options, session.inspection, session.job
-    # The first evaluation leaves kernels behind: only trainings that continue after it need memory for them.
-    training = f"{job.steps} steps" if job.steps is not None else str(min(job.epochs or 1, 2))
+    # The first evaluation leaves kernels behind: only trainings that continue after it need memory for them. What
+    # confirms an edge makes no more epochs than this.
+    training = f"{job.steps} steps" if job.steps is not None else str(min(job.epochs or 1, MOST_EPOCHS))
     on_cpu = {
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
