@@ -27,7 +27,7 @@ _CHARTS = 4
 """How many charts of a page are shown: those of memory, speed and quality."""
 _MEMORY = "experiments/digits.py --memory-budget 64MiB"
 _SEARCH = f"amp-track search {_MEMORY} --precision fp32 --trials 8 --study digits || true"
-_BEGIN = f"timeout -s INT 40 {_SEARCH}"
+_BEGIN = f"timeout -s INT 28 {_SEARCH}"
 _STORES = "export AMP_TRACK_STORAGE=postgresql+psycopg://optuna@stores/optuna MLFLOW_TRACKING_URI=http://stores:5000"
 _OF_WORKERS = "^(starting|resuming|worker|fp32|the same|amp-track: |To train|  amp-track train)"
 
