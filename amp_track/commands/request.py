@@ -94,7 +94,8 @@ class FitOptions:
         values.confirm_steps,
         expected="a whole number, 0 or more, or epoch",
         metavar="N|epoch",
-        shown_default="3 epochs if they take 5 s at most, else one, or what of it takes 60 s or 4 x the probes' time",
+        shown_default="3 epochs if they take 5 s at most; else one, "
+        "cut short at 60 s or, if that is longer, 4 x the probes' time",
     )
 
 

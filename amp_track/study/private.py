@@ -49,7 +49,7 @@ def cached(storage: optuna.storages.RDBStorage) -> optuna.storages.BaseStorage:
 
 
 class _Memory(_CachedStorage):
-    """Optuna's memory of finished trials, which sorts numbers in the place of trials at each look.
+    """Optuna's memory of finished trials, which sorts the trials' numbers, and not the trials, at each look.
 
     Of 10,000 trials that saves 2 ms (AMD EPYC, n=5). Should what it remembers them in change, no study can be read.
     """

@@ -55,5 +55,5 @@ class SoFar:
 
 
 def _key(params: Mapping[str, Any]) -> str:
-    """Return the same text for the same params, and for those of a damaged study, which may be lists, too."""
+    """Return a text that is the same for equal params. Those of a damaged study may hold lists, which have no hash."""
     return json.dumps(params, sort_keys=True)

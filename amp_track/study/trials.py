@@ -29,7 +29,10 @@ _HEARTBEAT_SECONDS = 1
 
 
 def run_one(study: optuna.Study, objective: Objective) -> None:
-    """Ask for a trial, run it, and tell how it ended. Who calls it has failed dead trials, and queued them again.
+    """Ask for a trial, run it, and tell how it ended.
+
+    Trials of dead workers are not looked for here: the loops of a search and of a grid do it before, and the sampler of
+    a fit does while it waits for its turn.
 
     A trial without a value, NaN, is told as FAIL, one that raises TrialPruned as PRUNED. Where another search worker
     has failed the trial meanwhile, its measurement stays out of the study, and that is said.

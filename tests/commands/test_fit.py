@@ -291,7 +291,7 @@ class TestResuming:
         ):
             fit(asked(study="mine", job={"accumulate": 2}), sandbox=SimulatedSandbox())
 
-    @pytest.mark.parametrize(("epochs", "is_known"), [(2, False), (4, True)])
+    @pytest.mark.parametrize(("epochs", "is_known"), [(2, False), (3, False), (4, True)])
     def test_an_edge_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
         self, epochs: int, is_known: bool
     ) -> None:

@@ -89,8 +89,10 @@ def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(lost: 
     with torchrun_groups.started(*FIT, restarts=3) as groups:
         groups.wait_until_said("fp32 batch")
         wait_for(lambda: in_state(TrialState.RUNNING, "s/fit"))
-        groups.commands()[lost].kill()
+        killed = groups.commands()[lost]
+        killed.kill()
         assert groups.wait() == [0, 0], groups.said
+    assert f"(pid: {killed.pid})" in groups.said, "torchrun says which it has started again"
     edge = groups.result["precisions"]["fp32"]
     assert edge["first_failing_batch"] == edge["largest_batch"] + 1
     # Where the probe was over before the command was killed, the next one knew no batch yet, or had not begun.

@@ -110,7 +110,7 @@ def test_workers_that_queue_the_same_at_the_same_moment_train_it_once() -> None:
     def train_slowly(trial: optuna.Trial, point: Point) -> tuple[Outcome, str]:
         running.set()
         deadline = time.monotonic() + 30
-        while TrialState.PRUNED not in [other.state for other in study().trials]:  # the second has not looked yet
+        while TrialState.PRUNED not in [other.state for other in opened.trials]:  # the second has not looked yet
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return slow(trial, point)

@@ -47,7 +47,7 @@ def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
     return storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
 
 
-@pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # what warns is left out for one thread at a time
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `warnings.catch_warnings` is of one thread
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
     space = Space(edges={"fp32": 10**6}, reference_batch_size=64)

@@ -51,3 +51,12 @@ def test_it_knows_what_all_trials_say(looks: list[tuple[int, list[tuple[int, Tri
             found = so_far.complete_with({"batch_size": batch_size})
             same = [number for number in complete if batch_size_of(number) == batch_size]
             assert found.number in same if found is not None else not same
+
+
+def test_a_damaged_trial_whose_params_have_no_hash_is_remembered() -> None:
+    damaged = trial(0, TrialState.COMPLETE)
+    damaged.params = {"batch_size": [1]}
+    so_far = SoFar()
+    so_far.look([damaged])
+    assert so_far.complete == [damaged]
+    assert so_far.complete_with({"batch_size": 1}) is None

@@ -29,7 +29,8 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
 
     By default it is an epoch, its evaluation and the first steps after it, as far as there is time: 60 s, or four times
     what the probes took. An epoch that is cut short has full steps, its own smaller last one, an evaluation of as many
-    batches, and the steps after it. Three epochs are made where they take 5 s at most.
+    batches, and the steps after it. Three epochs and the steps after them are made where they take 5 s at most, for
+    `--confirm-steps epoch` too.
 
     Args:
         session: whose `--confirm-steps` says how long.
@@ -92,7 +93,9 @@ def _steps_in_time(pace: _Pace, probes: Sequence[Outcome], whole: int, of_epoch:
     seconds = max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
     if pace.seconds(whole, of_epoch) <= seconds:
         return whole
-    in_epoch = (seconds - _STEPS_AFTER_AN_EPOCH * pace.step_seconds) / (pace.step_seconds + pace.eval_batch_seconds)
+    left = seconds - _STEPS_AFTER_AN_EPOCH * pace.step_seconds
+    twice = 2 * pace.eval_batch_seconds  # after the epoch, and after the steps that follow it; of as many batches
+    in_epoch = max(left / (pace.step_seconds + twice), (left - pace.eval_batches * twice) / pace.step_seconds)
     return min(max(int(in_epoch) + _STEPS_AFTER_AN_EPOCH, FEWEST_STEPS), whole)
 
 

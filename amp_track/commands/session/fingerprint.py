@@ -23,9 +23,10 @@ _METER_VERSION = 4
 def edge_settings(session: Session) -> dict[str, str]:
     """Return everything that a proven edge depends on, by name."""
     options, inspection, job = session.request.fit_options, session.inspection, session.job
-    # The first evaluation leaves kernels behind: only trainings that continue after it need memory for them. What
-    # confirms an edge makes no more epochs than this.
-    training = f"{job.steps} steps" if job.steps is not None else str(min(job.epochs or 1, MOST_EPOCHS))
+    # An evaluation leaves kernels behind: only trainings that continue after it need memory for them. What confirms an
+    # edge ends with the first steps of one epoch more.
+    epochs, most = job.epochs or 1, MOST_EPOCHS + 1
+    training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
     on_cpu = {
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
