@@ -85,7 +85,7 @@ class SharedStorage(RDBStorage):
     @functools.cached_property
     def cached(self) -> BaseStorage:
         """The same storage for the studies of a process, which together read each finished trial once."""
-        return private.cached(self)
+        return private_trials.Memory(self)
 
     def close(self) -> None:
         """Let go of the connections."""
