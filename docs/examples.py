@@ -122,7 +122,7 @@ EXAMPLES = {
     ),
     "resume": Example(
         commands=(
-            "amp-track train experiments/digits.py --precision bf16 --steps 60 --checkpoint-every 20",
+            "amp-track train experiments/digits.py --precision fp32 --steps 60 --checkpoint-every 20",
             "amp-track train --resume RUN_ID --steps 120",
         )
     ),
