@@ -36,7 +36,7 @@ from rich.table import Table
 
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.sandbox.sandbox import REQUIRED_MODULES, Sandbox
 from benchmarks import processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
@@ -84,10 +84,12 @@ def search(trials: int, sandbox: Sandbox) -> None:
 
 def resume(count: int) -> dict[str, Any]:
     """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
+    sandbox = NotedSandbox(DIGITS)
+    sandbox.start()  # as a command does it: torch is imported there while this process imports Optuna
     from amp_track.study import storage
     from amp_track.study.search import Space
 
-    sandbox, named = NotedSandbox(DIGITS), _ends_of(storage, "name_worker")
+    named = _ends_of(storage, "name_worker")
     drawn = _ends_of(Space, "suggest")
     search(count + MORE, sandbox)
     # A trial names its worker; then its params are chosen among what is known.
@@ -143,6 +145,15 @@ def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
     asked = "SELECT value_json FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
     ((text,),) = optuna.execute(asked, (trial_id, RUN_ID))
     return str(json.loads(text))
+
+
+def import_alone() -> dict[str, float]:
+    """Import what a job of the digits needs in a Python of its own, and return what that cost: no start is faster."""
+    modules = ", ".join([*REQUIRED_MODULES, "sklearn.datasets", "sklearn.model_selection"])
+    code = f"import gc, os; gc.disable(); import {modules}; os._exit(0)"
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return {"import_seconds": time.perf_counter() - began}
 
 
 def report() -> dict[str, float]:
@@ -247,7 +258,7 @@ def measure(counts: list[int], repeats: int) -> dict[str, Any]:
             place = Path(folder) / "grown"
             shutil.copytree(made, place)
             child(place, "grow", count)
-            runs.append(child(place, "resume", count) | child(place, "report"))
+            runs.append(child(place, "resume", count) | import_alone() | child(place, "report"))
             print(count, runs[-1], file=sys.stderr)
             shutil.rmtree(place)
     rows = [
@@ -268,6 +279,7 @@ def child(folder: Path, what: str, count: int = 0) -> Any:
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trials": lambda row: f"{row['trials']:,}",
     "start": lambda row: f"{row['start_seconds']:.1f} s",
+    "the imports alone": lambda row: f"{row['import_seconds']:.1f} s",
     "next proposal": lambda row: f"{1000 * row['proposal_seconds']:.0f} ms",
     "between two jobs": lambda row: f"{1000 * row['between_jobs_seconds']:.0f} ms",
     "without the proposal": lambda row: f"{1000 * row['records_seconds']:.0f} ms",

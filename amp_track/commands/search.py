@@ -115,9 +115,8 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
 
     pace = Pace(deadline)
 
-    def run_training(trial: Trial, job: Job) -> tuple[Outcome, str]:
-        where = pace.next(search.count_made(tracked_study.study), options.trials)
-        return run_trial(tracked_study, trial, job, where=where)
+    def run_training(trial: Trial, job: Job, made: int) -> tuple[Outcome, str]:
+        return run_trial(tracked_study, trial, job, where=pace.next(made, options.trials))
 
     search.train_inside(
         tracked_study.study,

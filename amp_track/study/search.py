@@ -98,7 +98,7 @@ def train_inside(
     *,
     trials: int,
     higher_is_better: bool,
-    run_training: Callable[[optuna.Trial, Job], tuple[Outcome, str]],
+    run_training: Callable[[optuna.Trial, Job, int], tuple[Outcome, str]],
     is_time_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train until the study holds `trials` finished trainings, which `trainings` returns.
@@ -111,7 +111,8 @@ def train_inside(
         job: the job to train; the space replaces the settings that it chooses.
         trials: how many trainings in all, those of an earlier command included.
         higher_is_better: the direction of the quality.
-        run_training: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+        run_training: runs one job as a trial, where so many trainings are finished; returns its outcome and the id of
+            its MLflow run. Raises on a crash.
         is_time_up: returns whether no more trainings are to be started.
 
     Raises:
@@ -129,7 +130,8 @@ def train_inside(
         study.sampler = _sampler_of(trial.number, job, telling.beside(trial.number))
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        outcome, run_id = _known(so_far.complete_with(trial.params)) or run_training(trial, chosen)
+        known = _known(so_far.complete_with(trial.params))
+        outcome, run_id = known or run_training(trial, chosen, len(so_far.complete))
         storage.remember(trial, outcome, run_id)
         columns.show(trial, outcome)
         violation, quality = _violation_and_quality(outcome, job)
@@ -174,14 +176,9 @@ def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | N
     return memory_violation(outcome, job.memory_budget_bytes), quality
 
 
-def count_made(study: optuna.Study) -> int:
-    """Return how many trainings a study holds."""
-    return len(_complete(study.get_trials(deepcopy=False)))
-
-
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
-    finished = _complete(study.get_trials(deepcopy=False))
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return [_result_of(trial) for trial in finished], [trial.number for trial in private.pareto_front(study, finished)]
 
 
@@ -193,10 +190,6 @@ def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
         raise optuna.TrialPruned("another search worker has queued it too")
     if so_far.begun_before(number) >= wanted:
         raise optuna.TrialPruned("another search worker trains the last one")
-
-
-def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state is TrialState.COMPLETE]
 
 
 def _result_of(trial: FrozenTrial) -> TrialResult:

@@ -20,8 +20,6 @@ from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 
 JOB = Job(batch_size=8, seed=3)
-
-
 URL = "sqlite:///optuna.db"
 
 

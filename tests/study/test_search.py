@@ -53,7 +53,7 @@ def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: i
     space = Space(edges={"fp32": 10**6}, reference_batch_size=64)
     trained: list[int] = []
 
-    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
+    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[Outcome, str]:
         assert job.batch_size is not None
         time.sleep(0.2)  # so that all of them train at the same time
         trained.append(job.batch_size)
@@ -83,14 +83,14 @@ def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.
     space = Space(edges={"fp32": 100}, reference_batch_size=64)
     space.enqueue_landmarks(study, [])
     optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend("optuna.log"))).ask()
-    trained: list[int | None] = []
+    trained: list[tuple[int | None, int]] = []
 
-    def run_training(trial: optuna.Trial, job: Job) -> tuple[Outcome, str]:
-        trained.append(job.batch_size)
+    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[Outcome, str]:
+        trained.append((job.batch_size, made))
         return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=0.5), "run"
 
     train_inside(study, space, Job(learning_rate=0.1), trials=2, higher_is_better=True, run_training=run_training)
-    assert trained == [100, 64]
+    assert trained == [(100, 0), (64, 1)]
     assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 
 

@@ -37,22 +37,28 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
         job: the job at the edge.
         probes: the outcomes of the probes at its precision, the nearest to the edge last.
     """
-    samples = session.training_samples(job)
-    of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
-    whole, several = (min(in_all, epochs * of_epoch + _STEPS_AFTER_AN_EPOCH) for epochs in (1, MOST_EPOCHS))
-    asked = session.request.fit_options.confirm_steps
-    pace = _pace(session, job, probes)
-    if isinstance(asked, int):
-        steps = asked
-    elif pace is not None and pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS:
-        steps = several
-    else:
-        steps = whole if isinstance(asked, str) or pace is None else _steps_in_time(pace, probes, whole, of_epoch)
+    steps, whole = _steps_and_whole(session, job, probes)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
     if steps >= whole or steps < FEWEST_STEPS:  # so few are all full ones, as those of any training are
         return long
     return dataclasses.replace(long, epoch_steps=steps - _STEPS_AFTER_AN_EPOCH)
+
+
+def _steps_and_whole(session: Session, job: Job, probes: Sequence[Outcome]) -> tuple[int, int]:
+    """Return the steps of the confirmation, and those of one whole epoch and a little more."""
+    samples = session.training_samples(job)
+    of_epoch, in_all = steps_per_epoch(job, samples), total_steps(job, samples)
+    whole, several = (min(in_all, epochs * of_epoch + _STEPS_AFTER_AN_EPOCH) for epochs in (1, MOST_EPOCHS))
+    asked = session.request.fit_options.confirm_steps
+    if isinstance(asked, int):
+        return asked, whole
+    pace = _pace(session, job, probes)
+    if pace is not None and pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS:
+        return several, whole
+    if isinstance(asked, str) or pace is None:
+        return whole, whole
+    return _steps_in_time(pace, probes, whole, of_epoch), whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
