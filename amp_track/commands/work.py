@@ -21,7 +21,7 @@ from amp_track.report import progress
 from amp_track.report.answer import Result
 from amp_track.workers import interrupts, programs, servers
 from amp_track.workers.launchers import local, ray, slurm
-from amp_track.workers.launchers.worker import Ended, Worker
+from amp_track.workers.launchers.worker import Ended, Worker, made_for_output
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {"fit": fit.fit, "search": search.search, "compare": compare.compare}
 _ANY_DEVICE = "auto"
@@ -52,7 +52,11 @@ def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
     name, known = _remembered(request)
     if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known), sandbox=sandbox)
-    _run(request, known, _workers(request, name, known))
+    environments = _environments(request, known)
+    # Commands of several machines may share the working folder.
+    folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
+    with made_for_output(folder):
+        _run(request, known, _workers(environments, folder, name))
     return _reported(request, name)
 
 
@@ -136,33 +140,30 @@ def _joining(request: Request, name: str, known: Remembered) -> Request:
     return dataclasses.replace(joined, job=dataclasses.replace(joined.job, device=device, options=options), joins=True)
 
 
-def _workers(request: Request, name: str, known: Remembered) -> list[Worker]:
-    """Return the search workers that are to be started. Raises BadInput where they cannot be."""
+def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
+    """Return the variables of each search worker that is to be started. Raises BadInput where a device is missing."""
     options = request.work_options
     devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray give each its own
     if options.launcher == "local":
         devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
-    # Commands of several machines may share the working folder.
-    folder = Path(options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"--logs: got {folder}, expected a folder that can be made ({error.strerror}); name another"
-        ) from None
     stores = _stores(request)
     environment = {
         addresses.STORAGE_VARIABLE: stores["--storage"],
         "MLFLOW_TRACKING_URI": stores["--tracking-uri"],
         "MLFLOW_RUN_ID": "",  # that of `mlflow run` belongs to this command
     }
+    return [environment | device for device in devices]
+
+
+def _workers(environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
+    """Return the search workers of a study that are to be started, each with its variables."""
     return [
         Worker(
             command=[*programs.command("amp_track.__main__", "main()"), "work", name],
-            environment=environment | device,
+            environment=environment,
             output=folder / f"worker-{number}.err",
         )
-        for number, device in enumerate(devices, start=1)
+        for number, environment in enumerate(environments, start=1)
     ]
 
 

@@ -36,6 +36,11 @@ def main() -> int:
     code = program.wait()
     if let_go.is_set():  # nobody waits for the exit code: what is left of the group ends, this process included
         os.killpg(0, signal.SIGKILL)
+    return as_of_a_shell(code)
+
+
+def as_of_a_shell(code: int) -> int:
+    """Return an exit code as a shell has it: Python's is negative where a signal has ended the program."""
     return code if code >= 0 else _SIGNALLED - code
 
 

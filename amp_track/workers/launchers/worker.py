@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from amp_track.records.errors import BadInput
 from amp_track.workers import tether
 
 Say = Callable[[int, str], None]
@@ -60,8 +62,9 @@ class Process:
             )  # fmt: skip
 
     def exit_code(self) -> int | None:
-        """Return its exit code; None while it runs."""
-        return self._process.poll()
+        """Return its exit code, 137 if it was killed, as a shell has it; None while it runs."""
+        code = self._process.poll()  # of the tether, which may be killed, too
+        return tether.as_of_a_shell(code) if code is not None else None
 
     def interrupt(self) -> None:
         """Ask it to end its runs and stop."""
@@ -79,6 +82,31 @@ class Process:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.wait()
+
+
+@contextlib.contextmanager
+def made_for_output(folder: Path) -> Iterator[None]:
+    """Make the folder for what search workers print, and take it away again where they are refused.
+
+    Raises:
+        BadInput: it cannot be made; or of the block.
+    """
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"--logs: got {folder}, expected a folder that can be made ({error.strerror}); name another"
+        ) from None
+    try:
+        yield
+    except BadInput:
+        if folder in new:
+            shutil.rmtree(folder, ignore_errors=True)
+        for each in new[1:]:
+            with contextlib.suppress(OSError):  # which another command uses by now
+                each.rmdir()
+        raise
 
 
 @contextlib.contextmanager

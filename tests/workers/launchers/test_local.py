@@ -14,7 +14,7 @@ from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
 from amp_track.workers.launchers import local
-from amp_track.workers.launchers.worker import Process, Worker
+from amp_track.workers.launchers.worker import Process, Worker, made_for_output
 
 SAYS = """
 import os, sys
@@ -66,6 +66,29 @@ def test_what_an_earlier_worker_has_said_is_kept_and_not_said_again() -> None:
     local.run([worker(where="now")], lambda number, line: said.append(line))
     assert said[0] == "from now"
     assert Path("worker-1.err").read_text().startswith("earlier\nfrom now")
+
+
+def refused(folder: Path) -> None:
+    with made_for_output(folder):
+        (folder / "worker-2.err").touch()
+        raise BadInput("refused")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_refused_workers_leave_no_folder(is_kept: bool) -> None:
+    if is_kept:
+        Path("logs/other").mkdir(parents=True)
+    with pytest.raises(BadInput, match="refused"):
+        refused(Path("logs/mine/host-1"))
+    assert [str(path) for path in Path().rglob("*")] == (["logs", "logs/other"] if is_kept else [])
+
+
+def test_a_folder_that_was_there_is_kept_where_workers_are_refused() -> None:
+    Path("logs").mkdir()
+    Path("logs/worker-1.err").write_text("earlier")
+    with pytest.raises(BadInput, match="refused"):
+        refused(Path("logs"))
+    assert Path("logs/worker-1.err").read_text() == "earlier"
 
 
 @pytest.mark.parametrize(
@@ -152,4 +175,5 @@ def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
     _, alive = psutil.wait_procs([program], timeout=20)
     process.let_go()
     assert alive == []
+    assert process.exit_code() == 128 + signal.SIGKILL, "as a shell has it"
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"
