@@ -55,6 +55,7 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
         _train_inside(tracked_study, studies, fitted, deadline)
         if compares_seeds:
             _train_seeds(tracked_study, studies, fitted, deadline)
+        studies.fail_dead_trials("fit", "train", "seeds")
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
         keep_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))

@@ -30,6 +30,7 @@ from amp_track.tracking.writes import (
     LogFile,
     LogText,
     MetricRow,
+    ResumeRun,
     Write,
     now_ms,
 )  # fmt: skip
@@ -211,6 +212,10 @@ class Run:
                 self._metrics, self._params = metrics + self._metrics, dict(params) | self._params
                 raise
         self._flushed = time.monotonic()
+
+    def goes_on(self) -> None:
+        """Say that it is RUNNING, in case that another search worker of its study has ended meanwhile, and so it."""
+        self._write(ResumeRun())
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import mlflow
 import optuna
 import pytest
+from optuna.trial import TrialState
 from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
@@ -16,9 +18,15 @@ from amp_track.commands import search as search_command
 from amp_track.commands.request import Request
 from amp_track.commands.search import search
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
+from amp_track.records.events import Event
+from amp_track.records.job import Job, JobFolder
+from amp_track.records.outcome import Outcome
 from amp_track.report.search import notes
+from amp_track.study.database import WORKER
+from amp_track.workers import processes
 
+NO_PROCESS = 2**22 + 1
+"""Linux gives no higher number than 2**22."""
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
@@ -44,6 +52,28 @@ def test_trainings_lie_inside_the_edges_under_one_run() -> None:
     assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     with open(result.report) as report:
         assert f"within {8} MiB" in report.read()
+
+
+class OneDiesMeanwhile(SimulatedSandbox):
+    """A device on which another worker, which looks for the edges still, dies when they are found."""
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        if not job.probe and job.steps is None and not is_any_running():
+            trial = optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).ask()
+            trial.set_user_attr(WORKER, processes.this_process() | {"pid": NO_PROCESS})
+        return super().run(job, on_event, folder=folder)
+
+
+def is_any_running() -> bool:
+    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    return any(trial.state is TrialState.RUNNING for trial in study.trials)
+
+
+def test_a_trial_whose_worker_died_is_ended_though_its_part_of_the_study_is_over() -> None:
+    search(asked("fp32", trials=2, study="mine"), sandbox=OneDiesMeanwhile())
+    trials = optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).trials
+    assert trials[-1].state is TrialState.FAIL
+    assert not is_any_running()
 
 
 def test_more_trials_are_added_to_what_is_known() -> None:

@@ -37,6 +37,16 @@ def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
     assert client.get_run(stopped.run_id).data.tags["amp_track.verdict"] == "interrupted"
 
 
+def test_the_run_of_a_study_goes_on_while_one_of_its_workers_does(client: mlflow.MlflowClient) -> None:
+    """Another worker that was interrupted has ended it; who begins the next trial says that it runs."""
+    tracker = Tracker(stores()["tracking_uri"])
+    with tracker.run("study", tags={}) as study:
+        client.set_terminated(study.run_id, "KILLED")
+        with tracker.run("trial", tags={}, parent=study):
+            assert status(client, study) == "RUNNING"
+    assert status(client, study) == "FINISHED"
+
+
 def test_more_metrics_than_one_batch_takes_are_all_kept(client: mlflow.MlflowClient) -> None:
     changes = tuple((step, float(step)) for step in range(1, 2501))
     with Tracker(stores()["tracking_uri"]).run("many", tags={}) as run:

@@ -96,6 +96,14 @@ class Studies:
 
         return reading.load_study(f"{self.name}/{part}", self.storage)
 
+    def fail_dead_trials(self, *parts: str) -> None:
+        """End the trials whose process is gone, also of a part that this command has left behind."""
+        from amp_track.study import storage
+
+        for study in map(self.existing, parts):
+            if study is not None:
+                storage.fail_dead_trials(study)
+
     def alone(self, part: str) -> AbstractContextManager[None]:
         """Keep all other search workers of this storage out of a block; see `study.alone`."""
         from amp_track.study.alone import alone
