@@ -33,7 +33,8 @@ def test_its_own_tool_finds_nothing(name: str) -> None:
 
 def test_no_file_is_without_a_check() -> None:
     by_hand = {"skypilot.yaml"}  # whose tool has a hundred dependencies
-    assert {file.name for file in DEPLOY.iterdir()} == CHECKS.keys() | by_hand
+    own = {".env"}  # the password that compose.yaml has its reader make
+    assert {file.name for file in DEPLOY.iterdir()} - own == CHECKS.keys() | by_hand
 
 
 def loaded(name: str) -> Any:
