@@ -170,9 +170,17 @@ def _workers(environments: Sequence[Mapping[str, str]], folder: Path, name: str)
 def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
     """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
     folder = shlex.quote(str(workers[0].output.parent))
-    progress.say(f"starting {len(workers)} search workers; what each prints is in {folder}")
+    those = f"{len(workers)} search workers" if len(workers) > 1 else "a search worker"
+    is_announced = False
+
+    def announce() -> None:
+        nonlocal is_announced
+        if not is_announced:
+            progress.say(f"starting {those}; what each prints is in {folder}")
+        is_announced = True
 
     def say(number: int, line: str) -> None:
+        announce()  # once SLURM or Ray has taken the first of them: else they are bad input
         progress.say(f"worker {number + 1}: {line}")
 
     devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
@@ -182,6 +190,7 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
         case "ray":
             ended = ray.run(workers, say, devices=devices)
         case _:
+            announce()
             ended = local.run(workers, say)
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:

@@ -24,6 +24,8 @@ from amp_track.records.job import Rank
 from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
+_NOT_CONNECTED = "connectFullMesh failed"
+"""Part of what gloo says where its processes do not reach each other."""
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one."""
 
@@ -113,18 +115,36 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         meeting: dict[str, Any] = {"init_method": rank.rendezvous}
     else:
         meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
-    distributed.init_process_group(
-        device.distributed_backend,
-        rank=rank.index,
-        world_size=rank.count,
-        device_id=None if device.is_shared else device.torch_device,
-        **meeting,
-    )
+    with _told_which_interface():
+        distributed.init_process_group(
+            device.distributed_backend,
+            rank=rank.index,
+            world_size=rank.count,
+            device_id=None if device.is_shared else device.torch_device,
+            **meeting,
+        )
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
     yield Peers(rank, _group_of_objects(device))
     distributed.destroy_process_group()
+
+
+@contextmanager
+def _told_which_interface() -> Iterator[None]:
+    """Say what to do where gloo cannot connect: by default it listens where the host's own name leads.
+
+    Debian's installer writes `127.0.1.1 HOST` into /etc/hosts, where no other machine reaches it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _NOT_CONNECTED not in str(error):
+            raise
+        raise ConnectionError(
+            f"the processes of several machines cannot connect, expected each to listen where the others reach it; "
+            f"name the network interface between them in GLOO_SOCKET_IFNAME ({error})"
+        ) from error
 
 
 def store_at(host: str, port: int, *, timeout_seconds: float = 300) -> TCPStore:

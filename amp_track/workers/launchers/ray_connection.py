@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -64,6 +65,8 @@ def _running_here() -> str:
 def connected() -> Iterator[None]:
     """Be connected to the cluster within the block; a process that is connected already stays so.
 
+    What Ray itself has to say of its nodes, in dozens of lines on stdout, where the result goes, is not printed.
+
     Raises:
         BadInput: there is no cluster, or it refuses this process, such as one with another version of Ray.
     """
@@ -86,10 +89,16 @@ def connected() -> Iterator[None]:
                 f"reason: {' '.join(str(error).split())}"
             ) from None
         try:
-            yield
+            with contextlib.redirect_stdout(_Nowhere()):
+                yield
         finally:
             with _own_signals():
                 ray.shutdown()
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 @contextlib.contextmanager
