@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -84,11 +83,10 @@ def search(trials: int, sandbox: Sandbox) -> None:
 
 def resume(count: int) -> dict[str, Any]:
     """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
-    sandbox = NotedSandbox(DIGITS)
-    sandbox.start()  # as a command does it: torch is imported there while this process imports Optuna
     from amp_track.study import storage
     from amp_track.study.search import Space
 
+    sandbox = NotedSandbox(DIGITS)
     named = _ends_of(storage, "name_worker")
     drawn = _ends_of(Space, "suggest")
     search(count + MORE, sandbox)
@@ -97,7 +95,6 @@ def resume(count: int) -> dict[str, Any]:
     between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
     others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
     return {
-        "start_seconds": sandbox.begun[0] - psutil.Process().create_time(),
         "proposal_seconds": statistics.median(proposals),
         "between_jobs_seconds": statistics.median(between),
         "records_seconds": statistics.median(others),
@@ -145,6 +142,21 @@ def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
     asked = "SELECT value_json FROM trial_user_attributes WHERE trial_id = ? AND key = ?"
     ((text,),) = optuna.execute(asked, (trial_id, RUN_ID))
     return str(json.loads(text))
+
+
+def start(count: int) -> dict[str, float]:
+    """Resume a search of `count` trainings as people do, and return how long it takes to begin one more."""
+    settings = {
+        "--precision": "fp32", "--max-batch-size": "1024", "--steps": "2", "--search-lr": "1e-4,1.0", "--study": "s",
+        "--trials": str(count + 1),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "amp_track", "search", DIGITS, *itertools.chain(*settings.items())]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as resumed:
+        assert resumed.stderr is not None
+        waited = [time.perf_counter() - began for line in resumed.stderr if line.startswith("training inside")]
+    (seconds,) = waited  # there is one such line
+    return {"start_seconds": seconds}
 
 
 def import_alone() -> dict[str, float]:
@@ -258,7 +270,8 @@ def measure(counts: list[int], repeats: int) -> dict[str, Any]:
             place = Path(folder) / "grown"
             shutil.copytree(made, place)
             child(place, "grow", count)
-            runs.append(child(place, "resume", count) | import_alone() | child(place, "report"))
+            resumed = child(place, "start", count) | import_alone() | child(place, "resume", count + 1)
+            runs.append(resumed | child(place, "report"))
             print(count, runs[-1], file=sys.stderr)
             shutil.rmtree(place)
     rows = [
@@ -315,6 +328,7 @@ def main() -> None:
         done = {
             "few": lambda: search(FEW, Sandbox(DIGITS, steps_back=True)),
             "grow": lambda: grow(int(count)),
+            "start": lambda: start(int(count)),
             "resume": lambda: resume(int(count)),
             "report": report,
         }[what]()
