@@ -4,7 +4,7 @@
 
 A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of
 them is then copied in both databases, as often as a count says, with another batch size, learning rate and quality. A
-command of its own resumes the search for a few more trainings, and another makes the report.
+command resumes the search for one more, a process that notes its times for a few more, and another makes the report.
 
 Writes benchmarks/results/growth-cpu.json and prints the same as a table.
 """
@@ -145,7 +145,7 @@ def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
 
 
 def start(count: int) -> dict[str, float]:
-    """Resume a search of `count` trainings as people do, and return how long it takes to begin one more."""
+    """Resume a search of `count` trainings by its command, and return how long it takes to say that trainings begin."""
     settings = {
         "--precision": "fp32", "--max-batch-size": "1024", "--steps": "2", "--search-lr": "1e-4,1.0", "--study": "s",
         "--trials": str(count + 1),
@@ -154,8 +154,9 @@ def start(count: int) -> dict[str, float]:
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as resumed:
         assert resumed.stderr is not None
-        waited = [time.perf_counter() - began for line in resumed.stderr if line.startswith("training inside")]
-    (seconds,) = waited  # there is one such line
+        said = [(time.perf_counter() - began, line) for line in resumed.stderr]
+    assert resumed.returncode == 0, said
+    (seconds,) = [seconds for seconds, line in said if line.startswith("training inside")]
     return {"start_seconds": seconds}
 
 
@@ -164,7 +165,7 @@ def import_alone() -> dict[str, float]:
     modules = ", ".join([*REQUIRED_MODULES, "sklearn.datasets", "sklearn.model_selection"])
     code = f"import gc, os; gc.disable(); import {modules}; os._exit(0)"
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | processes.ENVIRONMENT, check=True)
     return {"import_seconds": time.perf_counter() - began}
 
 

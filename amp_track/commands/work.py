@@ -170,13 +170,15 @@ def _workers(environments: Sequence[Mapping[str, str]], folder: Path, name: str)
 def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
     """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
     folder = shlex.quote(str(workers[0].output.parent))
-    those = f"{len(workers)} search workers" if len(workers) > 1 else "a search worker"
+    several = f"{len(workers)} search workers"
     is_announced = False
 
     def announce() -> None:
         nonlocal is_announced
         if not is_announced:
-            progress.say(f"starting {those}; what each prints is in {folder}")
+            progress.say(
+                f"starting {several if len(workers) > 1 else 'a search worker'}; what each prints is in {folder}"
+            )
         is_announced = True
 
     def say(number: int, line: str) -> None:
@@ -192,13 +194,16 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
         case _:
             announce()
             ended = local.run(workers, say)
+    announce()  # where none of them has said anything
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:
         progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")
     if len(failed) == len(workers):
         codes = {worker.exit_code for worker in ended}
         raise WorkersFailed(
-            f"every one of {len(workers)} search workers has failed; the first said: {_why(ended[0])}",
+            f"every one of {several} has failed; the first said: {_why(ended[0])}"
+            if len(workers) > 1
+            else f"the search worker has failed; it said: {_why(ended[0])}",
             exit_code=codes.pop() if len(codes) == 1 else WorkersFailed.exit_code,
         )
 

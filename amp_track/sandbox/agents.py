@@ -132,8 +132,8 @@ class Agent:
     def _lost(self) -> AgentLost:
         interrupts.sleep(_SIGNAL_SECONDS)
         return AgentLost(
-            f"rank {self.rank.index}: got no answer from its command, which torchrun has started, or from its "
-            "machine, expected one; its job is lost; give the same command again to go on"
+            f"rank {self.rank.index}: got no answer from the command that torchrun has started there, "
+            "expected one; its job is lost; give the same command again to go on"
         )
 
 

@@ -11,6 +11,7 @@ from amp_track.records.outcome import Outcome, Verdict
 _LOST_A_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "connectFullMesh failed",
     "DistBackendError",
     "DistNetworkError",
     "/gloo/",

@@ -23,6 +23,7 @@ from amp_track.tracking.writes import (
     PARAMS_PER_BATCH,
     DatasetRow,
     EndRun,
+    GoOn,
     KeepView,
     LogBatch,
     LogCheckpoint,
@@ -30,7 +31,6 @@ from amp_track.tracking.writes import (
     LogFile,
     LogText,
     MetricRow,
-    ResumeRun,
     Write,
     now_ms,
 )  # fmt: skip
@@ -213,9 +213,9 @@ class Run:
                 raise
         self._flushed = time.monotonic()
 
-    def goes_on(self) -> None:
-        """Say that it is RUNNING, in case that another search worker of its study has ended meanwhile, and so it."""
-        self._write(ResumeRun())
+    def go_on(self, tags: dict[str, str]) -> None:
+        """Set it to RUNNING again, with tags, where another search worker was interrupted and has ended it."""
+        self._write(GoOn(tags=tags))
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""

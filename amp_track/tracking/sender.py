@@ -27,7 +27,7 @@ from amp_track.records import addresses
 from amp_track.records.errors import BadInput
 from amp_track.tracking import answers, writes
 from amp_track.tracking.spool import Entry, Spool
-from amp_track.tracking.writes import CreateRun, Write
+from amp_track.tracking.writes import CreateRun, GoOn, Write
 from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.tracking")
@@ -221,7 +221,7 @@ class Sender:
     def _deliver(self, spool: Spool, entry: Entry) -> None:
         if isinstance(entry.write, CreateRun):
             self._create(spool, entry.run, entry.write)
-        else:
+        elif not isinstance(entry.write, GoOn) or spool is self._own:  # of a process that is gone, nothing goes on
             run_id = spool.id_of(entry.run) or self._ids.get(entry.run) or entry.run
             writes.apply(self._client, run_id, entry.write)
 

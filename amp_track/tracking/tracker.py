@@ -145,7 +145,7 @@ class Tracker:
             return self._opened_again(run_id, tags)
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
-            parent.goes_on()
+            parent.go_on(abandoned.process_tag())
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
         tags = private.context_tags() | tags
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())

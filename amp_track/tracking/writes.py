@@ -45,6 +45,14 @@ class ResumeRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GoOn:
+    """Set a run to RUNNING, with tags, where another search worker was interrupted and has ended it."""
+
+    kind: Literal["go-on"] = "go-on"
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogBatch:
     """Log metrics, params and tags."""
 
@@ -119,7 +127,7 @@ class EndRun:
     end_time_ms: int
 
 
-Write = CreateRun | ResumeRun | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | KeepView | EndRun
+Write = CreateRun | ResumeRun | GoOn | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | KeepView | EndRun
 WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
 """Reads a write from plain data, as `dataclasses.asdict` made it."""
 
@@ -168,6 +176,11 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
             raise AssertionError("a run that exists is not made")
         case ResumeRun():
             client.update_run(run_id, status="RUNNING")
+        case GoOn():
+            if client.get_run(run_id).info.status in ("FAILED", "KILLED"):
+                client.update_run(run_id, status="RUNNING")
+                for name, value in write.tags.items():
+                    client.set_tag(run_id, name, value)
         case LogBatch():
             client.log_batch(
                 run_id,

@@ -11,7 +11,7 @@ import datetime
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -108,14 +108,15 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         yield Peers(rank)
         return
     place = urlsplit(rank.rendezvous)
-    if rank.local_count == rank.count or is_of_this_machine(place.hostname or ""):  # all are on this machine
+    is_on_one_machine = rank.local_count == rank.count or is_of_this_machine(place.hostname or "")
+    if is_on_one_machine:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, _loopback())
     if place.scheme == "file":
         meeting: dict[str, Any] = {"init_method": rank.rendezvous}
     else:
         meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
-    with _told_which_interface():
+    with nullcontext() if is_on_one_machine else _interface_named():
         distributed.init_process_group(
             device.distributed_backend,
             rank=rank.index,
@@ -123,18 +124,19 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
             device_id=None if device.is_shared else device.torch_device,
             **meeting,
         )
+        group_of_objects = _group_of_objects(device)
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
-    yield Peers(rank, _group_of_objects(device))
+    yield Peers(rank, group_of_objects)
     distributed.destroy_process_group()
 
 
 @contextmanager
-def _told_which_interface() -> Iterator[None]:
-    """Say what to do where gloo cannot connect: by default it listens where the host's own name leads.
+def _interface_named() -> Iterator[None]:
+    """Name the variable of the network interface where gloo cannot connect within the block.
 
-    Debian's installer writes `127.0.1.1 HOST` into /etc/hosts, where no other machine reaches it.
+    It listens at the address of the host's own name, which Debian's installer sets to 127.0.1.1 in /etc/hosts.
     """
     try:
         yield
@@ -142,8 +144,8 @@ def _told_which_interface() -> Iterator[None]:
         if _NOT_CONNECTED not in str(error):
             raise
         raise ConnectionError(
-            f"the processes of several machines cannot connect, expected each to listen where the others reach it; "
-            f"name the network interface between them in GLOO_SOCKET_IFNAME ({error})"
+            "the processes of several machines cannot connect, expected each to listen where the others reach it; if "
+            f"none of them has died, name the network interface between them in GLOO_SOCKET_IFNAME ({error})"
         ) from error
 
 

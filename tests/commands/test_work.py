@@ -132,6 +132,7 @@ def test_a_worker_needs_the_workload() -> None:
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
         (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
         (["mine", "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder that can be"),
+        (["mine", "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder that can be"),
         (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),

@@ -12,6 +12,7 @@ from amp_track.records.events import StepsRecorded
 from amp_track.records.job import Job
 from amp_track.records.outcome import ScaleReport
 from amp_track.tracking import Run, Tracker, writes
+from amp_track.tracking.abandoned import PROCESS
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
@@ -37,13 +38,19 @@ def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
     assert client.get_run(stopped.run_id).data.tags["amp_track.verdict"] == "interrupted"
 
 
-def test_the_run_of_a_study_goes_on_while_one_of_its_workers_does(client: mlflow.MlflowClient) -> None:
+@pytest.mark.parametrize(("ended", "then"), [("KILLED", "RUNNING"), ("FAILED", "RUNNING"), ("FINISHED", "FINISHED")])
+def test_the_run_of_a_study_goes_on_while_one_of_its_workers_does(
+    ended: str, then: str, client: mlflow.MlflowClient
+) -> None:
     """Another worker that was interrupted has ended it; who begins the next trial says that it runs."""
     tracker = Tracker(stores()["tracking_uri"])
     with tracker.run("study", tags={}) as study:
-        client.set_terminated(study.run_id, "KILLED")
+        client.set_terminated(study.run_id, ended)
+        client.set_tag(study.run_id, PROCESS, "of the other worker")
         with tracker.run("trial", tags={}, parent=study):
-            assert status(client, study) == "RUNNING"
+            assert status(client, study) == then
+            is_ours = client.get_run(study.run_id).data.tags[PROCESS] != "of the other worker"
+            assert is_ours == (ended != "FINISHED")
     assert status(client, study) == "FINISHED"
 
 

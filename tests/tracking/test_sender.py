@@ -15,7 +15,7 @@ from amp_track.records import addresses
 from amp_track.tracking import answers
 from amp_track.tracking.sender import Sender
 from amp_track.tracking.spool import Spool
-from amp_track.tracking.writes import CreateRun, EndRun, LogBatch, LogText
+from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 MADE = CreateRun(experiment_id="0", name="made", tags={}, start_time_ms=1)
@@ -118,6 +118,22 @@ def test_a_run_that_another_worker_has_ended_stays_as_it_is(client: mlflow.Mlflo
     sender.finish()
     assert client.get_run(run_id).info.status == "FINISHED"
     assert "amp_track.verdict" not in client.get_run(run_id).data.tags
+
+
+def test_a_study_that_was_interrupted_does_not_go_on_by_what_a_dead_worker_left(
+    client: mlflow.MlflowClient, root: Path
+) -> None:
+    run_id = client.create_run("0").info.run_id
+    spool = left_by_the_dead(root)
+    spool.append(run_id, GoOn(tags={}))
+    spool.append(run_id, metric(0.5, 1))
+    die(spool)
+    client.set_terminated(run_id, "KILLED")
+    sender = Sender(stores()["tracking_uri"], root)
+    sender.adopt_left_behind()
+    sender.finish()
+    assert client.get_run(run_id).info.status == "KILLED"
+    assert client.get_run(run_id).data.metrics == {"loss": 0.5}
 
 
 def http_error(status: int) -> requests.HTTPError:

@@ -18,6 +18,7 @@ from amp_track.tracking.writes import (
     CreateRun,
     DatasetRow,
     EndRun,
+    GoOn,
     LogBatch,
     LogCheckpoint,
     LogDatasets,
@@ -47,6 +48,7 @@ def test_a_batch_is_read_as_it_was_written(batch: LogBatch) -> None:
     [
         CreateRun(experiment_id="1", name="a", tags={"b": "c"}, start_time_ms=5),
         ResumeRun(),
+        GoOn(tags={"a": "b"}),
         LogDatasets(datasets={"train": DatasetRow(name="a", digest="b", source="{}", profile="{}")}),
         LogText(path="a.txt", text="b\u2603"),
         LogFile(file="/tmp/a", folder="pictures"),

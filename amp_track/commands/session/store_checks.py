@@ -180,8 +180,8 @@ def _check_database_server(flag: str, url: str, owner: str, expected: str) -> No
         engine.dispose()
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
-            f"{flag}: got {masked(url)}, {expected}; this one needs a driver ({error}): for "
-            "postgresql+psycopg://…, pip install 'amp-track[postgresql]'"
+            f"{flag}: got {masked(url)}, {expected}; this one needs a driver ({error}): take "
+            "postgresql+psycopg://…, with pip install 'amp-track[postgresql]'"
         ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]

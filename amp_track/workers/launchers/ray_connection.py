@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import signal
@@ -65,7 +64,8 @@ def _running_here() -> str:
 def connected() -> Iterator[None]:
     """Be connected to the cluster within the block; a process that is connected already stays so.
 
-    What Ray itself has to say of its nodes, in dozens of lines on stdout, where the result goes, is not printed.
+    What Ray itself has to say of its nodes, in dozens of lines on stdout, where the result goes, is not printed. Nor is
+    what other threads of this process print meanwhile: stdout is one for all.
 
     Raises:
         BadInput: there is no cluster, or it refuses this process, such as one with another version of Ray.
@@ -77,7 +77,8 @@ def connected() -> Iterator[None]:
         yield
         return
     where = address()
-    with programs.variables(_QUIET):
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  # closed last
+    with programs.variables(_QUIET), nowhere, contextlib.redirect_stdout(nowhere):
         try:
             with _own_signals(), _private_entrypoint():
                 ray.init(address=where, log_to_driver=False, logging_level=logging.CRITICAL)
@@ -89,16 +90,10 @@ def connected() -> Iterator[None]:
                 f"reason: {' '.join(str(error).split())}"
             ) from None
         try:
-            with contextlib.redirect_stdout(_Nowhere()):
-                yield
+            yield
         finally:
             with _own_signals():
                 ray.shutdown()
-
-
-class _Nowhere(io.TextIOBase):
-    def write(self, text: str) -> int:
-        return len(text)
 
 
 @contextlib.contextmanager

@@ -86,12 +86,12 @@ class Process:
 
 @contextlib.contextmanager
 def made_for_output(folder: Path) -> Iterator[None]:
-    """Make the folder for what search workers print, and take it away again where they are refused.
+    """Make the folder for what search workers print, and remove it where they are refused before one has printed.
 
     Raises:
-        BadInput: it cannot be made; or of the block.
+        BadInput: it cannot be made, or the block raises it.
     """
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    new = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,7 +101,7 @@ def made_for_output(folder: Path) -> Iterator[None]:
     try:
         yield
     except BadInput:
-        if folder in new:
+        if new and not any(file.stat().st_size for file in folder.glob("worker-*")):
             shutil.rmtree(folder, ignore_errors=True)
         for each in new[1:]:
             with contextlib.suppress(OSError):  # which another command uses by now
