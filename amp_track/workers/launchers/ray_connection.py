@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from amp_track.records.errors import BadInput
 from amp_track.records.signals import INTERRUPTS
@@ -64,9 +65,6 @@ def _running_here() -> str:
 def connected() -> Iterator[None]:
     """Be connected to the cluster within the block; a process that is connected already stays so.
 
-    What Ray itself has to say of its nodes, in dozens of lines on stdout, where the result goes, is not printed. Nor is
-    what other threads of this process print meanwhile: stdout is one for all.
-
     Raises:
         BadInput: there is no cluster, or it refuses this process, such as one with another version of Ray.
     """
@@ -77,8 +75,7 @@ def connected() -> Iterator[None]:
         yield
         return
     where = address()
-    nowhere = open(os.devnull, "w")  # noqa: SIM115  # closed last
-    with programs.variables(_QUIET), nowhere, contextlib.redirect_stdout(nowhere):
+    with programs.variables(_QUIET), _silent_nodes():
         try:
             with _own_signals(), _private_entrypoint():
                 ray.init(address=where, log_to_driver=False, logging_level=logging.CRITICAL)
@@ -112,6 +109,22 @@ def _own_signals() -> Iterator[None]:
             if handler is not None:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _silent_nodes() -> Iterator[None]:
+    """Keep what Ray says of a node that is gone, in dozens of lines, off stdout, where the result goes.
+
+    It is Ray's private function: without it, they are printed.
+    """
+    from ray._private import worker
+
+    original: Any = getattr(worker, "print_worker_logs", None)
+    worker.print_worker_logs = lambda *arguments, **keywords: None
+    try:
+        yield
+    finally:
+        worker.print_worker_logs = original
 
 
 @contextlib.contextmanager

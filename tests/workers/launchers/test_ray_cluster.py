@@ -17,7 +17,7 @@ import pytest
 from launched import ENDS_WHEN_TOLD
 from ray_cluster import cluster  # noqa: F401  # a fixture
 
-from amp_track.workers.launchers import ray
+from amp_track.workers.launchers import ray, ray_connection
 from amp_track.workers.launchers.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
@@ -96,6 +96,16 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.Ca
     assert Path("worker-2.out").read_text() == "a result\n"
     assert capfd.readouterr() == ("", ""), "Ray says nothing"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_what_ray_says_of_its_nodes_stays_off_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where a node dies, a thread of Ray's prints what it was told, as here."""
+    from ray._private import worker as ray_worker
+
+    of_a_node = {"lines": ["Raylet is terminated."], "pid": "raylet", "ip": "127.0.0.1", "job": "1", "is_err": False}
+    with ray_connection.connected():
+        ray_worker.print_to_stdstream(of_a_node, False)
+    assert capfd.readouterr().out == ""
 
 
 def test_much_output_comes_whole() -> None:
