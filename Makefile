@@ -5,6 +5,8 @@ OLDEST := .venv-oldest
 AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# A test that waits for ever fails, and says where it waits: the longest takes two minutes on a slow machine.
+BOUND := --timeout 600
 
 .PHONY: search test test-slow test-oldest test-all fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
 
@@ -12,13 +14,13 @@ search: $(VENV)/installed  ## the digits example: edges and trainings within 64 
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(BOUND) -m "not slow"
 
 test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: twelve minutes on two cores
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or property"
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(BOUND) -m "slow or property"
 
 test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch that is supported, whose private interfaces differ; two minutes
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(BOUND) -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
 
 test-all: test test-slow  ## all tests: a quarter of an hour
 
