@@ -112,6 +112,14 @@ def test_peak_memory_is_the_largest_of_all_processes(sandbox: Sandbox) -> None:
     assert outcome.max_memory_bytes - modest.max_memory_bytes == pytest.approx(64 * MEBIBYTE, rel=0.05)
 
 
+def test_a_long_training_takes_the_memory_of_a_short_one(sandbox: Sandbox) -> None:
+    """The messages between the processes leave nothing behind."""
+    budget = 64 * MEBIBYTE
+    few, many = (run(sandbox, processes=2, memory_budget_bytes=budget, epochs=epochs)[0] for epochs in (3, 60))
+    assert few.steps * 20 == many.steps
+    assert few.max_memory_bytes == many.max_memory_bytes
+
+
 def test_every_epoch_has_a_new_order(sandbox: Sandbox) -> None:
     _, events = run(sandbox, options={"samples": 64}, processes=2, epochs=2, learning_rate=1e-12)
     by_epoch = losses(events)[:8], losses(events)[8:]
