@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from amp_track.records.outcome import Outcome
 
-Merge = Literal["first", "max", "peak"]
-"""How one value is made of those of a job's processes: the first one's; the largest; or the largest peak of memory,
-where 0 stands for a meter that has measured nothing."""
+Merge = Literal["first", "max"]
+"""How one value is made of those of a job's processes: the first one's, or the largest that has been measured."""
 _PER_UNIT = {"MiB": 2**20}
 """How many of the field's own unit make one of the metric's; 1 for other units."""
 
@@ -68,10 +67,10 @@ METRICS = (
     Metric(name="input/load_s", unit="s", field="load_seconds"),
     Metric(name="throughput/samples_per_s", unit="samples/s", field="samples_per_second"),
     Metric(name="throughput/eval_samples_per_s", unit="samples/s", field="eval_samples_per_second"),
-    Metric(name="memory/max_allocated_mib", unit="MiB", field="max_allocated_bytes", merge="peak"),
-    Metric(name="memory/max_reserved_mib", unit="MiB", field="max_memory_bytes", merge="peak"),
-    Metric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_max_allocated_bytes", merge="peak"),
-    Metric(name="memory/max_resident_mib", unit="MiB", field="max_resident_bytes", merge="peak"),
+    Metric(name="memory/max_allocated_mib", unit="MiB", field="max_allocated_bytes", merge="max"),
+    Metric(name="memory/max_reserved_mib", unit="MiB", field="max_memory_bytes", merge="max"),
+    Metric(name="memory/eval_max_allocated_mib", unit="MiB", field="eval_max_allocated_bytes", merge="max"),
+    Metric(name="memory/max_resident_mib", unit="MiB", field="max_resident_bytes", merge="max"),
     Metric(name="detail/requested_mib", unit="MiB", field="requested_bytes"),
     Metric(name="detail/allocation_retries", unit="retries", field="allocation_retries", merge="max"),
     Metric(name="train/steps", unit="steps", field="steps", only_if_fits=True),
@@ -153,10 +152,7 @@ def merged_fields(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """
     merged = {}
     for metric in METRICS:
-        numbers = [number for outcome in outcomes if (number := getattr(outcome, metric.field)) is not None]
-        match metric.merge:
-            case "max":
-                merged[metric.field] = max(numbers, default=None)
-            case "peak":
-                merged[metric.field] = max(numbers, default=0) or None
+        if metric.merge == "max":
+            numbers = [number for outcome in outcomes if (number := getattr(outcome, metric.field)) is not None]
+            merged[metric.field] = max(numbers, default=None)
     return merged

@@ -28,7 +28,7 @@ def test_what_ranks_merge_is_the_largest_that_is_known() -> None:
     assert merged_fields(outcomes) == {
         "waited_seconds": 0.0,
         "allocation_retries": None,
-        "max_allocated_bytes": None,
+        "max_allocated_bytes": 0,
         "max_memory_bytes": None,
         "eval_max_allocated_bytes": None,
         "max_resident_bytes": 5,
