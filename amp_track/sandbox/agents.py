@@ -8,6 +8,7 @@ interrupted nor be waited for together with a pipe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import socket
 import threading
@@ -36,6 +37,8 @@ _SIGNAL_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """So that a machine that loses its power is lost after half a minute, while nothing is sent to it and while it is."""
+_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""What the kernel says then. The command of a machine that lives ends its connection, however it ends."""
 
 
 @dataclass(kw_only=True)
@@ -238,21 +241,26 @@ class Orders:
         self._connection.close()
 
     def next(self) -> Order | None:
-        """Wait for the next order, and return it; None when there are no more. Raises EOFError if it has failed."""
+        """Wait for the next order, and return it; None when there are no more. Raises as `read`."""
         while True:
             message = self._receive()
             if not isinstance(message, Stop):  # which came too late
                 return message if isinstance(message, Order) else None
 
     def answer(self, order: Order, answer: Result | AmpTrackError | None) -> None:
-        """Answer an order. Raises EOFError when nobody hears it."""
+        """Answer an order. Raises EOFError or FirstIsSilent when nobody hears it."""
         try:
             self._connection.send((order.number, answer))
-        except OSError:
-            raise EOFError from None
+        except OSError as error:
+            raise _end_of_first(error) from None
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive the order to end the job, which raises Stopped; raises EOFError where the first command is gone."""
+        """Receive the order to end the job, which raises Stopped.
+
+        Raises:
+            EOFError: the first command has ended.
+            FirstIsSilent: its machine is gone.
+        """
         self._receive()
         raise Stopped
 
@@ -260,13 +268,21 @@ class Orders:
         try:
             with interrupts.waiting():
                 message: Order | Stop | Dismissed = self._connection.recv()
-        except OSError:
-            raise EOFError from None
+        except OSError as error:
+            raise _end_of_first(error) from None
         return message
 
 
 class Stopped(Exception):
     """The first command has ended the job."""
+
+
+class FirstIsSilent(EOFError):
+    """The machine of the first command does not answer: nobody else can say what has happened."""
+
+
+def _end_of_first(error: OSError) -> EOFError:
+    return FirstIsSilent() if error.errno in _SILENCE else EOFError()
 
 
 class Gathering:

@@ -133,7 +133,7 @@ class _Follower(_OneRank):
     """Runs the process of a rank that is not the first."""
 
     def follow(self) -> None:
-        """Do what the first command orders, until all is done. Raises EOFError if that has failed."""
+        """Do what the first command orders, until all is done. Raises EOFError or FirstIsSilent if that has failed."""
         orders = stale = None
         while orders is None:
             stale = self._meet(Meet(launch=self._launch, stale=stale))
@@ -164,13 +164,22 @@ def follow(launch: Launch, workload: str) -> None:
         workload: the workload's file or module.
 
     Raises:
-        SystemExit: the first command has failed, which says why; or this one has, and has said why.
+        SystemExit: the first command has failed, which says why; or its machine is gone or this command has failed, and
+            this one has said so.
     """
     with interrupts.deferred(owns_process=True):
         sandbox = _Follower(launch, workload, steps_back=True)
         sandbox.start()
         try:
             sandbox.follow()
+        except agents.FirstIsSilent:
+            if launch.rank.local_index == 0:  # one line for each machine
+                _log.error(
+                    "rank %d: got no answer from the machine of rank 0 for half a minute, expected one; the job is "
+                    "lost; give the same command again on all machines to go on",
+                    launch.rank.index,
+                )
+            raise SystemExit(AgentLost.exit_code) from None
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # the first command says why
         except AmpTrackError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -151,8 +153,9 @@ def test_a_lost_command_is_noticed_while_a_job_runs(met: tuple[Agents, list[Orde
 def test_a_command_without_the_first_one_ends(met: tuple[Agents, list[Orders]]) -> None:
     known, (one, _) = met
     known.close()
-    with pytest.raises(EOFError):
+    with pytest.raises(EOFError) as ended:
         one.next()
+    assert not isinstance(ended.value, agents.FirstIsSilent), "it has said why"
 
 
 def test_a_stranger_does_not_join() -> None:
@@ -173,3 +176,15 @@ def test_a_stranger_does_not_join() -> None:
 def test_nobody_is_met_where_nobody_listens() -> None:
     point = MeetingPoint(address="127.0.0.1", port=1, key=b"key")
     assert agents.join(LAUNCH, point) is None
+
+
+@pytest.mark.slow
+def test_a_first_command_whose_machine_is_silent_is_told_from_one_that_has_ended() -> None:
+    """Messages get lost as on a machine without power: no process of it lives to end a connection."""
+    in_own_network = ("unshare", "--user", "--map-root-user", "--net")
+    tried = subprocess.run([*in_own_network, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs a network of its own, which this system does not give: {tried.stderr.strip()}")
+    script = Path(__file__).with_name("silent_first.py")
+    done = subprocess.run([*in_own_network, sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "FirstIsSilent", done.stderr
