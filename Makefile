@@ -5,7 +5,7 @@ OLDEST := .venv-oldest
 AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-# A test that waits for ever fails, and says where it waits: the longest takes two minutes on a slow machine.
+# A test that waits for ever in Python fails, and says where: the longest takes two minutes on a slow machine.
 BOUND := --timeout 600
 
 .PHONY: search test test-slow test-oldest test-all fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean

@@ -146,12 +146,13 @@ def without_delay(seconds: float = 90) -> Iterator[None]:
     thread = threading.Thread(target=start_all, daemon=True)
     thread.start()
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    of_the_test = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *of_the_test)  # pytest-timeout's, or none
         is_over.set()
         thread.join()
 

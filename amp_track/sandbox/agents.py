@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.05
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """So that a machine that loses its power is lost after half a minute, while nothing is sent to it and while it is."""
 _SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-"""What the kernel says then. The command of a machine that lives ends its connection, however it ends."""
+"""What the kernel says then. A command that ends on a living machine ends its connection, however it ends."""
 
 
 @dataclass(kw_only=True)
@@ -278,7 +278,7 @@ class Stopped(Exception):
 
 
 class FirstIsSilent(EOFError):
-    """The machine of the first command does not answer: nobody else can say what has happened."""
+    """The machine of the first command does not answer: nobody here is told what has happened."""
 
 
 def _end_of_first(error: OSError) -> EOFError:

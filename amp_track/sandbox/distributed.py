@@ -173,12 +173,12 @@ def follow(launch: Launch, workload: str) -> None:
         try:
             sandbox.follow()
         except agents.FirstIsSilent:
-            if launch.rank.local_index == 0:  # one line for each machine
-                _log.error(
-                    "rank %d: got no answer from the machine of rank 0 for half a minute, expected one; the job is "
-                    "lost; give the same command again on all machines to go on",
-                    launch.rank.index,
-                )
+            # Each says so: torchrun ends them all when the first one has ended.
+            _log.error(
+                "rank %d: got no answer from the machine of rank 0 for half a minute, expected one; its job is lost; "
+                "look at that machine and the network, and give the same command again on all machines to go on",
+                launch.rank.index,
+            )
             raise SystemExit(AgentLost.exit_code) from None
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # the first command says why

@@ -28,8 +28,8 @@ _NOT_CONNECTED = "connectFullMesh failed"
 """Part of what gloo says where its processes do not reach each other."""
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one."""
-_RECORDER_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""How many messages torch's flight recorder keeps: by default 2,000 (c10d's FlightRecorder.hpp)."""
+_RECORDER_SIZE, _RECORDER_SIZE_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""How many messages torch's flight recorder keeps: by default 2,000 (FlightRecorder.hpp). The second is older."""
 
 
 class Peers:
@@ -118,9 +118,9 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
         meeting: dict[str, Any] = {"init_method": rank.rendezvous}
     else:
         meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
-    if device.is_shared:
-        # Its record grows to 1 MiB of the memory that a budget limits, over more epochs than any confirmation has: four
-        # processes fitted the digits within 40 MiB at a batch of 272, and ran out of memory in the seventh epoch.
+    if device.is_shared and _RECORDER_SIZE_BEFORE not in os.environ:
+        # Its record grows to 1 MiB of the memory that a budget limits, over more epochs than any confirmation has: with
+        # it, four processes fitted the digits within 40 MiB at a batch of 272, and ran out of it in the seventh epoch.
         os.environ.setdefault(_RECORDER_SIZE, "0")
     with nullcontext() if is_on_one_machine else _interface_named():
         distributed.init_process_group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -182,6 +183,8 @@ def test_nobody_is_met_where_nobody_listens() -> None:
 def test_a_first_command_whose_machine_is_silent_is_told_from_one_that_has_ended() -> None:
     """Messages get lost as on a machine without power: no process of it lives to end a connection."""
     in_own_network = ("unshare", "--user", "--map-root-user", "--net")
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare, of util-linux")
     tried = subprocess.run([*in_own_network, "true"], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"needs a network of its own, which this system does not give: {tried.stderr.strip()}")

@@ -113,13 +113,16 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_nodes() -> Iterator[None]:
-    """Keep what Ray says of a node that is gone, in dozens of lines, off stdout, where the result goes.
+    """Keep what Ray says of a node that is gone, in dozens of lines, off stdout, where the result goes, and stderr.
 
-    It is Ray's private function: without it, they are printed.
+    It is Ray's private function that prints them: under another name, it does.
     """
     from ray._private import worker
 
     original: Any = getattr(worker, "print_worker_logs", None)
+    if original is None:
+        yield
+        return
     worker.print_worker_logs = lambda *arguments, **keywords: None
     try:
         yield
