@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sqlite3
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -60,6 +64,15 @@ def make_stores(folder: Path) -> None:
 
     Tracker(f"sqlite:///{folder}/mlflow.db")
     open_storage(f"sqlite:///{folder}/optuna.db").close()
+
+
+def skip_without_namespaces(unshare: Sequence[str]) -> None:
+    """Skip the test where a command of `unshare` cannot run a program in namespaces of its own."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare, of util-linux")
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
 
 
 def write_without_waiting_for_the_disk() -> None:

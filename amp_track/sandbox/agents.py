@@ -248,7 +248,7 @@ class Orders:
                 return message if isinstance(message, Order) else None
 
     def answer(self, order: Order, answer: Result | AmpTrackError | None) -> None:
-        """Answer an order. Raises EOFError or FirstIsSilent when nobody hears it."""
+        """Answer an order. Raises EOFError or AgentLost when nobody hears it."""
         try:
             self._connection.send((order.number, answer))
         except OSError as error:
@@ -259,7 +259,7 @@ class Orders:
 
         Raises:
             EOFError: the first command has ended.
-            FirstIsSilent: its machine is gone.
+            AgentLost: its machine does not answer, and nobody else says so.
         """
         self._receive()
         raise Stopped
@@ -277,12 +277,13 @@ class Stopped(Exception):
     """The first command has ended the job."""
 
 
-class FirstIsSilent(EOFError):
-    """The machine of the first command does not answer: nobody here is told what has happened."""
-
-
-def _end_of_first(error: OSError) -> EOFError:
-    return FirstIsSilent() if error.errno in _SILENCE else EOFError()
+def _end_of_first(error: OSError) -> EOFError | AgentLost:
+    if error.errno not in _SILENCE:
+        return EOFError()
+    return AgentLost(
+        "got no answer from the machine of rank 0 for half a minute, expected one; its job is lost; look at that "
+        "machine and the network, and give the same command again on all machines to go on"
+    )
 
 
 class Gathering:

@@ -133,7 +133,7 @@ class _Follower(_OneRank):
     """Runs the process of a rank that is not the first."""
 
     def follow(self) -> None:
-        """Do what the first command orders, until all is done. Raises EOFError or FirstIsSilent if that has failed."""
+        """Do what the first command orders, until all is done. Raises EOFError or AgentLost if that has failed."""
         orders = stale = None
         while orders is None:
             stale = self._meet(Meet(launch=self._launch, stale=stale))
@@ -151,6 +151,8 @@ class _Follower(_OneRank):
                 )
             except agents.Stopped:
                 return None
+            except AgentLost:  # nobody hears an answer
+                raise
             except AmpTrackError as error:
                 return error
         return result
@@ -172,14 +174,6 @@ def follow(launch: Launch, workload: str) -> None:
         sandbox.start()
         try:
             sandbox.follow()
-        except agents.FirstIsSilent:
-            # Each says so: torchrun ends them all when the first one has ended.
-            _log.error(
-                "rank %d: got no answer from the machine of rank 0 for half a minute, expected one; its job is lost; "
-                "look at that machine and the network, and give the same command again on all machines to go on",
-                launch.rank.index,
-            )
-            raise SystemExit(AgentLost.exit_code) from None
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # the first command says why
         except AmpTrackError as error:

@@ -13,7 +13,6 @@ from typing import Any
 
 import mlflow
 import optuna
-import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from support import ROOT
@@ -76,13 +75,6 @@ def machine(name: str) -> tuple[str, ...]:
         "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
         "sh", "-c", f'hostname {name}; exec "$@"', "sh",
     )  # fmt: skip
-
-
-def skip_without_namespaces() -> None:
-    """Skip the test where no such machine can be made."""
-    tried = subprocess.run([*machine("any"), "true"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, machine, runs, skip_without_namespaces, trials, wait_for
+from held_workers import HeldWorker, edges, in_state, machine, runs, trials, wait_for
 from optuna.trial import TrialState
 from simulated import SimulatedSandbox
-from support import DIGITS, request
+from support import DIGITS, request, skip_without_namespaces
 
 from amp_track.commands.fit import fit
 from amp_track.records.job import Job
@@ -99,7 +99,7 @@ def wait_for_another_trial_of(worker: HeldWorker, part: str) -> None:
 
 @pytest.fixture
 def elsewhere() -> tuple[str, ...]:
-    skip_without_namespaces()
+    skip_without_namespaces(machine("any"))
     return machine("elsewhere")
 
 

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, machine, skip_without_namespaces, trials, wait_for
+from held_workers import HeldWorker, edges, in_state, machine, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
-from support import DIGITS, request
+from support import DIGITS, request, skip_without_namespaces
 
 from amp_track.commands.fit import fit
 from amp_track.records.job import Job
@@ -25,7 +25,7 @@ TIMES = "heartbeat=1,grace=4,silence=0"
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
     """A folder for each machine."""
-    skip_without_namespaces()
+    skip_without_namespaces(machine("any"))
     folders = {name: tmp_path / name for name in ("one", "two", "three")}
     for folder in folders.values():
         folder.mkdir()

@@ -6,6 +6,7 @@ import struct
 import threading
 from dataclasses import replace
 
+from amp_track.records.errors import AgentLost
 from amp_track.records.job import Rank
 from amp_track.sandbox import agents
 from amp_track.sandbox.torchrun import Launch
@@ -35,8 +36,8 @@ def main() -> None:
     set_loopback(up=False)
     try:
         joined[0].next()
-    except EOFError as error:
-        print(type(error).__name__)
+    except (EOFError, AgentLost) as error:
+        print(type(error).__name__, error)
     first.close()
 
 

@@ -1,7 +1,6 @@
 import gc
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import skip_without_namespaces
 
 from amp_track.workers.processes import is_at_work, is_gone, scratch_folder, this_process
 
@@ -135,8 +135,7 @@ def test_a_scratch_folder_stays_whatever_processes_another_container_sees(
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(clean_folder))
     unshare = ["unshare", "--pid", "--fork", "--kill-child"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("needs a namespace of process numbers, as root may make with unshare")
+    skip_without_namespaces(unshare)
     program = "from amp_track.workers.processes import scratch_folder\nwith scratch_folder(): pass"
     with scratch_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
