@@ -8,21 +8,24 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that waits for ever in Python fails, and says where: the longest takes two minutes on a slow machine.
 BOUND := --timeout 600
 
-.PHONY: search test test-slow test-oldest test-all fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
+.PHONY: search test test-slow test-all test-oldest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
 	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --minutes 0.85
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
-	$(PYTEST) $(BOUND) -m "not slow"
+	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"
 
-test-slow: $(VENV)/installed-dev  ## the other tests, and every property with new examples: twelve minutes on two cores
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(BOUND) -m "slow or property"
+test-slow: $(VENV)/installed-dev  ## what no simulated test can prove: nine minutes on two cores
+	$(PYTEST) $(BOUND) $(ARGS) -m slow
+
+test-all: test test-slow  ## the quick and the slow tests: twelve minutes on two cores
 
 test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch that is supported, whose private interfaces differ; two minutes
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(BOUND) -m "not slow" tests/training tests/planner tests/sandbox/test_forecast.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(BOUND) -m "not slow and not nightly" tests/training tests/planner tests/sandbox/test_forecast.py
 
-test-all: test test-slow  ## all tests: a quarter of an hour
+test-nightly: $(VENV)/installed-dev test-oldest  ## all other tests, every property with 100 new examples, and the oldest torch: an hour on two cores
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(BOUND) $(ARGS) -m "(nightly and not slow) or property"
 
 fuzz: $(VENV)/installed-dev  ## 10,000 cases of bad input, drawn anew: an hour on two cores
 	HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/fuzz

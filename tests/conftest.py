@@ -24,7 +24,7 @@ from amp_track.sandbox.sandbox import Sandbox
 with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothesis, and such a machine may lack it
     from hypothesis import settings
 
-    # The same few examples each time, so that a failure is the change's; `HYPOTHESIS_PROFILE=thorough` draws new ones.
+    # The same few examples each time, so that a failure is the change's; `make test-nightly` draws new ones.
     settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
     settings.register_profile("thorough", max_examples=100, deadline=None)
     settings.register_profile("fuzz", max_examples=1500, deadline=None)  # `make fuzz`
@@ -41,6 +41,30 @@ write_without_waiting_for_the_disk()
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
+MOST_SLOW_SECONDS = 45.0
+"""A test marked `slow` that takes longer fails: `make test-all` is for twelve minutes. The rest is `nightly`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-services",
+        action="store_true",
+        help="fail a test that would skip because PostgreSQL, Chromium, SLURM, Ray or a right of root is missing",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Fail a slow test that is too slow, and with --require-services one that skips for anything but a GPU."""
+    report: Any = yield
+    if report.skipped and item.config.getoption("--require-services") and item.get_closest_marker("gpu") is None:
+        report.outcome, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
+    if report.passed and call.when == "call" and item.get_closest_marker("slow") and call.duration > MOST_SLOW_SECONDS:
+        report.outcome = "failed"
+        report.longrepr = f"took {call.duration:.0f} s, expected {MOST_SLOW_SECONDS:.0f} s at most of a slow test"
+    return report
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Start the fork server, which imports torch while pytest imports the tests: in each process that runs tests."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
@@ -49,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the properties that hypothesis tests, so that they can be run again with more examples."""
+    """Mark the properties that hypothesis tests: `make test-nightly` runs them again with more examples."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")

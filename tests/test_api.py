@@ -193,7 +193,7 @@ except amp_track.BadInput as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_script_needs_no_guard_around_its_calls() -> None:
     Path("script.py").write_text(SCRIPT.format(workload=FAULTS))
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)

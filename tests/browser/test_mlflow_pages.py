@@ -18,7 +18,7 @@ from benchmarks.servers import Server, running_server
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
 TRAININGS = 12
 PHONE = {"width": 390, "height": 844}

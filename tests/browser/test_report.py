@@ -22,7 +22,7 @@ from benchmarks.servers import Server, running_server
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
 Keep = Callable[["Page"], None]
 PRECISIONS = ("fp32", "amp", "bf16")
@@ -106,6 +106,7 @@ def test_it_is_legible_in_the_dark_and_on_paper(page: Page, result: SearchResult
     assert max(page.locator(".wide").evaluate_all(widths)) <= 0, "no column is cut off"
 
 
+@pytest.mark.slow
 def test_mlflow_shows_the_page_and_the_answer(any_page: Page, result: SearchResult, server: Server, keep: Keep) -> None:
     run = f"{server.address}/#/experiments/{result.fit.experiment_id}/runs/{result.fit.run_id}"
     any_page.goto(f"{run}?workflowType=machine_learning")

@@ -21,7 +21,7 @@ from amp_track.records.job import Job
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = [pytest.mark.nightly, pytest.mark.browser]
 
 PHONE = {"width": 390, "height": 844}
 Keep = Callable[["Page"], None]

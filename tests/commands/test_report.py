@@ -63,7 +63,7 @@ def test_what_another_version_remembers_is_no_reason_to_refuse_a_command() -> No
     assert reported() == found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_is_reported_as_it_was() -> None:
     over = CompareOptions(over=("width", ("8", "4")))
     made = compare(asked(compare_options=over, seeds=2), sandbox=SimulatedSandbox())

@@ -214,7 +214,7 @@ def test_missing_images_are_exit_code_2_and_nothing_is_written(amp_track: Comman
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_missing_weights_are_exit_code_2(hub_cache: Path, tree: Path, tmp_path: Path) -> None:
     done = amp_track_process("train", CALTECH256, "--set", f"data_dir={tree}")
     assert done.returncode == 2, done.stderr
@@ -225,7 +225,7 @@ def test_missing_weights_are_exit_code_2(hub_cache: Path, tree: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["torch"]  # its cache is torch's own business
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bad_images_are_exit_code_2_unless_skipped(
     amp_track: Callable[..., Done], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -256,7 +256,7 @@ def test_bad_options_are_refused(option: str, message: str) -> None:
     assert message in str(refused.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_synthetic_needs_neither_images_nor_weights(amp_track: Command) -> None:
     options = ["--synthetic", "--set", "image_size=32", "--precision", "bf16"]
@@ -266,7 +266,7 @@ def test_synthetic_needs_neither_images_nor_weights(amp_track: Command) -> None:
     assert (result["verdict"], result["steps"], result["quality"]["value"]) == ("fits", 2, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_largest_synthetic_batch_is_found(amp_track: Command) -> None:
     options = ["--synthetic", "--set", "image_size=32", "--precision", "fp32"]
@@ -278,14 +278,14 @@ def test_the_largest_synthetic_batch_is_found(amp_track: Command) -> None:
 # Training
 
 
-@pytest.fixture(scope="module", params=["head", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["head", pytest.param("all", marks=pytest.mark.nightly)])
 def job(request: pytest.FixtureRequest, sandbox: Sandbox, tree: Path) -> Job:
     options = {"data_dir": tree, "weights": "none", "image_size": 32, "finetune": request.param}
     return job_of(sandbox, CALTECH256, options)
 
 
 @pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "bf16"))]
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("amp", "bf16"))]
 )
 def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
     outcome = outcome_in(sandbox, job, precision)
@@ -295,7 +295,7 @@ def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str
     assert outcome.quality is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> None:
     options = {"data_dir": tree, "weights": "none", "image_size": 32}
     job = job_of(sandbox, CALTECH256, options, steps=1, precision="fp32", diagnose_every=1)
@@ -306,7 +306,7 @@ def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> Non
     assert "layer4.2.conv3" in has_gradients, "its outputs are looked at"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_image_that_vanishes_is_a_crash_that_names_it(sandbox: Sandbox, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "256_ObjectCategories", {"001.ak47": 4})
     options = {"data_dir": tree, "weights": "none", "image_size": 32}

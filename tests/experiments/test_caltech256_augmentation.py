@@ -34,7 +34,7 @@ def ramps(size: int) -> Image.Image:
     return Image.fromarray(pixels.round().to(torch.uint8).numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shifts_scales_and_angles_fill_their_ranges() -> None:
     torch.manual_seed(0)
     image = ramps(255)

@@ -122,7 +122,7 @@ def test_data_that_cannot_be_fetched_leaves_nothing_behind(tmp_path: Path, offli
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["here"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("download", "why"), [("true", "fetching it: URLError"), ("false", "--set download=false")])
 def test_missing_data_is_exit_code_2_and_nothing_is_written(
     tmp_path: Path, offline: None, download: str, why: str
@@ -176,7 +176,7 @@ def test_a_damaged_download_is_refused_and_removed(archive: Path, tmp_path: Path
     assert not (tmp_path / "deep").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_synthetic_needs_no_data(sandbox: Sandbox) -> None:
     options = {"image_size": 32, "weights": "nowhere.pt"}
     outcome = outcome_in(sandbox, job_of(sandbox, CIFAR10, options, synthetic=True), "fp32")
@@ -194,7 +194,7 @@ def job(sandbox: Sandbox, data: Path) -> Job:
     return job_of(sandbox, CIFAR10, {"data_dir": data, "checksum": False, "samples": 8, "image_size": 32})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
 def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
     outcome = outcome_in(sandbox, job, precision)

@@ -166,7 +166,7 @@ def test_an_index_that_cannot_be_beside_the_images_is_in_the_users_cache(
     assert "could not be kept" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_index_at_once_agree(tree: Path) -> None:
     program = "import sys, pathlib, image_folder; print(len(image_folder.open_index(pathlib.Path(sys.argv[1])).images))"
     command = [sys.executable, "-c", program, str(tree)]
@@ -231,7 +231,7 @@ def fake(sizes: list[int]) -> list[LabelledImage]:
     return [LabelledImage(f"{label}/{number}.jpg", label) for label, size in enumerate(sizes) for number in range(size)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_split_of_caltech256_is_the_write_ups() -> None:
     images = fake([80] * 100 + [116] * 99 + [180] * 56 + [216])
     assert (len(images), images[-1].label + 1) == (29_780, 256)

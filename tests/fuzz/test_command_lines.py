@@ -10,7 +10,7 @@ from fuzz import strategies
 from fuzz.conftest import Attempt, each_case, train_simulated
 from hypothesis import given
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def odd_files(folder: Path) -> None:

@@ -11,7 +11,7 @@ from fuzz.conftest import Attempt, each_case, train_simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TINY = strategies.TINY
 COMMANDS = (["train", TINY], ["compare", TINY, "--precision", "fp32"], ["train", "--resume", "0" * 32])

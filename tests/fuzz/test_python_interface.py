@@ -15,7 +15,7 @@ from amp_track import BadInput, api
 from amp_track.commands.arguments import FLAGS
 from amp_track.commands.session import checks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ARGUMENTS = st.sampled_from(
     [(command, flag) for command, flags in FLAGS.items() if command not in ("dtypes", "ui") for flag in flags]

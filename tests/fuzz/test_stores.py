@@ -24,7 +24,7 @@ from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.study import database
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TINY = strategies.TINY
 READING = {

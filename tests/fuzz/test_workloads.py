@@ -10,7 +10,7 @@ from fuzz.conftest import Attempt, each_case, train_simulated
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @given(

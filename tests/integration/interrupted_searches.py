@@ -1,13 +1,14 @@
-"""Search on a simulated device, N times; stop it at a random moment, and search again. Print a line of JSON each.
+"""Search on a simulated device, stop it at N moments evenly spread over a search, and search again each time.
+
+Print a line of JSON for each.
 
 python tests/integration/interrupted_searches.py N STORAGE SIGNALS, with the tests' folder and the repository on
-PYTHONPATH. STORAGE is the address of Optuna's, SIGNALS the names of those that one is drawn from, separated by commas.
+PYTHONPATH. STORAGE is the address of Optuna's, SIGNALS the names of those that are used in turn, separated by commas.
 """
 
 import json
 import math
 import os
-import random
 import shutil
 import signal
 import sqlite3
@@ -99,7 +100,7 @@ def main(times: int, storage: str, signals: list[signal.Signals]) -> None:
         folder = Path(str(index)).resolve()
         shutil.copytree(templates, folder)
         runs = folder / "mlflow.db", "select status from runs"
-        after_seconds, number = random.uniform(0, 0.8) * takes_seconds, random.choice(signals)
+        after_seconds, number = 0.8 * takes_seconds * (index + 0.5) / times, signals[index % len(signals)]
         end = {"signal": number.name, "after_seconds": after_seconds, "of_seconds": takes_seconds}
         end |= {"interrupted": in_a_process(search_once, folder, storage, after_seconds, number)}
         end |= {"trials": trial_states(folder, storage), "runs": column(*runs)}

@@ -34,7 +34,7 @@ def test_a_batch_that_does_not_fit_is_exit_code_3(amp_track: Command) -> None:
     assert "bytes" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_json_is_one_object_on_stdout_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-m", "amp_track", "train", DIGITS, "--precision", "bf16", "--epochs", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

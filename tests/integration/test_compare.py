@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from PIL import Image
 from support import DIGITS, FAULTS, WORKLOADS, Done
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 PAINTER = str(WORKLOADS / "painter.py")
 GROWS = str(WORKLOADS / "grows.py")
 COMMAND = [sys.executable, "-m", "amp_track", "compare"]
@@ -94,6 +94,7 @@ def test_more_values_and_seeds_are_added_to_what_is_known(compare: Compare) -> N
     assert "--study: got learning_rate 0.5, expected the 0.003" in other.stderr
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_row_and_not_the_end(compare: Compare) -> None:
     """60 samples take 3.75 MiB; the model that grows at once takes 1 MiB more, and more than the budget."""
     done = compare(

@@ -1,5 +1,6 @@
 """Search workers that stand still or are gone: nothing is lost, counted twice, or left RUNNING."""
 
+import itertools
 import os
 import signal
 import time
@@ -14,7 +15,8 @@ from support import DIGITS, request, skip_without_namespaces
 from amp_track.commands.fit import fit
 from amp_track.records.job import Job
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
+STORAGES = ["sqlite:///optuna.db", "optuna.log"]
 GRACE_SECONDS = 4
 TIMES = f"heartbeat=2,grace={GRACE_SECONDS}"
 COMMANDS = {
@@ -25,7 +27,7 @@ COMMANDS = {
 """By the part of the study in which a worker stands still, the command."""
 
 
-@pytest.fixture(params=["sqlite:///optuna.db", "optuna.log"])
+@pytest.fixture(params=STORAGES)
 def storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands take another storage by default."""
     monkeypatch.setenv("AMP_TRACK_STORAGE", request.param)
@@ -46,7 +48,14 @@ def the_work_of(part: str, trial: Any) -> Any:
     return str(trial.system_attrs["fixed_params"]) if "fixed_params" in trial.system_attrs else trial.number
 
 
-@pytest.mark.parametrize("part", COMMANDS)
+@pytest.mark.parametrize(
+    ("part", "storage"),
+    [
+        pytest.param("fit", STORAGES[0], marks=pytest.mark.slow),
+        *(case for case in itertools.product(COMMANDS, STORAGES) if case != ("fit", STORAGES[0])),
+    ],
+    indirect=["storage"],
+)
 @pytest.mark.usefixtures("storage")
 def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: str) -> None:
     expected = undisturbed("alone")

@@ -18,7 +18,7 @@ def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_other_precisions_go_on() -> None:
     done = amp_track("fit", RECURRENT, "--precision", "fp32,bf16", "--max-batch-size", "16", "--json")
     assert done.returncode == 0, done.stderr
@@ -29,7 +29,7 @@ def test_the_other_precisions_go_on() -> None:
     assert "bf16: bfloat16 is emulated here" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_alone_it_is_one_line_and_nothing_fits() -> None:
     for command in ("train", "fit"):
         done = amp_track(command, RECURRENT, "--precision", "bf16", "--memory-budget", "64MiB")
@@ -39,7 +39,7 @@ def test_alone_it_is_one_line_and_nothing_fits() -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_comparison_shows_it_beside_the_others() -> None:
     done = amp_track("compare", RECURRENT, "--precision", "fp32,bf16")
     assert done.returncode == 0, done.stderr

@@ -32,12 +32,12 @@ from amp_track.study import storage
 from amp_track.workers.launchers import slurm
 from benchmarks.servers import running_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "9", "--json"]
 AMP_TRACK = [sys.executable, "-m", "amp_track"]
 
 
-@pytest.fixture(params=["sqlite", "journal", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "journal", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str:
     """The address of a storage that is yet to be made, or has no tables."""
     if request.param != "postgresql":

@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from support import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def mlflow_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +26,7 @@ def runs(folder: Path) -> list[mlflow.entities.Run]:
     return list(client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]))
 
 
+@pytest.mark.slow
 def test_main_trains_in_the_run_that_mlflow_made(tmp_path: Path) -> None:
     done = mlflow_run(tmp_path, "-P", "precision=bf16", "-P", "epochs=1", "-P", "batch_size=128")
     assert done.returncode == 0, done.stderr

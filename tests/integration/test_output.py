@@ -40,7 +40,7 @@ def test_a_stdout_that_takes_nothing_is_told_in_one_line(how: str) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["> /dev/full", ">&- 2>&- <&-", "2>&1 | head -1", "--json > /dev/full"])
 def test_the_work_is_done_and_kept_whoever_listens(fresh_stores: None, how: str) -> None:
     done = shell(f"{TRAIN} --set fault=prints {how}")
@@ -49,7 +49,7 @@ def test_the_work_is_done_and_kept_whoever_listens(fresh_stores: None, how: str)
     assert _verdicts() == ["fits"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["2>&-", "2> /dev/full", "2>&1 > /dev/null | true"])
 def test_nobody_need_read_stderr(fresh_stores: None, how: str) -> None:
     done = shell(f"{TRAIN} --set fault=prints {how}")
@@ -57,7 +57,7 @@ def test_nobody_need_read_stderr(fresh_stores: None, how: str) -> None:
     assert _verdicts() == ["fits"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_workload_prints_is_neither_in_the_way_nor_in_the_object(fresh_stores: None) -> None:
     done = shell(f"{TRAIN} --json --set fault=prints")
     assert done.returncode == 0
@@ -87,7 +87,7 @@ def small_folder() -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None, small_folder: Path) -> None:
     calm = Path("calm").absolute()
     options = f"--set 'fault=fill the temporary folder' --set after=4 --set unless={calm} --checkpoint-every 2"
@@ -105,7 +105,7 @@ def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None
     assert (done.returncode, _verdicts()) == (0, ["fits"]), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_under_the_artifacts_is_told_in_one_line(fresh_stores: None, small_folder: Path) -> None:
     train = f"{TRAIN} --set 'fault=fill the working folder' --checkpoint-every 2"
     with tempfile.TemporaryDirectory() as temporary:
@@ -117,7 +117,7 @@ def test_a_full_disk_under_the_artifacts_is_told_in_one_line(fresh_stores: None,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_that_find_no_room_are_noted(fresh_stores: None, small_folder: Path) -> None:
     done = shell(f"{TRAIN} --set 'fault=fill the temporary folder' --set after=15", TMPDIR=str(small_folder))
     assert done.returncode == 0

@@ -61,7 +61,7 @@ def test_an_edge_is_where_one_more_sample_needs_more(amp_track: Command) -> None
     assert needs[0] == edge["max_reserved_bytes"] <= 48 * 2**20 < needs[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> None:
     arguments = ("plan", DIGITS, "--capacity", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
     edge = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
@@ -70,7 +70,7 @@ def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> No
     assert re.search(rf"│ +{edge['micro_batch']} × {edge['accumulate']} │", amp_track(*arguments).stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_fits(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--capacity", "4MiB", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_bad_input_is_one_line(amp_track: Command, arguments: list[str], message
     ("act", "line", "why"),
     [
         ("numpy", "return x + float(x.detach().numpy().mean())", ".numpy() is not supported"),
-        pytest.param("mask", "return x + x[x > 0].sum()", "DynamicOutputShapeException", marks=pytest.mark.slow),
+        pytest.param("mask", "return x + x[x > 0].sum()", "DynamicOutputShapeException", marks=pytest.mark.nightly),
         (
             "built-with-item",
             "return Layers(self.width, self.depth, str(nn.Linear(3, 3).weight.mean().item()))",
@@ -120,13 +120,13 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
     assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): got RuntimeError: ", last)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--precision", "tf32", "--device-name", "A100 40GB", "--json")
     assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["largest_batch"] > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
     done = amp_track(
         "plan", str(WORKLOADS), "--over", "width=64,128", "--over", "depth=2,02", "--over", "depth=4", "--json",
@@ -151,7 +151,7 @@ def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
     assert max(way["max_reserved_bytes"] for way in ways) <= 64 * 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
     file = str(ROOT / "tests" / "workloads" / "choices.py")
     done = amp_track("plan", file, "--what-if", "--precision", "fp32", "--capacity", "64MiB", "--json")

@@ -24,7 +24,7 @@ from amp_track.records.job import Job
 from amp_track.study.alone import alone
 from amp_track.study.opening import open_storage
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 FIT = ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
 
 
@@ -46,7 +46,7 @@ def wait_until_more_are_done(worker: HeldWorker, url: str) -> None:
     wait_for(lambda: worker.process.poll() is not None or done() >= enough)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.slow), "immediate"])
 def test_a_restarted_server_is_waited_for(mode: str, server: Server, url: str) -> None:  # noqa: F811
     with HeldWorker("one", *FIT, "--storage", url, holds=(1,), seconds=0.05, times="silence=0") as worker:
         worker.wait_until_it_holds(1)

@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 from support import DIGITS, WORKLOADS, Done
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")
 SEARCH = [

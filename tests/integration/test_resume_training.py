@@ -14,7 +14,7 @@ import pytest
 import torch
 from support import DIGITS, WORKLOADS, Done
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_stores")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 SPIKY = str(WORKLOADS / "spiky.py")
 BY_STEP = ("train/step_loss", "amp/scale", "train/loss", "eval/loss", "eval/accuracy")
 
@@ -63,9 +63,9 @@ def killed_run() -> str:
     ("precision", "kills", "more"),
     # From a checkpoint in the middle of an epoch of 8 steps; twice, the first from the best, at the end of an epoch.
     [
-        ("fp32", [13], ()),
+        pytest.param("fp32", [13], (), marks=pytest.mark.slow),
         ("bf16", [18], ()),
-        ("amp", [10, 9], ()),
+        pytest.param("amp", [10, 9], (), marks=pytest.mark.slow),
         ("amp", [13], ("--processes", "2", "--batch-size", "4")),
         ("fp32", [13], ("--loader-workers", "2")),
     ],

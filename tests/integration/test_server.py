@@ -20,7 +20,7 @@ from support import DIGITS, WORKLOADS
 
 from benchmarks.servers import Server, relay, running_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FIT = ["fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "on-a-server"]
 TRAIN = ["train", str(WORKLOADS / "small_mlp.py"), "--precision", "fp32", "--steps", "400", "--checkpoint-every", "50"]
@@ -118,6 +118,7 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
     assert [file for file in files if b"not-for-all" in file.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Server) -> None:
     """Killed as the first probe begins; back while the search goes on, or as it ends."""
     with started(*FIT, "--tracking-uri", server.address) as fit:
@@ -188,7 +189,7 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, nu
 
 @pytest.mark.parametrize(
     "trouble",
-    [{"delay_seconds": 0.5}, {"loses_answers": 6}, {"answers_500": True}],
+    [{"delay_seconds": 0.5}, pytest.param({"loses_answers": 6}, marks=pytest.mark.slow), {"answers_500": True}],
     ids=lambda trouble: next(iter(trouble)),
 )
 def test_every_record_arrives_once_through_a_bad_connection(server: Server, trouble: dict[str, Any]) -> None:

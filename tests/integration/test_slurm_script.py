@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from slurm_cluster import cluster, without_delay  # noqa: F401  # a fixture
 from support import DIGITS, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster", "fresh_stores")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster", "fresh_stores")]
 SEARCH = [DIGITS, "--study", "s", "--precision", "fp32", "--memory-budget", "40MiB", "--trials", "4", "--epochs", "1"]
 
 

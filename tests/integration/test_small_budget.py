@@ -27,7 +27,7 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_three_fits_agree_one_quiet_and_two_beside_busy_loops() -> None:
     """It once gave 668 on a quiet machine and 773 to 875 beside other work."""

@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_as_tables_are_made_leaves_a_store_as_good_as_new(
     assert sqlite_files.read(folder / name).version is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_a_disk_that_fills_up_in_a_command_is_named_and_the_command_continues_later(
     disk: Callable[[str], Path], amp_track: Command

@@ -33,7 +33,7 @@ from amp_track.report import links
 from amp_track.study.opening import open_storage
 from benchmarks.servers import running_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TINY = Job(workload=str(WORKLOADS / "tiny.py"))
 
@@ -83,6 +83,7 @@ def files() -> dict[str, str]:
     return {str(path.relative_to(Path.cwd())): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
     asked = request(TINY, study="it's", precisions=("fp32", "bf16"), trials=2)

@@ -48,7 +48,7 @@ def run(sandbox: Sandbox) -> Callable[..., Outcome]:
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.slow) if "server" in fault else fault for fault in DEATHS]
+    "fault", [pytest.param(fault, marks=pytest.mark.nightly) if "server" in fault else fault for fault in DEATHS]
 )
 def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], fault: str) -> None:
     outcome = run(fault)
@@ -108,7 +108,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "victim", ["forkserver._forkserver._forkserver_pid", "resource_tracker._resource_tracker._pid"]
 )
@@ -119,7 +119,7 @@ def test_the_processes_of_multiprocessing_may_be_killed_between_jobs(victim: str
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_resource_tracker_may_be_killed_during_a_job() -> None:
     with killed_in_the_end(program("run('kill the resource tracker')", "run('none')")) as process:
         stdout, stderr = process.communicate(timeout=120)
@@ -127,7 +127,7 @@ def test_the_resource_tracker_may_be_killed_during_a_job() -> None:
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'forkserver import main' in str(sys.orig_argv): os._exit(1)\n"
@@ -140,7 +140,7 @@ def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> N
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["grandchild and hang", "hang without the GIL released"])
 def test_a_killed_command_leaves_neither_processes_nor_folders(tmp_path: Path, fault: str) -> None:
     notes = tmp_path / "notes"

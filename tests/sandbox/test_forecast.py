@@ -40,7 +40,7 @@ def test_it_ends_below_the_budget() -> None:
     [
         ("recurrent", "recurrent: what a recurrent layer keeps is not known beforehand"),
         ("numpy", ".numpy() is not supported"),
-        pytest.param("mask", "DynamicOutputShapeException", marks=pytest.mark.slow),
+        pytest.param("mask", "DynamicOutputShapeException", marks=pytest.mark.nightly),
         ("built-with-item", "DataDependentOutputException"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_a_workload_starts_ends_with_its_job(run: Run, tmp_path: Path, faul
     assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -146,7 +146,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_but_lines_of_ours_is_printed() -> None:
     done = subprocess.run([sys.executable, "-c", _ALL], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
@@ -156,7 +156,7 @@ def test_nothing_but_lines_of_ours_is_printed() -> None:
     assert len(said) == 2, said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_time_limit_holds_where_the_fork_server_is_stopped(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "_EXIT_SECONDS", 1)
     job = Job(workload=HOSTILE, options=(("fault", "stop the fork server"),), precision="fp32", epochs=1)

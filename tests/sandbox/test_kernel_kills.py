@@ -80,7 +80,7 @@ def test_a_job_that_the_kernel_kills_is_out_of_memory() -> None:
     assert done.stdout.splitlines() == ["oom: killed by the kernel for memory", "fits"], done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_neighbour_that_it_kills_is_not_taken_for_the_job(tmp_path: Path) -> None:
     """The job is killed by someone else, in the moment in which the kernel kills a process of another group."""
     with group("neighbour") as neighbours:

@@ -66,7 +66,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along() -> None:
     """Ctrl-C reaches it while its Python starts, where it would show a traceback."""
     with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` may be too long for a socket
@@ -79,7 +79,7 @@ def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_soc
 
 
 @pytest.mark.parametrize(
-    "name", ["random", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "numpy"))]
+    "name", ["random", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("torch", "numpy"))]
 )
 def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
     """Python looks there first. A `torch.py` made budgets wrong by what the real one takes; a `random.py` was imported
@@ -140,7 +140,7 @@ print(box.run(job).verdict, box.run(job).verdict)
     return done.stdout.split(), [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
     verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
     assert verdicts == ["fits", "fits"]
@@ -173,7 +173,7 @@ if __name__ == "__main__":  # for its own process
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_SERVER_OF_ITS_OWN)
     done = subprocess.run(

@@ -196,8 +196,10 @@ def _processes_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
     raise AssertionError("the job's process did not start")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.nightly)],
+)
 def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> None:
     with _hanging_search(tmp_path) as parent:
         children = _processes_of(parent)
@@ -208,7 +210,7 @@ def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> N
     assert alive == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
     """multiprocessing waits at exit for a child that was started and not ended: the command would hang."""
     with _hanging_search(tmp_path, interrupts_itself=True) as parent:
@@ -237,7 +239,7 @@ def _printed_by_a_command_of_its_own(folder: Path, script: str, **environment: s
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
     """Whatever program, folder and environment it is started from; a script needs no `if __name__ == "__main__"`."""
     here = _printed_by_a_command_of_its_own(tmp_path / "one", _WITHOUT_A_GUARD)
@@ -262,9 +264,9 @@ def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple
 @pytest.mark.parametrize(
     ("precision", "batch_size"),
     [
-        pytest.param("bf16", 946, marks=pytest.mark.slow),
+        pytest.param("bf16", 946, marks=pytest.mark.nightly),
         ("fp32", 512),
-        pytest.param("amp", 512, marks=pytest.mark.slow),
+        pytest.param("amp", 512, marks=pytest.mark.nightly),
     ],
 )
 def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_size: int) -> None:
@@ -272,7 +274,7 @@ def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_s
     assert within_and_below(sandbox, precision, batch_size) == ("fits", "oom")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:
     """torch's threads once had heaps of their own, which the limit counted and the meter did not."""

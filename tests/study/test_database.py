@@ -61,7 +61,7 @@ def test_who_is_taken_for_dead_at_once(
     assert study.trials[0].state is state
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("grace", [2])
 @pytest.mark.parametrize(
     ("worker", "heartbeat"),

@@ -169,7 +169,7 @@ def test_without_fp32_there_is_nothing_to_compare_with() -> None:
     assert found.interval("amp") is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_search_says_whether_precisions_are_equivalent() -> None:
     job = Job(workload=DIGITS, epochs=2)
     result = search(request(job, precisions=("fp32", "bf16"), max_batch_size=64, confirm_steps=0, trials=2, seeds=3))

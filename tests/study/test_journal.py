@@ -159,7 +159,7 @@ def test_a_trial_of_a_dead_process_of_this_machine_fails_at_once(study: optuna.S
     assert study.trials[0].state is TrialState.FAIL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("worker", [None, ELSEWHERE, this_process()])
 def test_no_trial_without_heartbeats_runs_for_ever(worker: dict[str, Any] | None, study: optuna.Study) -> None:
     running_trial(worker)
@@ -193,7 +193,7 @@ def beat() -> None:
     trials.run_one(open_study(), objective)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_heartbeats_keep_a_trial_of_another_machine(
     study: optuna.Study, beating_worker: multiprocessing.process.BaseProcess
 ) -> None:

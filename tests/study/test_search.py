@@ -94,7 +94,7 @@ def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.
     assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_search_trains_inside_the_edges_under_one_run() -> None:
     job = Job(workload=DIGITS, memory_budget_bytes=64 * MEBIBYTE, epochs=2)
     result = search(request(job, precisions=("fp32", "bf16"), trials=6, learning_rates=(1e-3, 1e-2)))
@@ -120,7 +120,7 @@ def test_search_trains_inside_the_edges_under_one_run() -> None:
         assert run.data.params["learning_rate"] == str(trial.learning_rate)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_quality_that_is_not_finite_cannot_win() -> None:
     job = Job(workload=FAULTS, options=(("fault", "nan"), ("above", "20")), learning_rate=1e30)
     result = search(request(job, precisions=("fp32",), trials=2, study="diverges"))

@@ -39,7 +39,7 @@ def losses(events: list[Event]) -> list[float]:
     ("samples", "settings"),
     [
         pytest.param(64, {}, marks=pytest.mark.slow),
-        pytest.param(61, {}, marks=pytest.mark.slow),  # a last batch of 5: 3 samples and 2
+        pytest.param(61, {}, marks=pytest.mark.nightly),  # a last batch of 5: 3 samples and 2
         (57, {}),  # a last batch of 1: the second process has none
         (61, {"accumulate": 3, "clip_norm": 0.5}),
     ],
@@ -82,10 +82,10 @@ def test_an_overflow_in_one_process_skips_the_step_in_both(sandbox: Sandbox) -> 
         ("oom", Verdict.OOM, "in process 1 of 2"),
         ("raise", Verdict.CRASHED, "ValueError: the labels are off by one (in forward) in process 1 of 2"),
         pytest.param(
-            "exit", Verdict.CRASHED, "the job's process exited with code 7 in process 1 of 2", marks=pytest.mark.slow
+            "exit", Verdict.CRASHED, "the job's process exited with code 7 in process 1 of 2", marks=pytest.mark.nightly
         ),
         ("sigkill", Verdict.CRASHED, "the job's process was killed by SIGKILL in process 1 of 2"),
-        pytest.param("hang", Verdict.TIMED_OUT, "gave up after 3 s (--timeout)", marks=pytest.mark.slow),
+        pytest.param("hang", Verdict.TIMED_OUT, "gave up after 3 s (--timeout)", marks=pytest.mark.nightly),
     ],
 )
 def test_what_happens_to_one_process_is_what_happens_to_the_job(
@@ -129,8 +129,8 @@ def test_every_epoch_has_a_new_order(sandbox: Sandbox) -> None:
     assert sum(by_epoch[0]) == pytest.approx(sum(by_epoch[1])), "the same samples"
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_batch_norm_and_all_that_a_step_can_do_work_together(sandbox: Sandbox, precision: str) -> None:
     """On the digits, whose statistics of batch norm are shared before each evaluation."""
     job = Job(
@@ -190,7 +190,7 @@ def test_more_processes_than_samples_are_refused_and_nothing_is_written(
     assert not list(clean_folder.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_first_process_alone_is_tracked(amp_track: Command) -> None:
     done = amp_track("train", PARALLEL, "--precision", "fp32", "--processes", "2", "--epochs", "2", "--json")
@@ -204,7 +204,7 @@ def test_the_first_process_alone_is_tracked(amp_track: Command) -> None:
     assert sorted(steps) == list(range(1, result["steps"] + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_edge_is_found_with_two_processes(amp_track: Command) -> None:
     edges = {}
@@ -222,7 +222,7 @@ def test_the_edge_is_found_with_two_processes(amp_track: Command) -> None:
     assert edges["2"]["first_failing_batch"] == edges["2"]["largest_batch"] + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_data_set_ends_where_every_process_has_its_batch(amp_track: Command) -> None:
     done = amp_track("fit", PARALLEL, "--precision", "fp32", "--processes", "2", "--memory-budget", "64MiB", "--json")

@@ -186,10 +186,10 @@ def test_layers_have_the_names_of_named_modules() -> None:
     [
         ("fp32", True),
         ("amp", False),
-        pytest.param("fp32", False, marks=pytest.mark.slow),
-        pytest.param("amp", True, marks=pytest.mark.slow),
-        pytest.param("bf16", False, marks=pytest.mark.slow),
-        pytest.param("bf16", True, marks=pytest.mark.slow),
+        pytest.param("fp32", False, marks=pytest.mark.nightly),
+        pytest.param("amp", True, marks=pytest.mark.nightly),
+        pytest.param("bf16", False, marks=pytest.mark.nightly),
+        pytest.param("bf16", True, marks=pytest.mark.nightly),
     ],
 )
 def test_it_says_what_a_hook_on_every_layer_says(precision: str, channels_last: bool) -> None:

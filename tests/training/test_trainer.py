@@ -28,7 +28,7 @@ def test_digits_learn_in_the_default_epochs(strict: Outcome) -> None:
     assert strict.quality >= 0.97
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
 def test_lower_precision_keeps_the_accuracy(sandbox: Sandbox, digits: Job, strict: Outcome, precision: str) -> None:
     outcome = sandbox.run(dataclasses.replace(digits, precision=precision))
@@ -78,7 +78,7 @@ def sizes_trained(sandbox: Sandbox, folder: Path, **settings: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("compiles", "first"), [(False, [4, 8, 8]), pytest.param(True, [8, 4, 8, 8], marks=pytest.mark.slow)]
+    ("compiles", "first"), [(False, [4, 8, 8]), pytest.param(True, [8, 4, 8, 8], marks=pytest.mark.nightly)]
 )
 def test_a_probe_meets_the_batch_sizes_in_a_trainings_order_where_it_compiles(
     sandbox: Sandbox, tmp_path: Path, compiles: bool, first: list[int]

@@ -57,7 +57,7 @@ def test_a_server_that_is_killed_is_told(tmp_path: Path) -> None:
         running.wait_until_ready()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from amp_track.workers import servers\n"
@@ -80,7 +80,7 @@ def test_servers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     wait_until_gone(started)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
     before = children()
     with servers.running([program(STUBBORN)], tmp_path):

@@ -27,7 +27,7 @@ def normal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Work], Undistu
     return of
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", faults.ALL, ids=lambda fault: fault.name)
 def test_nothing_is_lost(
     fault: Fault, normal: Callable[[Work], Undisturbed], tmp_path_factory: pytest.TempPathFactory

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from support import ROOT
 
 from benchmarks.gpu.rows import RowFile, Status
 from benchmarks.gpu.stages import NAMES
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="budgets of main memory are Linux's"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="budgets of main memory are Linux's")
 COPIED_VERSION = "0.0.0+copy"
 TINY = ["--device", "cpu", "--tiny"]
 
@@ -56,12 +49,16 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), cwd=tree, env=environment(), capture_output=True, text=True, timeout=900)
 
 
-def test_every_stage_leaves_its_rows_once(bare_tree: Path, tmp_path: Path) -> None:
-    done = run(bare_tree, "--out", str(tmp_path))
+@pytest.mark.parametrize(
+    "stages", [pytest.param(("sinusoid",), marks=pytest.mark.slow), pytest.param(NAMES, marks=pytest.mark.nightly)]
+)
+def test_every_stage_leaves_its_rows_once(bare_tree: Path, tmp_path: Path, stages: tuple[str, ...]) -> None:
+    asked = ["--out", str(tmp_path), *(word for name in stages for word in ("--stage", name))]
+    done = run(bare_tree, *asked)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()
-    assert {file.stem for file in folder.iterdir()} == set(NAMES)
-    for name in NAMES:
+    assert {file.stem for file in folder.iterdir()} == set(stages)
+    for name in stages:
         rows = RowFile(folder / f"{name}.jsonl").read()
         statuses = {row.status for row in rows.values()}
         assert Status.MEASURED in statuses
@@ -74,49 +71,7 @@ def test_every_stage_leaves_its_rows_once(bare_tree: Path, tmp_path: Path) -> No
     before = {file.name: file.read_text() for file in folder.iterdir()}
     assert str(bare_tree) not in "".join(before.values()), "a folder of this machine is in a row"
 
-    again = run(bare_tree, "--out", str(tmp_path))
+    again = run(bare_tree, *asked)
     assert again.returncode == 0, again.stdout + again.stderr
     assert {file.name: file.read_text() for file in folder.iterdir()} == before
     assert "measured" not in again.stdout
-
-
-def test_what_is_killed_half_way_goes_on(bare_tree: Path, tmp_path: Path) -> None:
-    arguments = ["--out", str(tmp_path), "--stage", "sinusoid"]
-    process = subprocess.Popen(command(*arguments), cwd=bare_tree, env=environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while not (files := list(tmp_path.glob("*/sinusoid.jsonl"))) or not _measured(files[0]):
-        assert process.poll() is None, "it ended before it was killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    started = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert alive == [], "a process of a row outlives the programme"
-    (file,) = files
-    before = file.read_text()
-    with file.open("a") as opened:
-        opened.write('{"key": "amp seed 0", "sta')  # as if it had been killed while it wrote
-
-    done = run(bare_tree, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert file.read_text().startswith(before), "what was measured is measured again"
-    keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
-    assert sorted(keys) == ["amp seed 0", "bf16 seed 0", "fp32 seed 0", "tf32 seed 0"]
-
-
-def test_an_interrupt_ends_it_with_130_and_a_word(bare_tree: Path, tmp_path: Path) -> None:
-    arguments = ["--out", str(tmp_path), "--stage", "sinusoid"]
-    process = subprocess.Popen(command(*arguments), cwd=bare_tree, env=environment(), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    while "tf32" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    said = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=30) == 130, said
-    assert said.splitlines()[-1].startswith("interrupted: what was measured is kept")
-
-
-def _measured(file: Path) -> bool:
-    return any(row.status is Status.MEASURED for row in RowFile(file).read().values())

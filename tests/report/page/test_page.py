@@ -144,7 +144,7 @@ def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind
     assert UI not in note
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_trials_weigh_less_than_five_megabytes() -> None:
     html = page_html(page_of(search_of(10_000)), ui=UI)
     assert html.count("<tr>") > 10_000

@@ -172,7 +172,7 @@ def test_looking_changes_nothing() -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_model_is_not_hooked_and_its_gradients_are_counted() -> None:
     _, looks = diagnosed("bf16", steps=2, compile=True)
     plain = by_layer(diagnosed("bf16", steps=1)[1])

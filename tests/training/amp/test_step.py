@@ -169,7 +169,7 @@ def test_channels_last_changes_the_memory_order_alone(name: str) -> None:
     assert last[0] == pytest.approx(plain[0], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["amp", "bf16"])
 def test_a_compiled_step_trains_alike(name: str) -> None:
     plain, fast = step_of(model(), name), step_of(model(), name, compile=True)

@@ -152,7 +152,7 @@ def test_a_probe_takes_what_the_training_takes(sandbox: Sandbox, digits: Job) ->
     assert probed.max_memory_bytes == pytest.approx(trained.max_memory_bytes, rel=0.002)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:
     peaks = [
         sandbox.run(dataclasses.replace(digits, batch_size=size, probe=True)).max_memory_bytes or 0

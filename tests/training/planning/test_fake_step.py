@@ -27,7 +27,7 @@ from amp_track.training.planning.fake_step import FakeStep
 from amp_track.workload import Workload, load_workload
 
 MIB = 2**20
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.nightly
 
 
 def job(**fields: object) -> Job:

@@ -62,7 +62,7 @@ def test_one_convolution_is_predicted_to_the_segment() -> None:
     assert reserved == 604
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "measured", "within"),
     [
@@ -75,7 +75,7 @@ def test_nets_are_predicted(name: str, measured: float, within: float) -> None:
     assert allocated - 2 * CUBLAS_BYTES / MIB == pytest.approx(measured, rel=within)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_net_of_large_convolutions_takes_workspaces() -> None:
     """What cuDNN took is not known; with what Winograd's engine needs the prediction is a third as far off."""
     measured = 17231.9 - 537.1 + 512.4
@@ -86,7 +86,7 @@ def test_a_net_of_large_convolutions_takes_workspaces() -> None:
     assert most == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["swin_t", "convnext_tiny", "maxvit_t"])
 def test_nets_that_read_numbers_while_they_are_built_can_be_planned(name: str) -> None:
     """`trunc_normal_` draws until every value is small enough, and rates of layers are read off a `linspace`."""

@@ -139,7 +139,7 @@ def start(code: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", STARTER, code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_reaches_the_workers_which_are_given_their_time(number: signal.Signals) -> None:
     with start(ENDS_SLOWLY) as starter:
@@ -150,7 +150,7 @@ def test_an_interrupt_reaches_the_workers_which_are_given_their_time(number: sig
     assert Path("worker-1.err").read_text() == "up\nended\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_end_with_a_launcher_that_is_killed() -> None:
     with start("import sys, time; print('up', file=sys.stderr, flush=True); time.sleep(600)") as starter:
         assert starter.stdout is not None

@@ -17,10 +17,10 @@ import pytest
 from launched import ENDS_WHEN_TOLD
 from ray_cluster import cluster  # noqa: F401  # a fixture
 
-from amp_track.workers.launchers import ray, ray_connection
+from amp_track.workers.launchers import ray
 from amp_track.workers.launchers.worker import Worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster")]
 SAYS = """
 import os, sys
 print("a result")
@@ -98,17 +98,6 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.Ca
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_what_ray_says_of_its_nodes_stays_off_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    """Where a node dies, a thread of Ray's prints what it was told, as here."""
-    from ray._private import worker as ray_worker
-
-    of_a_node = {"lines": ["Raylet is terminated."], "pid": "raylet", "ip": "127.0.0.1", "job": "1", "is_err": False}
-    with ray_connection.connected():
-        ray_worker.print_to_stdstream(of_a_node, False)
-        print("the result")
-    assert capfd.readouterr().out == "the result\n"
-
-
 def test_much_output_comes_whole() -> None:
     code = "import sys; print('x' * 3_000_000); print('y' * 2_500_000, file=sys.stderr)"
     (ended,) = ray.run([worker(code)], lambda *_: None, devices=0)
@@ -138,17 +127,7 @@ def test_what_workers_are_told_is_in_no_file_of_the_cluster(cluster: Path) -> No
     assert [file for file in kept if b"hunter22" in file.read_bytes()] == []
 
 
-def test_the_line_of_the_command_is_not_in_rays_list_of_jobs() -> None:
-    """`--storage` may have a password."""
-    code = "import sys; from ray._private.state import state; print([job['Entrypoint'] for job in state.job_table()])"
-    listing = "import ray; ray.init(address='auto', log_to_driver=False, logging_level='ERROR'); " + code
-    ray.run([worker("")], lambda *_: None, devices=0)
-    done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
-    assert "amp-track work" in done.stdout
-    assert "pytest" not in done.stdout
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Signals) -> None:
     with start(ENDS_WHEN_TOLD) as starter:
         assert starter.stdout is not None
@@ -174,6 +153,7 @@ def test_a_worker_ends_with_a_command_that_is_killed() -> None:
     wait_for(lambda: not running("# of the killed"))
 
 
+@pytest.mark.slow
 def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
     said: list[str] = []
 

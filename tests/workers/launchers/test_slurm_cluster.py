@@ -14,7 +14,7 @@ from slurm_cluster import cluster, without_delay  # noqa: F401  # a fixture
 from amp_track.workers.launchers import slurm
 from amp_track.workers.launchers.worker import Worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster")]
 SAYS = "import os, sys; print('said on', os.environ['WHERE'], file=sys.stderr); sys.exit(int(sys.argv[1]))"
 
 
@@ -66,6 +66,7 @@ def test_a_job_that_leaves_no_result_has_failed() -> None:
     assert ended.last_line == "ended its runs"
 
 
+@pytest.mark.slow
 def test_what_is_interrupted_is_cancelled_and_ends_its_runs() -> None:
     said: list[str] = []
 
