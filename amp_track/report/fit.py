@@ -94,7 +94,7 @@ def edge_notes(result: FitResult) -> list[str]:
     if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
         lines.append(
             "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
-            "steps after it. --confirm-steps epoch takes all of it."
+            "the steps after it if the job has more than one epoch. --confirm-steps epoch takes all of it."
         )
     runs = min((fitted.runs_at_edge for fitted in result.precisions.values() if fitted.edge.largest_batch), default=1)
     if runs > 1:
@@ -130,8 +130,9 @@ def _beyond(result: FitResult) -> list[str]:
         if fitted.also_fits:
             also = ", ".join(map(str, fitted.also_fits))
             lines.append(
-                f"{name}: {fitted.edge.first_failing_batch} does not fit, {also} above it do: on this device a larger "
-                "batch may fit where a smaller one does not. The largest batch is the one below the first that fails."
+                f"{name}: batch {fitted.edge.first_failing_batch} runs out of memory although {also} "
+                f"{'fits' if len(fitted.also_fits) == 1 else 'fit'}. The largest batch is the one below the first "
+                "that fails, so that no smaller one is known to fail."
             )
         elif fitted.beyond:
             none.append(f"{name} up to {fitted.beyond[-1][0]}")

@@ -91,7 +91,7 @@ class Goal:
         confirm: whether a longer training confirms each edge.
         whole_probes: whether probes make the end of an only epoch too, which the confirming training makes otherwise.
         forecasts: what a plan predicts; asked before the first probe of a precision.
-        beyond: how many batches above the first that runs out of memory are tried too. With workspaces and segments
+        beyond: how many batches above the first that runs out of memory are probed too. With workspaces and segments
             of a caching allocator a larger batch may fit where a smaller one does not.
     """
 
@@ -155,24 +155,33 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return step
         multiple = self.goal.multiple_up_to(step.largest_batch)
         tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
-        tried = {task.batch_size for task in tasks}
         whole = {task.batch_size for task in tasks if task.kind != "probe" or self.goal.whole_probes}
         if multiple and multiple not in whole:
             return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
-        for batch_size in self._beyond(step):
+        return self._beyond(done, tasks, step, precision)
+
+    def _beyond(self, done: Done, tasks: Sequence[Task], edge: Edge, precision: str) -> Task | None:
+        """Return the next job above the first batch that runs out of memory, to see whether a larger one fits.
+
+        Where a longer training has refuted what the probes said, only another one can tell: one sample more leaves
+        another remainder of the data set, and may fit.
+        """
+        if edge.bound != "memory" or not edge.largest_batch or edge.first_failing_batch is None:
+            return None
+        above = edge.first_failing_batch + 1
+        why = f"whether any above {edge.first_failing_batch} fits"
+        failed = [task for task, outcome, _ in done if task.precision == precision and not outcome.fits]
+        if any(task.kind == "confirm" for task in failed):
+            known = {task.batch_size for task in failed} | {task.batch_size for task in tasks if task.kind == "confirm"}
+            is_open = above not in known and above <= self.goal.limit.batch_size
+            return Task(precision, above, "confirm", why, should_fit=False) if is_open else None
+        tried = {task.batch_size for task in tasks}
+        for batch_size in range(above, min(above + self.goal.beyond, self.goal.limit.batch_size + 1)):
             if batch_size not in tried:
                 line = line_of(_probes(done, precision, ("probe", "multiple")))
                 predicted = round(line.at(batch_size)) if line is not None else None
-                why = f"whether any above {step.first_failing_batch} fits"
                 return Task(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
-
-    def _beyond(self, edge: Edge) -> range:
-        """Return the batches to try above the first that runs out of memory."""
-        if edge.bound != "memory" or not edge.largest_batch or edge.first_failing_batch is None:
-            return range(0)
-        first = edge.first_failing_batch + 1
-        return range(first, min(first + self.goal.beyond, self.goal.limit.batch_size + 1))
 
     def _explore(self, done: Done, precision: str, running: Sequence[Task]) -> Task | Edge:
         """Return the edge of one precision, or the next job that helps to prove it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import optuna
@@ -128,17 +127,18 @@ def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int 
 
 
 def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
-    """Return what was tried to see whether a batch above the first that fails fits, and any that did before."""
+    """Return (batch size, whether it fits) of what was tried above the first batch that fails.
+
+    Where a longer training ran out of memory, a probe proves nothing: only the longer trainings count.
+    """
     if edge.first_failing_batch is None:
         return ()
-    refuted = min(
-        (task.batch_size for task, outcome, _ in done if task.kind == "confirm" and not outcome.fits), default=math.inf
-    )
+    was_refuted = any(task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
     found = {
         task.batch_size: outcome.fits
         for task, outcome, _ in done
         if task.batch_size > edge.first_failing_batch
-        and (task.kind == "beyond" or (task.kind != "confirm" and outcome.fits and task.batch_size < refuted))
+        and (task.kind == "confirm" if was_refuted else task.kind == "beyond" or outcome.fits)
     }
     return tuple(sorted(found.items()))
 

@@ -68,7 +68,7 @@ class TestEdges:
             (1, None, False),
             (1, 3, True),
             (2, None, True),
-            *(pytest.param(1, *rest, marks=pytest.mark.slow) for rest in (("epoch", False), (4, False), (0, True))),
+            *(pytest.param(1, *rest, marks=pytest.mark.nightly) for rest in (("epoch", False), (4, False), (0, True))),
         ],
     )
     def test_probes_leave_the_end_of_an_only_epoch_to_a_training_that_makes_it(
@@ -102,7 +102,7 @@ class TestEdges:
         assert (found.edge.largest_batch, found.edge.first_failing_batch) == (FP32_EDGE, FP32_EDGE + 1)
         assert found.beyond == ((FP32_EDGE + 2, False), (FP32_EDGE + 3, True), (FP32_EDGE + 4, False))
         (note,) = [note for note in fit_notes(result) if note.startswith("fp32: ")]
-        assert f"{FP32_EDGE + 1} does not fit, {FP32_EDGE + 3} above it do" in note
+        assert f"batch {FP32_EDGE + 1} runs out of memory although {FP32_EDGE + 3} fits" in note
 
     def test_what_had_fitted_above_the_first_that_fails_is_not_forgotten(self) -> None:
         """Only the largest multiple fails, which is tried when the edge above it is known."""
@@ -113,6 +113,21 @@ class TestEdges:
         found = fit(asked(study="mine", multiple_of=100), sandbox=SimulatedSandbox(fails=fails)).precisions["fp32"]
         assert (found.edge.largest_batch, found.edge.first_failing_batch) == (99, 100)
         assert set(found.also_fits) >= {101, 102, 103, FP32_EDGE}
+
+    def test_a_longer_training_that_fits_above_one_that_does_not_is_named(self) -> None:
+        """The remainder of the data set decides: probes fit up to `FP32_EDGE`, of the trainings there not all."""
+
+        def fails(job: Job) -> Outcome | None:
+            if job.probe or job.batch_size not in {FP32_EDGE - 2, FP32_EDGE}:
+                return None
+            return Outcome(verdict=Verdict.OOM, requested_bytes=80_000, max_allocated_bytes=BUDGET)
+
+        result = fit(asked(study="mine"), sandbox=SimulatedSandbox(fails=fails))
+        found = result.precisions["fp32"]
+        assert (found.edge.largest_batch, found.edge.first_failing_batch) == (FP32_EDGE - 3, FP32_EDGE - 2)
+        assert found.also_fits == [FP32_EDGE - 1]
+        (note,) = [note for note in fit_notes(result) if note.startswith("fp32: ")]
+        assert f"batch {FP32_EDGE - 2} runs out of memory although {FP32_EDGE - 1} fits" in note
 
     def test_an_edge_that_runs_twice_and_not_a_third_time_is_none(self) -> None:
         ran: list[int | None] = []
@@ -222,7 +237,7 @@ class TestEdges:
         edge = fit(asked(max_batch_size=7), sandbox=SimulatedSandbox()).precisions["fp32"].edge
         assert (edge.largest_batch, edge.bound) == (7, "max_batch_size")
 
-    @pytest.mark.parametrize("headroom", ["25%", pytest.param("2MiB", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("headroom", ["25%", pytest.param("2MiB", marks=pytest.mark.nightly)])
     def test_headroom_is_bytes_of_the_budget(self, headroom: str) -> None:
         left_free = fit(asked(headroom=values.headroom(headroom), study="a"), sandbox=SimulatedSandbox())
         smaller = fit(asked(job={"memory_budget_bytes": 6 * MEBIBYTE}, study="b"), sandbox=SimulatedSandbox())

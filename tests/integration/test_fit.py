@@ -22,8 +22,14 @@ def digits(**settings: object) -> Job:
     return Job(**{"workload": DIGITS, "memory_budget_bytes": 64 * MEBIBYTE} | settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("fp32", marks=pytest.mark.slow),
+        pytest.param("amp", marks=pytest.mark.slow),
+        pytest.param("bf16", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_edge_trains_and_one_more_does_not(precision: str) -> None:
     result = fit(request(digits(epochs=2), precisions=(precision,)))
     edge = result.precisions[precision].edge
@@ -53,6 +59,40 @@ def bytes_taken(precision: str, batch_size: int) -> int | None:
         return None
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("model", "precision", "budget_mib", "samples"),
+    [
+        ("Cnn", "fp32", 512, 2048),
+        ("Transformer", "fp32", 256, 1000),
+        ("Transformer", "bf16", 256, 1500),
+        ("Lstm", "fp32", 128, 1700),
+        ("UNet", "fp32", 512, 512),
+        ("ResNet18", "fp32", 512, 1000),
+    ],
+)
+def test_where_the_confirmation_is_cut_short_the_edge_trains_the_whole_job_and_one_more_does_not(
+    model: str, precision: str, budget_mib: int, samples: int, epochs: int
+) -> None:
+    """A confirmation of four steps, of the six or more that an epoch has."""
+    job = Job(
+        workload=f"benchmarks.models:{model}",
+        options=(("samples", str(samples)),),
+        precision=precision,
+        epochs=epochs,
+        memory_budget_bytes=budget_mib * MEBIBYTE,
+    )
+    found = fit(request(job, precisions=(precision,), confirm_steps=4)).precisions[precision]
+    assert found.confirmation is not None
+    assert found.confirmation.steps == 4 < found.epoch_steps
+    assert found.edge.bound == "memory"
+    assert train(request(dataclasses.replace(job, batch_size=found.edge.largest_batch))).outcome.fits
+    assert found.edge.first_failing_batch == found.edge.largest_batch + 1
+    with pytest.raises(NothingFits, match="out of memory"):
+        train(request(dataclasses.replace(job, batch_size=found.edge.first_failing_batch)))
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "amp", "bf16"])
@@ -67,7 +107,7 @@ def test_the_edge_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
         train(request(dataclasses.replace(job, batch_size=fitted.edge.first_failing_batch)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_fits_says_what_it_would_take() -> None:
     with pytest.raises(
         NothingFits, match=r"not even one sample fits .* it needs: fp32 [\d,]+ bytes, [\d,]+ more than there are"
@@ -80,7 +120,7 @@ def grows(**settings: object) -> Job:
     return Job(**{"workload": GROWS, "options": options, "memory_budget_bytes": 8 * MEBIBYTE} | settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
     unconfirmed = fit(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
     confirmed = fit(request(grows(), precisions=("fp32",), study="long"))
@@ -96,7 +136,7 @@ def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again()
     assert long.largest_multiple == long.edge.largest_batch, "what only a longer training has run, has run"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
     """In a training of one epoch the evaluation comes last; only the confirming training makes it, if there is one."""
     job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")), epochs=1)
@@ -109,7 +149,7 @@ def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluat
         assert found.also_fits == [], "full steps alone ran above the edge"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_effective_batch_is_reached_by_accumulating() -> None:
     job = grows(epochs=1, precision="fp32", options=(("more_after", "100000"),))
     asked = request(job, precisions=("fp32",), effective_batch_size=500, confirm_steps=0)
@@ -125,7 +165,7 @@ def test_an_effective_batch_is_reached_by_accumulating() -> None:
         fit(request(job, effective_batch_size=12001))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_crash_ends_the_search_and_is_no_verdict_on_memory() -> None:
     job = Job(workload=FAULTS, options=(("fault", "raise"), ("above", "8")))
     with pytest.raises(WorkloadFailed, match="ValueError: the labels are off by one") as raised:

@@ -17,23 +17,25 @@ FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
-def asked(**options: Any) -> Request:
-    return request(Job(workload=DIGITS, memory_budget_bytes=BUDGET), precisions=("fp32",), **options)
+def asked(*, epochs: int | None = None, steps: int | None = None, **options: Any) -> Request:
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
+    return request(job, precisions=("fp32",), **options)
 
 
-@pytest.mark.parametrize(("epochs", "eval_speed"), [(2, 2000), (1, 1000)])
-def test_a_confirmation_of_much_data_is_cut_short(epochs: int, eval_speed: int) -> None:
+@pytest.mark.parametrize(("epochs", "after", "eval_speed"), [(2, 2, 2000), (1, 0, 1000)])
+def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, eval_speed: int) -> None:
     """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds.
 
-    Where no probe has evaluated, evaluation is taken to be no faster than training.
+    Only a job of several epochs trains after an evaluation. Where no probe has evaluated, evaluation is taken to be no
+    faster than training.
     """
-    sandbox = SimulatedSandbox(samples=2_000_000, epochs=epochs)
-    result = fit(asked(study="mine"), sandbox=sandbox)
+    sandbox = SimulatedSandbox(samples=2_000_000)
+    result = fit(asked(study="mine", epochs=epochs), sandbox=sandbox)
     (confirmation,) = [job for job in sandbox.jobs if not job.probe]
     assert confirmation.steps is not None
-    assert confirmation.epoch_steps == confirmation.steps - 2
+    assert confirmation.epoch_steps == confirmation.steps - after
     trained, evaluated = confirmation.steps * FP32_EDGE, confirmation.epoch_steps * FP32_EDGE
-    assert 50 < trained / 1000 + 2 * evaluated / eval_speed <= 60
+    assert 50 < trained / 1000 + (2 if after else 1) * evaluated / eval_speed <= 60
     found = result.precisions["fp32"]
     assert found.confirmation is not None
     assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
@@ -62,11 +64,27 @@ def test_short_epochs_are_confirmed_by_three(asked_for: str | None, samples: int
 
 
 @pytest.mark.parametrize(
-    ("wanted", "steps", "epoch_steps"), [("epoch", 12741, None), (10, 10, 8), (4, 4, 2), (3, 3, None)]
+    ("settings", "wanted", "steps", "epoch_steps"),
+    [
+        ({"epochs": 2}, "epoch", 12739 + 2, None),
+        ({"epochs": 2}, 10, 10, 8),
+        ({"epochs": 2}, 4, 4, 2),
+        ({"epochs": 2}, 3, 3, None),
+        ({"epochs": 1}, "epoch", 12739, None),
+        ({"epochs": 1}, 10, 10, 10),
+        ({"epochs": 1}, 20_000, 12739, None),
+        ({"steps": 12739 + 1}, 10, 10, 9),
+        ({"steps": 12739}, 10, 10, 10),
+        ({"steps": 5000}, 10, 10, 11),  # the smaller last step of an epoch is the 11th, and not made
+        ({"steps": 5000}, 6000, 5000, None),
+    ],
 )
-def test_more_or_less_of_it_can_be_asked_for(wanted: int | str, steps: int, epoch_steps: int | None) -> None:
+def test_a_confirmation_makes_only_steps_that_the_job_makes(
+    settings: dict[str, int], wanted: int | str, steps: int, epoch_steps: int | None
+) -> None:
+    """An epoch of two million samples has 12,739 steps at a batch of 157."""
     sandbox = SimulatedSandbox(samples=2_000_000)
-    fit(asked(study="mine", confirm_steps=wanted), sandbox=sandbox)
+    fit(asked(study="mine", confirm_steps=wanted, **settings), sandbox=sandbox)
     (confirmation,) = [job for job in sandbox.jobs if not job.probe]
     assert (confirmation.steps, confirmation.epoch_steps) == (steps, epoch_steps)
 
