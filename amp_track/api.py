@@ -93,6 +93,8 @@ class TrainSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     effective_batch_size: int | None
     checkpoint_every: int | None
     resume: str | None
+    allow_changed_workload: bool | None
+    trust_store: bool | None
 
 
 class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
@@ -158,12 +160,13 @@ def _with_signature(command: str, settings: type) -> Callable[[Command], Command
 
 @_with_signature("train", TrainSettings)
 def train(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[TrainSettings]
+    workload: str | os.PathLike[str] | type[Workload] | None = None, **settings: Unpack[TrainSettings]
 ) -> TrainResult:
     """Train one job and track it in MLflow, as `amp-track train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported; by default that
+            of the run with `resume`, else `experiments/digits.py`.
         **settings: the flags of `amp-track train` with underscores; see `amp-track train --help`.
 
     Raises:
@@ -257,7 +260,7 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
             raise TypeError(f"{command}() got an unexpected keyword argument {name!r}{instead}")
         if value is not None:
             given[flags[name].parameter] = _given(name, flags[name], value)
-    return request_of(command, _reference(workload), given)
+    return request_of(command, None if workload is None else _reference(workload), given)
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:

@@ -40,13 +40,26 @@ Workload = Annotated[
     str,
     typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
 ]
+_OWN_WORKLOAD = "A Python file with one Workload, or package.module:Class. By default that of the"
+"""The help of a workload that a store may name instead."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
 
 
 @app.command("train")
 @flags.with_flags(FLAGS["train"])
-def train_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+def train_command(
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help=f"{_OWN_WORKLOAD} run with --resume, else {DEFAULT_WORKLOAD}.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+    **given: Any,
+) -> None:
     """Train one job and track it in MLflow.
 
     amp-track train experiments/digits.py --precision bf16 --batch-size 64
@@ -161,6 +174,10 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 @flags.with_flags(FLAGS["report"])
 def report_command(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    workload: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False),
+    ] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -206,6 +223,10 @@ def ui_command(
 @flags.with_flags(FLAGS["work"])
 def work_command(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    workload: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False),
+    ] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -217,7 +238,7 @@ def work_command(
 
     amp-track work digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
     """
-    request = request_of("work", DEFAULT_WORKLOAD, given, owns_process=True)
+    request = request_of("work", workload, given, owns_process=True)
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
     from amp_track.commands import work
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -247,26 +246,26 @@ def _types_of_fields(workload_class: type[Workload]) -> dict[str, Any]:
         ) from error
 
 
-def source_digest(workload: Workload) -> str:
-    """Return twelve hexadecimal digits that identify the workload's source.
+def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, ...]]:
+    """Return the file that a reference names, and the workload's other source files relative to its folder.
 
-    They are a SHA-256 over the file that defines the workload, and over the files beside it that it has imported.
+    The others are the files beside the workload's class that this process has imported, and the file of the class where
+    the reference names a module that only imports it.
     """
-    source = inspect.getsourcefile(type(workload))
-    if source is None:
-        return "unknown"
-    workload_file = Path(source).resolve()
+    module, colon, _ = reference.partition(":")
+    own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
+    source = inspect.getsourcefile(type(workload)) or str(own)
+    class_file = Path(source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     # Their folders first: to follow the links of three thousand files takes 0.4 s.
-    homes = {str(workload_file.parent), os.path.realpath(os.path.dirname(source))}
+    homes = {str(class_file.parent), os.path.realpath(os.path.dirname(source))}
     folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
     beside = {folder for folder in folders if os.path.realpath(folder) in homes}
     loaded = {Path(file).resolve() for file in files if file and os.path.dirname(file) in beside}
     # Some modules name a file that does not exist, such as torch.classes.
-    sources = sorted(
-        {workload_file} | {file for file in loaded if file.parent == workload_file.parent and file.is_file()}
-    )
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
+    imported = {file for file in loaded if file.parent == class_file.parent and file.is_file()}
+    others = {class_file, *imported} - {own}
+    return own, tuple(sorted(os.path.relpath(file, own.parent) for file in others))
 
 
 def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:

@@ -43,6 +43,7 @@ _GROUPS = {
     "searchoptions": "The search",
     "compareoptions": "The comparison",
     "resumption": "Resuming",
+    "trust": "Resuming",
     "example": "The batch that dtypes looks at",
     "planoptions": "The memory that plan predicts for",
     "uioptions": "The pages that ui serves",

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from support import MEBIBYTE
 
+from amp_track.records import sources
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
@@ -96,7 +98,7 @@ class SimulatedSandbox:
                 for name in PRECISIONS
             ),
             workload_name="MadeUp",
-            workload_digest="0123456789ab",
+            workload_digest=sources.digest(Path(job.workload)) or "0123456789ab",
             batch_size=self.batch_size,
             epochs=self.epochs,
             learning_rate=1e-3,

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DIGITS, FAULTS, OUR_FRAMES, ROOT, WORKLOADS
 
+from amp_track.records import sources
 from amp_track.records.errors import BadInput
-from amp_track.workload import load_workload, option_choices, option_values, source_digest
+from amp_track.workload import load_workload, option_choices, option_values, source_files
 
 
 def test_options_have_their_fields_types() -> None:
@@ -137,10 +138,10 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
     file.write_text(Path(FAULTS).read_text() + "\nimport helper_of_digest\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def digest(name: str = str(file)) -> str:
+    def digest(name: str = str(file)) -> str | None:
         for module in ("amp_track_workload_wide", "helper_of_digest"):  # as a new process would know neither
             sys.modules.pop(module, None)
-        return source_digest(load_workload(name))
+        return sources.digest(*source_files(name, load_workload(name)))
 
     digests = [digest()]
     (tmp_path / "helper_of_digest.py").write_text("WIDTH = 2")
@@ -158,6 +159,9 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
 @pytest.mark.nightly
 def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
     file = str(shutil.copy(FAULTS, tmp_path / "alone.py"))  # beside files that this process has not imported
-    program = "import sys; from amp_track.workload import *; print(source_digest(load_workload(sys.argv[1])))"
+    program = (
+        "import sys; from amp_track.workload import *; print(*source_files(sys.argv[1], load_workload(sys.argv[1])))"
+    )
     other = subprocess.check_output([sys.executable, "-c", program, file], text=True)
-    assert source_digest(load_workload(file)) == other.strip()
+    assert source_files(file, load_workload(file)) == (Path(file), ())
+    assert other.strip() == f"{file} ()"

@@ -17,6 +17,7 @@ from amp_track.commands.request import (
     Resumption,
     SearchOptions,
     Stores,
+    Trust,
     UiOptions,
     WorkOptions,
 )
@@ -35,6 +36,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
         *flags_of(Job),
         *flags_of(Resumption),
+        *flags_of(Trust),
         *flags_of(FitOptions, without=("precisions",)),
         *flags_of(Stores),
     ),
@@ -73,17 +75,22 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
-    "work": (*flags_of(WorkOptions), flag_named(flags_of(Job), "--device"), *flags_of(Stores, without=("study",))),
+    "work": (
+        *flags_of(WorkOptions),
+        flag_named(flags_of(Job), "--device"),
+        *flags_of(Trust),
+        *flags_of(Stores, without=("study",)),
+    ),
 }
 """By command, in the order of its `--help`."""
 
 
-def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_process: bool = False) -> Request:
+def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, owns_process: bool = False) -> Request:
     """Return what a command was asked for; the parts it has no flags for stay at their defaults.
 
     Args:
         command: one of `FLAGS`.
-        workload: a file, or `package.module:Class`.
+        workload: a file, or `package.module:Class`; None where none was given.
         given: by `Flag.parameter`, what was given: text, texts of a flag that may be repeated, or True for a switch.
         owns_process: whether this process does nothing but this command.
 
@@ -108,7 +115,7 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
             fixed["find_batch_size"] = True
     if command == "compare":
         fixed["compare_options"] = build(CompareOptions, flags, given)
-    job: dict[str, Any] = {"workload": workload}
+    job: dict[str, Any] = {} if workload is None else {"workload": workload}
     if command == "plan":
         job |= {"synthetic": True, "device": "cpu"}  # its shapes are those of example(), and its device is none
     if command == "dtypes":
@@ -119,11 +126,12 @@ def request_of(command: str, workload: str, given: Mapping[str, Any], *, owns_pr
         fit_options=build(FitOptions, flags, given),
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
+        trust=build(Trust, flags, given),
         plan_options=build(PlanOptions, flags, given),
         report_options=build(ReportOptions, flags, given),
         ui_options=build(UiOptions, flags, given),
         work_options=build(WorkOptions, flags, given),
-        given=given_fields(Job, flags, given),
+        given=given_fields(Job, flags, given) | ({"workload"} if workload is not None else set()),
         owns_process=owns_process,
         **fixed,
     )

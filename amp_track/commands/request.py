@@ -170,6 +170,19 @@ class Resumption:
         metavar="RUN_ID",
         shown_default="a new training",
     )
+    allow_changed_workload: bool = switch(
+        "With --resume: train the rest even if the workload's file, or a file that it imports, has changed since."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whether a store may decide which file runs."""
+
+    trust_store: bool = switch(
+        "Run the workload that the store names even if its file is outside the working folder: everyone who can write "
+        "to the store can then run code here."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,13 +322,14 @@ class Request:
 
     job: Job
     given: frozenset[str] = frozenset()
-    """The job's fields that were given, and not left at their defaults."""
+    """The job's fields that were given, and not left at their defaults; the workload too."""
     find_batch_size: bool = False
     """`train --batch-size auto`."""
     stores: Stores = Stores()
     fit_options: FitOptions = FitOptions()
     search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
+    trust: Trust = Trust()
     plan_options: PlanOptions = PlanOptions()
     report_options: ReportOptions = ReportOptions()
     ui_options: UiOptions = UiOptions()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from amp_track.commands.flags import flags_of
 from amp_track.commands.request import FitOptions, Request
-from amp_track.commands.session import store_checks
+from amp_track.commands.session import store_checks, stored_workload
+from amp_track.commands.session.stored_workload import StoredWorkload
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput
-from amp_track.records.job import DEFAULT_WORKLOAD, Job
+from amp_track.records.job import Job
 from amp_track.report import progress
 from amp_track.workers import interrupts, sqlite_files
 
@@ -23,7 +24,8 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     """Return the store, what the run says of itself, and the request for the rest of its training. Writes nothing.
 
     Raises:
-        BadInput: there is no such run, it cannot be resumed, or something else was asked for besides.
+        BadInput: there is no such run, it cannot be resumed, its workload may not run here, or something else was asked
+            for besides.
     """
     for flag in flags_of(FitOptions):
         if flag.field.name != "precisions" and getattr(request.fit_options, flag.field.name) != flag.field.default:
@@ -40,7 +42,8 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
 
     tracker = Tracker(uri, spool_folder=addresses.spool_folder(request.stores.storage), resumes=True)
     resumable = tracker.resumable(run_id)
-    job = _merged(request, resumable.job)
+    workload = stored_workload.checked(_stored(run_id, resumable), request)
+    job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
     if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):
         raise BadInput(
             f"--resume: got run {run_id}, which has finished its training, expected one that stopped early; give more "
@@ -49,18 +52,32 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     return tracker, resumable, dataclasses.replace(request, job=job)
 
 
-def warn_of_changes(session: Session, resumable: Resumable) -> None:
-    """Say so if the workload's source is not what it was."""
-    if session.inspection.workload_digest != resumable.workload_digest:
-        progress.say("the workload's source has changed since: the rest of the training is not what it would have been")
+def check_imported(session: Session, run_id: str, resumable: Resumable) -> None:
+    """Check the files that the workload has imported meanwhile, which may be others than those on record.
+
+    Raises:
+        BadInput: they have changed, and that was not allowed.
+    """
+    if session.inspection.workload_digest == resumable.workload_digest:
+        return
+    if not session.request.resumption.allow_changed_workload:
+        raise stored_workload.changed(_stored(run_id, resumable), session.job.workload)
+    progress.say("the workload has changed since: the rest of the training differs from what it would have been")
+
+
+def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:
+    return StoredWorkload(
+        owner=f"Run {run_id}",
+        reference=resumable.job.workload,
+        digest=resumable.workload_digest,
+        imports=resumable.workload_imports,
+        with_workload=f"amp-track train WORKLOAD --resume {run_id}",
+        if_changed="Restore that version, or add --allow-changed-workload to train the rest with this one.",
+    )
 
 
 def _merged(request: Request, job: Job) -> Job:
     """Return the run's job, with what may be said differently: where, how long and how closely watched it trains."""
-    if request.job.workload not in (DEFAULT_WORKLOAD, job.workload):
-        raise BadInput(
-            f"WORKLOAD: got {request.job.workload}, expected the {job.workload} that the run trains; leave it out"
-        )
     changes = {}
     for flag in flags_of(Job):
         name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)

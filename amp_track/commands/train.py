@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
     """
     if request.resumption.resume is not None:
         return _resume(request, request.resumption.resume, sandbox=sandbox)
+    if request.resumption.allow_changed_workload:
+        raise BadInput("--allow-changed-workload requires --resume.")
+    if request.trust.trust_store:
+        raise BadInput("--trust-store requires --resume: a new training runs only the workload that you name.")
     request.check_edge_options()
     session = Session.prepare(request, (request.job.precision,), sandbox=sandbox)
     job = session.job
@@ -63,7 +68,7 @@ def _resume(request: Request, run_id: str, *, sandbox: JobRunner | None) -> Trai
 
     tracker, resumable, request = resume.open_run(request, run_id)
     session = Session.prepare(request, (request.job.precision,), sandbox=sandbox)
-    resume.warn_of_changes(session, resumable)
+    resume.check_imported(session, run_id, resumable)
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
         checkpoint = tracker.fetch_checkpoint(run_id, folder)
@@ -71,7 +76,7 @@ def _resume(request: Request, run_id: str, *, sandbox: JobRunner | None) -> Trai
         if given is not None and given != run_id:
             with tracker.run(f"resumes {run_id}", run_id=given, tags={"amp_track.continues": run_id}):
                 pass
-        with tracker.run(title, tags=tracking.resumed_tags(session.job), run_id=run_id) as run:
+        with tracker.run(title, tags=tracking.resumed_tags(session.job, session.inspection), run_id=run_id) as run:
             run.resume(tracker.on_record(run_id, session.inspection.quality_name))
             return _train(session, session.job, run, title=title, resume_from=checkpoint)
 
@@ -84,7 +89,8 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         )
     except (Exception, KeyboardInterrupt):  # a full disk, say
         if run.has_checkpoint:
-            progress.say(f"resume with: {torchrun.program()} train --resume {run.run_id}")
+            workload = shlex.quote(job.workload)
+            progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
         raise
     result = TrainResult(
         run_id=run.run_id,

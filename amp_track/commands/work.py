@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from amp_track.commands import compare, fit, report, search
 from amp_track.commands.request import Request
-from amp_track.commands.session import remembered, store_checks
+from amp_track.commands.session import remembered, store_checks, stored_workload
 from amp_track.commands.session.remembered import Remembered
 from amp_track.commands.session.session import JobRunner, interrupted_safely
+from amp_track.commands.session.stored_workload import StoredWorkload
 from amp_track.records import addresses
 from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
@@ -38,25 +39,26 @@ def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
     """Work on a study until it is finished, and return its result.
 
     Args:
-        request: the study's name in `stores.study`; what to start in `work_options`.
+        request: the study's name in `stores.study`; what to start in `work_options`; the workload of the study's job
+            if it was given.
         sandbox: what runs the jobs of a worker that is this process; by default fresh processes on this machine.
 
     Raises:
-        BadInput: there is no such study, it was made with another device, budget or version of torch than there is
-            here, or nothing can be started. Nothing is written then.
+        BadInput: there is no such study, its workload may not run here, it was made with another device, budget or
+            version of torch than there is here, or nothing can be started. Nothing is written then.
         WorkersFailed: every search worker has failed.
         WorkloadFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
     """
     is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
     _check_options(request, is_this_process=is_this_process)
-    name, known = _remembered(request)
+    name, known, workload = _remembered(request)
     if is_this_process:
-        return _COMMANDS[known.command](_joining(request, name, known), sandbox=sandbox)
+        return _COMMANDS[known.command](_joining(request, name, known, workload), sandbox=sandbox)
     environments = _environments(request, known)
     # Commands of several machines may share the working folder.
     folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
     with made_for_output(folder):
-        _run(request, known, _workers(environments, folder, name))
+        _run(request, known, _workers(request, environments, folder, name))
     return _reported(request, name)
 
 
@@ -110,8 +112,8 @@ def _is_reachable(url: str) -> bool:
     return not parts.scheme.startswith("sqlite") and host is not None and not servers.is_loopback(host)
 
 
-def _remembered(request: Request) -> tuple[str, Remembered]:
-    """Return the name of the study, and the command that has made it."""
+def _remembered(request: Request) -> tuple[str, Remembered, str]:
+    """Return the name of the study, the command that has made it, and the workload to run."""
     with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
         store_checks.check_storage("--storage", request.stores.storage)
         store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
@@ -120,16 +122,18 @@ def _remembered(request: Request) -> tuple[str, Remembered]:
     with reading.reading(request.stores.storage) as shared:
         name, _, study = remembered.load(request.stores, shared)
         known = remembered.of(study)
-    workload = known.job.workload
-    if ":" not in workload and not os.path.isfile(workload):
-        raise BadInput(
-            f"STUDY: got {name}, whose workload is {workload}, expected that file here; start the worker in the folder "
-            f"that has it, or copy it to {Path(workload).absolute()}"
-        )
-    return name, known
+    stored = StoredWorkload(
+        owner=f"Study {name}",
+        reference=known.job.workload,
+        digest=known.inspection.workload_digest,
+        imports=known.inspection.workload_imports,
+        with_workload=f"amp-track work {shlex.quote(name)} WORKLOAD",
+        if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
+    )
+    return name, known, stored_workload.checked(stored, request)
 
 
-def _joining(request: Request, name: str, known: Remembered) -> Request:
+def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:
     """Return the study's request for this machine, whose devices have numbers of their own."""
     asked = request.job.device
     device = asked if asked != _ANY_DEVICE else known.job.device.partition(":")[0]
@@ -137,7 +141,8 @@ def _joining(request: Request, name: str, known: Remembered) -> Request:
     # A comparison remembers the job of the first value that it varies.
     options = tuple(option for option in known.job.options if over is None or option[0] != over[0])
     joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
-    return dataclasses.replace(joined, job=dataclasses.replace(joined.job, device=device, options=options), joins=True)
+    job = dataclasses.replace(joined.job, workload=workload, device=device, options=options)
+    return dataclasses.replace(joined, job=job, joins=True)
 
 
 def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
@@ -155,11 +160,14 @@ def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
     return [environment | device for device in devices]
 
 
-def _workers(environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
+def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
     """Return the search workers of a study that are to be started, each with its variables."""
+    work = ["work", name]
+    work += [request.job.workload] if "workload" in request.given else []
+    work += ["--trust-store"] if request.trust.trust_store else []
     return [
         Worker(
-            command=[*programs.command("amp_track.__main__", "main()"), "work", name],
+            command=[*programs.command("amp_track.__main__", "main()"), *work],
             environment=environment,
             output=folder / f"worker-{number}.err",
         )

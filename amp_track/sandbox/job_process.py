@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import amp_track
+from amp_track.records import sources
 from amp_track.records.causes import summary
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import Event
@@ -42,7 +43,7 @@ from amp_track.workload import (
     load_workload,
     option_choices,
     option_values,
-    source_digest,
+    source_files,
     users_traceback,
 )
 
@@ -171,6 +172,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         if not training_samples:
             raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
         dataset_digest = digest(train_data)
+    source_file, workload_imports = source_files(job.workload, workload)
     return Inspection(
         device=str(device.torch_device),
         hardware=device.hardware(),
@@ -178,7 +180,8 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
-        workload_digest=source_digest(workload),
+        workload_digest=sources.digest(source_file, workload_imports) or "unknown",
+        workload_imports=workload_imports,
         batch_size=workload.batch_size,
         epochs=workload.epochs,
         learning_rate=workload.learning_rate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,8 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 from amp_track.tracking import abandoned
 from amp_track.tracking.run import Run
+
+DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_imports"
 
 
 def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: Collection[str] = ()) -> None:
@@ -51,15 +54,21 @@ def describe_plan(run: Run, job: Job, inspection: Inspection, settings: dict[str
 def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
     """Return the tags that name the source of the workload and the versions of what it runs with."""
     return {
-        "amp_track.workload_digest": inspection.workload_digest,
+        **_source_tags(inspection),
         **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
         **_commit_of(job.workload),
     }
 
 
-def resumed_tags(job: Job) -> dict[str, str]:
+def resumed_tags(job: Job, inspection: Inspection) -> dict[str, str]:
     """Return the tags that change when a run is resumed. Its params stay: MLflow's cannot be changed."""
-    return _resumable_tags(job) | {"amp_track.resumed": f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"}
+    length = f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"
+    return _resumable_tags(job) | _source_tags(inspection) | {"amp_track.resumed": length}
+
+
+def _source_tags(inspection: Inspection) -> dict[str, str]:
+    """Return the tags by which `train --resume` checks the workload's source before it is imported."""
+    return {DIGEST_TAG: inspection.workload_digest, IMPORTS_TAG: json.dumps(inspection.workload_imports)}
 
 
 def _resumable_tags(job: Job) -> dict[str, str]:

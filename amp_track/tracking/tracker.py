@@ -28,6 +28,7 @@ from amp_track.tracking.client import hush, open_client
 from amp_track.tracking.run import Run
 from amp_track.tracking.sender import Sender, find_by_key, is_key
 from amp_track.tracking.sinks import sink_for
+from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG
 from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
 from amp_track.workers import interrupts, processes, sqlite_files
 from amp_track.workers.locks import store_lock
@@ -45,6 +46,7 @@ class Resumable:
 
     job: Job
     workload_digest: str
+    workload_imports: tuple[str, ...]
     is_finished: bool
 
 
@@ -208,7 +210,8 @@ class Tracker:
             )
         return Resumable(
             job=Job.from_json(tags["amp_track.job"]),
-            workload_digest=tags["amp_track.workload_digest"],
+            workload_digest=tags.get(DIGEST_TAG, ""),
+            workload_imports=tuple(json.loads(tags.get(IMPORTS_TAG, "[]"))),
             is_finished=run.info.status == "FINISHED",
         )
 

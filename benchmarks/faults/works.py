@@ -31,7 +31,7 @@ class Work:
     def again(self, place: Place) -> Sequence[str]:
         """Return the arguments that resume it: the same ones, and --resume for a training with a checkpoint."""
         if self.name == "train" and (run_id := stores.resumable_training(place.stores)) is not None:
-            return ["train", "--resume", run_id, "--json"]
+            return ["train", _WORKLOAD, "--resume", run_id, "--json"]
         return self.arguments
 
     def answer_of(self, stdout: str) -> Any:

@@ -58,8 +58,8 @@ def asked(study: str = "mine", **options: Any) -> Request:
 
 
 def named(study: str) -> Request:
-    """Return what a worker is told: a name, and where the stores are."""
-    return request(Job(), study=study)
+    """Return what a worker is told: a name, where the stores are, and the workload, which is outside this folder."""
+    return request(Job(workload=DIGITS), study=study, given=frozenset({"workload"}))
 
 
 def trials(part: str) -> list[optuna.trial.FrozenTrial]:
@@ -121,8 +121,8 @@ def test_a_worker_needs_the_workload() -> None:
     copy.write_text(Path(DIGITS).read_text())
     fit(request(Job(workload="digits.py"), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
     copy.unlink()
-    with pytest.raises(BadInput, match=r"^STUDY: got mine, whose workload is digits\.py, expected that file here; "):
-        work(named("mine"))
+    with pytest.raises(BadInput, match=r"^Study mine trains digits\.py, which is no file here\. Start the command in "):
+        work(request(Job(), study="mine"))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_worker_needs_the_workload() -> None:
         (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
         (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
-        (["mine", "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder that can be"),
-        (["mine", "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder that can be"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
         (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),

@@ -82,7 +82,7 @@ def test_workers_that_are_launched_finish_a_search_that_was_killed() -> None:
         wait_for(has_probed(first))
         first.send_signal(signal.SIGKILL)
         first.wait()
-    work = [*AMP_TRACK, "work", "s", "--workers", "2", "--json"]
+    work = [*AMP_TRACK, "work", "s", DIGITS, "--workers", "2", "--json"]
     done = subprocess.run(work, capture_output=True, text=True, env=os.environ | {"MLFLOW_RUN_ID": "another's"})
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -110,7 +110,7 @@ def test_workers_that_all_fail_end_with_their_exit_code() -> None:
         [*AMP_TRACK, "fit", DIGITS, "--precision", "fp32", "--max-batch-size", "8", "--study", "s"],
         check=True, capture_output=True,
     )  # fmt: skip
-    work = [*AMP_TRACK, "work", "s", "--workers", "2"]
+    work = [*AMP_TRACK, "work", "s", DIGITS, "--workers", "2"]
     threads = {"OMP_NUM_THREADS": "7"}
     done = subprocess.run(work, capture_output=True, text=True, env=os.environ | threads)
     assert done.returncode == 2
@@ -157,7 +157,8 @@ def check_that_workers_finish_a_search(
             while b" fits " not in first.stderr.readline():
                 assert first.poll() is None
             first.send_signal(signal.SIGINT)
-        asked = request(Job(), study="s", work_options=WorkOptions(launcher=launcher, workers=2))
+        options = WorkOptions(launcher=launcher, workers=2)
+        asked = request(Job(workload=DIGITS), study="s", work_options=options, given=frozenset({"workload"}))
         asked = replace(asked, stores=replace(asked.stores, storage=url, tracking_uri=tracking.address))
         result = work(asked)
         assert isinstance(result, FitResult)

@@ -101,7 +101,7 @@ def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None
     assert not list(small_folder.glob("*/*.part"))
     calm.touch()
     (small_folder / "filler").unlink()
-    done = shell(f"{COMMAND} train --resume {_runs()[0].info.run_id}", TMPDIR=str(small_folder))
+    done = shell(f"{COMMAND} train --trust-store --resume {_runs()[0].info.run_id}", TMPDIR=str(small_folder))
     assert (done.returncode, _verdicts()) == (0, ["fits"]), done.stderr
 
 

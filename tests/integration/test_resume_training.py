@@ -81,8 +81,8 @@ def test_a_killed_training_goes_on_to_the_bit(
     kill(*command, at_batch=kills[0])
     run_id = killed_run()
     for batch in kills[1:]:
-        kill("train", "--resume", run_id, at_batch=batch)
-    done = amp_track("train", "--resume", run_id, "--json")
+        kill("train", SPIKY, "--resume", run_id, at_batch=batch)
+    done = amp_track("train", SPIKY, "--resume", run_id, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
 
@@ -125,7 +125,7 @@ def test_killed_while_a_checkpoint_is_stored_the_one_before_counts(amp_track: Co
     )
     assert done.returncode == -signal.SIGKILL
     run_id = killed_run()
-    resumed = amp_track("train", "--resume", run_id)
+    resumed = amp_track("train", SPIKY, "--resume", run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert record(run_id) == record(whole["run_id"])
 
@@ -145,17 +145,17 @@ def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_
     run_id = how.split()[-1]
     assert client().get_run(run_id).info.status == "KILLED"
 
-    done = amp_track("train", "--resume", run_id, "--epochs", "3", "--json")
+    done = amp_track("train", DIGITS, "--resume", run_id, "--epochs", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 3 * 23
     client().set_terminated(run_id, "KILLED")  # as it would be, killed after its last checkpoint
-    ended = amp_track("train", "--resume", run_id, "--json")
+    ended = amp_track("train", DIGITS, "--resume", run_id, "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["quality"] == json.loads(done.stdout)["quality"]
-    again = amp_track("train", "--resume", run_id)
+    again = amp_track("train", DIGITS, "--resume", run_id)
     assert again.returncode == 2
     assert "has finished its training" in again.stderr
-    longer = amp_track("train", "--resume", run_id, "--epochs", "4", "--json")
+    longer = amp_track("train", DIGITS, "--resume", run_id, "--epochs", "4", "--json")
     assert json.loads(longer.stdout)["steps"] == 4 * 23, longer.stderr
     epochs = [metric.step for metric in client().get_metric_history(run_id, "train/loss")]
     assert epochs == [1, 2, 3, 4]

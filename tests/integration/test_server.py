@@ -149,7 +149,9 @@ def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> N
     server.start()
     (run,) = server.runs()
     assert run.info.status == "RUNNING"
-    said = done("train", "--resume", run.info.run_id, "--steps", "420", "--tracking-uri", server.address)
+    said = done(
+        "train", "--trust-store", "--resume", run.info.run_id, "--steps", "420", "--tracking-uri", server.address
+    )
     assert "delivering" in said
     (run,) = server.runs()
     assert (run.info.status, run.data.metrics["train/steps"]) == ("FINISHED", 420)

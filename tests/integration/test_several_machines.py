@@ -56,8 +56,8 @@ def test_one_is_killed_and_the_database_is_restarted(
 
         one = start("one", *SEARCH)
         wait_for(lambda: "fp32 batch" in one.stderr or one.process.poll() is not None)
-        two = start("two", "work", "s", "--json")
-        three = start("three", "work", "s", "--json", holds=(1,))
+        two = start("two", "work", "s", DIGITS, "--json")
+        three = start("three", "work", "s", DIGITS, "--json", holds=(1,))
         three.wait_until_it_holds(1)
         three.process.kill()
         server.stop("fast")

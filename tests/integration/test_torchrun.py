@@ -127,7 +127,7 @@ def test_a_training_resumes_from_a_checkpoint_that_one_machine_has(amp_track: Co
         groups.wait_until_said("epoch 4/12")
         groups.commands()[0].kill()
         groups.wait()
-    resumed = torchrun_groups.run("train", "--resume", only_run().info.run_id, "--json").result
+    resumed = torchrun_groups.run("train", PARALLEL, "--resume", only_run().info.run_id, "--json").result
     alone = amp_track("train", PARALLEL, *settings, "--batch-size", "8", "--json")
     assert resumed["steps"] == json.loads(alone.stdout)["steps"]
     expected = losses(json.loads(alone.stdout)["run_id"])

@@ -94,6 +94,8 @@ def keep(
         experiment_id=tracked_study.parent.experiment_id,
     )
     known = _known(tracked_study.study)
+    if known is not None and session.request.joins:  # a search worker may find the same file elsewhere
+        new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
     if known is not None and (known.command, command) == ("search", "fit"):
         either = {*known.precisions, *new.precisions}
         new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))

@@ -1,0 +1,188 @@
+"""Which file runs when a store names the workload: it is decided before the file is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import optuna
+import pytest
+from simulated import SimulatedSandbox
+from support import WORKLOADS, Done, request, stores
+
+from amp_track.commands.fit import fit
+from amp_track.commands.request import Trust
+from amp_track.commands.work import work
+from amp_track.records import sources
+from amp_track.records.errors import BadInput
+from amp_track.records.inspection import Inspection
+from amp_track.records.job import Job
+from amp_track.workers import processes
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+Command = Callable[..., Done]
+TINY = (WORKLOADS / "tiny.py").read_text()
+MARKS = f"{TINY}\nfrom pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
+"""A workload that leaves a file when it is imported."""
+
+
+@pytest.fixture
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workload outside the working folder."""
+    file = tmp_path_factory.mktemp("outside") / "outside.py"
+    file.write_text(MARKS)
+    return file
+
+
+def store_run(reference: str, digest: str, imports: tuple[str, ...] = ()) -> str:
+    """Store a training that has stopped, as `amp-track train` or anyone who can write to the store would."""
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    tags = {
+        "amp_track.kind": "train",
+        "amp_track.job": Job(workload=reference, precision="fp32", device="cpu", steps=4).as_json(),
+        "amp_track.process": json.dumps(processes.this_process()),
+        "amp_track.workload_digest": digest,
+        "amp_track.workload_imports": json.dumps(imports),
+    }
+    run_id: str = client.create_run("0", tags=tags).info.run_id
+    client.set_terminated(run_id, "KILLED")
+    return run_id
+
+
+def content_of_stores() -> list[str]:
+    return [hashlib.sha256(Path(name).read_bytes()).hexdigest() for name in ("mlflow.db", "optuna.db")]
+
+
+@pytest.mark.parametrize("how", ["an absolute path", "a path with ..", "a link", "a module"])
+def test_a_file_outside_the_working_folder_needs_trust(
+    amp_track: Command, outside: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = str(outside)
+    if how == "a path with ..":
+        reference = f"../{outside.parent.name}/outside.py"
+    elif how == "a link":
+        Path("here.py").symlink_to(outside)
+        reference = "here.py"
+    elif how == "a module":
+        monkeypatch.syspath_prepend(outside.parent)
+        reference = "outside:Tiny"
+    digest = sources.digest(outside)
+    assert digest is not None
+    run_id = store_run(reference, digest)
+    before = content_of_stores()
+    done = amp_track("train", "--resume", run_id)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "outside the working folder" in done.stderr
+    assert not outside.with_suffix(".ran").exists()
+    assert content_of_stores() == before
+
+
+@pytest.mark.parametrize("trusts", ["--trust-store", "the file on the command line"])
+def test_a_trusted_file_outside_the_working_folder_runs(amp_track: Command, outside: Path, trusts: str) -> None:
+    digest = sources.digest(outside)
+    assert digest is not None
+    given = trusts if trusts == "--trust-store" else str(outside)
+    done = amp_track("train", given, "--resume", store_run(str(outside), digest))
+    assert "has no checkpoint" in done.stderr
+    assert outside.with_suffix(".ran").exists()
+
+
+@pytest.mark.parametrize("changed", ["mine.py", "helper_of_mine.py"])
+def test_a_changed_file_is_not_imported_unless_allowed(
+    amp_track: Command, inspected: Callable[[Job], Inspection], changed: str
+) -> None:
+    Path("helper_of_mine.py").write_text("")
+    Path("mine.py").write_text(f"{TINY}\nimport helper_of_mine\n")
+    known = inspected(Job(workload="mine.py", device="cpu"))
+    assert known.workload_imports == ("helper_of_mine.py",)
+    run_id = store_run("mine.py", known.workload_digest, known.workload_imports)
+    assert "has no checkpoint" in amp_track("train", "--resume", run_id).stderr, "unchanged"
+
+    mark = f"{Path(changed).read_text()}\nfrom pathlib import Path\nPath('ran').touch()\n"
+    Path(changed).write_text(mark)
+    before = content_of_stores()
+    done = amp_track("train", "--resume", run_id)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "made with another version of mine.py" in done.stderr
+    assert not Path("ran").exists()
+    assert content_of_stores() == before
+
+    allowed = amp_track("train", "--resume", run_id, "--allow-changed-workload")
+    assert "has no checkpoint" in allowed.stderr
+    assert Path("ran").exists()
+
+
+def test_what_only_the_import_finds_is_compared_after_it(
+    amp_track: Command, inspected: Callable[[Job], Inspection]
+) -> None:
+    Path("mine.py").write_text(
+        f"{TINY}\nimport pathlib\nif pathlib.Path('new_helper.py').exists(): import new_helper\n"
+    )
+    known = inspected(Job(workload="mine.py", device="cpu"))
+    run_id = store_run("mine.py", known.workload_digest, known.workload_imports)
+    Path("new_helper.py").write_text("WIDTH = 1")
+    done = amp_track("train", "--resume", run_id)
+    assert done.returncode == 2
+    assert "made with another version of mine.py" in done.stderr
+
+
+def make_study(reference: str = "mine.py") -> None:
+    fit(request(Job(workload=reference), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+
+
+def change_study(change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the command that the study has on record, as anyone who can write to the store could."""
+    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    (name,) = [name for name, value in study.user_attrs.items() if "mine.py" in str(value)]
+    command = json.loads(study.user_attrs[name])
+    change(command)
+    study.set_user_attr(name, json.dumps(command))
+
+
+def test_a_study_names_no_file_outside_the_working_folder(amp_track: Command, outside: Path) -> None:
+    Path("mine.py").write_text(TINY)
+    make_study()
+
+    def name_the_other(command: dict[str, Any]) -> None:
+        command["job"]["workload"] = str(outside)
+        command["inspection"]["workload_digest"] = sources.digest(outside)
+
+    change_study(name_the_other)
+    before = content_of_stores()
+    for more in ([], ["--workers", "2"]):
+        done = amp_track("work", "mine", *more)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "outside the working folder" in done.stderr
+    assert not outside.with_suffix(".ran").exists()
+    assert not Path("amp_track-workers").exists()
+    assert content_of_stores() == before
+    trusting = dataclasses.replace(request(Job(), study="mine"), trust=Trust(trust_store=True))
+    with pytest.raises(BadInput, match="workload source"):  # the study itself is of another file
+        work(trusting, sandbox=SimulatedSandbox())
+
+
+def test_a_study_takes_no_worker_with_another_version_of_its_workload(amp_track: Command) -> None:
+    Path("mine.py").write_text(TINY)
+    make_study()
+    Path("mine.py").write_text(MARKS)
+    before = content_of_stores()
+    for more in ([], ["mine.py"], ["--trust-store"]):
+        done = amp_track("work", "mine", *more)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "made with another version of mine.py" in done.stderr
+    assert not Path("mine.ran").exists()
+    assert content_of_stores() == before
+
+
+def test_a_worker_that_is_given_the_file_leaves_the_one_on_record() -> None:
+    Path("mine.py").write_text(TINY)
+    make_study()
+    moved = str(Path("mine.py").rename("moved.py"))
+    work(request(Job(workload=moved), study="mine", given=frozenset({"workload"})), sandbox=SimulatedSandbox())
+    Path("moved.py").rename("mine.py")
+    work(request(Job(), study="mine"), sandbox=SimulatedSandbox())
