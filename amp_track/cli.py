@@ -261,6 +261,8 @@ def main() -> NoReturn:
 def _run() -> int:
     """Run the command, print what went wrong, and return the exit code."""
     logging.getLogger("amp_track").handlers = [_Lines()]
+    for argument in sys.argv:  # a message repeats what was given, which may be an address in the wrong place
+        addresses.remember(argument)
     # A server that does not answer is asked again by amp_track.tracking: MLflow's own seven attempts take minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -312,7 +314,6 @@ def _say(exit_code: int, message: str, detail: str = "") -> int:
         return exit_code
     if detail:
         print(addresses.masked_within(detail.rstrip()), file=sys.stderr)
-    # A message repeats what was given, which may be an address in the wrong place.
     print(f"amp-track: {_in_one_line(addresses.masked_within(message))}", file=sys.stderr)
     return exit_code
 

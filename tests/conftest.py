@@ -16,6 +16,7 @@ import pytest
 from support import DIGITS, FAULTS, ROOT, Done, make_stores, write_without_waiting_for_the_disk
 
 from amp_track import cli
+from amp_track.records import addresses
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
 from amp_track.sandbox import children
@@ -98,6 +99,7 @@ def clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.chdir(tmp_path)
     for name in MLFLOW_SETTINGS + TERMINAL_SETTINGS:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(addresses, "_known_secrets", set())  # else one test's password is masked in another's messages
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from amp_track.records import values
+from amp_track.records import addresses, values
 from amp_track.records.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI, STORAGE_VARIABLE
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
@@ -42,6 +42,10 @@ class Stores:
         metavar="URI",
         shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}",
     )
+
+    def __post_init__(self) -> None:
+        addresses.remember(self.storage)
+        addresses.remember(addresses.tracking_uri(self.tracking_uri))
 
 
 @dataclass(frozen=True, kw_only=True)

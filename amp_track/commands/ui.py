@@ -12,7 +12,7 @@ from amp_track.commands.request import Request
 from amp_track.commands.session import store_checks, study_pages
 from amp_track.commands.session.session import interrupted_safely
 from amp_track.records import addresses
-from amp_track.records.errors import BadInput, ServerFailed
+from amp_track.records.errors import BadInput
 from amp_track.report import progress
 from amp_track.results.pages import Pages
 from amp_track.workers import interrupts, processes, servers
@@ -46,22 +46,19 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     programs = _programs(request, ports)
     started = tuple(program.name for program in programs)
     _warn_of_host(request, ports)
-    try:
-        with processes.scratch_folder() as folder, servers.running(programs, folder) as running:
-            with progress.working(f"starting {' and '.join(started)}"):
-                running.wait_until_ready()
-            dashboard_address = programs[-1].address if has_studies else None
-            addressed = found.pages(_mlflow(request, programs), dashboard_address)
-            pages = Pages(found.study, addressed, started, found.others)
-            show(pages)
-            if _has_browser(request):
-                webbrowser.open(pages.pages[0].address)
-            try:
-                running.watch()
-            except KeyboardInterrupt:
-                pass  # as it is meant to end
-    except ServerFailed as error:
-        raise _without_passwords(error, request) from None
+    with processes.scratch_folder() as folder, servers.running(programs, folder) as running:
+        with progress.working(f"starting {' and '.join(started)}"):
+            running.wait_until_ready()
+        dashboard_address = programs[-1].address if has_studies else None
+        addressed = found.pages(_mlflow(request, programs), dashboard_address)
+        pages = Pages(found.study, addressed, started, found.others)
+        show(pages)
+        if _has_browser(request):
+            webbrowser.open(pages.pages[0].address)
+        try:
+            running.watch()
+        except KeyboardInterrupt:
+            pass  # as it is meant to end
     return f"stopped {' and '.join(started)}"
 
 
@@ -143,11 +140,3 @@ def _has_browser(request: Request) -> bool:
     needs_display = sys.platform.startswith("linux")
     has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return not request.ui_options.no_browser and (has_display or not needs_display)
-
-
-def _without_passwords(error: ServerFailed, request: Request) -> ServerFailed:
-    """Return the error with every password in the end of a server's log as ***."""
-    detail = error.detail
-    for url in (request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)):
-        detail = detail.replace(url, addresses.masked(url))
-    return ServerFailed(error.message, addresses.masked_within(detail))

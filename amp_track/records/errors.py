@@ -17,15 +17,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from amp_track.records.addresses import masked_within
+
 INTERRUPTED_EXIT_CODE = 130
 STDOUT_LOST_EXIT_CODE = 141
 """What a shell says of a program whose reader has gone (128 + SIGPIPE). The same where stdout is full or closed."""
 
 
 class AmpTrackError(Exception):
-    """Base class of everything amp_track raises on purpose."""
+    """Base class of everything amp_track raises on purpose. Its text shows no password of a store's address."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return masked_within(str(getattr(self, "message", "")) or super().__str__())
 
 
 class BadInput(AmpTrackError, ValueError):
@@ -42,9 +47,6 @@ class BadInput(AmpTrackError, ValueError):
         super().__init__(message, detail)  # both, so that it survives pickling between processes
         self.message = message
         self.detail = detail
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class BadOption(BadInput):
@@ -77,9 +79,6 @@ class _WithDetail(Exception):
         self.message = message
         self.detail = detail
 
-    def __str__(self) -> str:
-        return self.message
-
 
 class WorkloadFailed(_WithDetail, AmpTrackError):
     """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
@@ -105,9 +104,6 @@ class WorkersFailed(AmpTrackError):
         super().__init__(message, exit_code)
         self.message = message
         self.exit_code = exit_code
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class AgentLost(AmpTrackError):

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from rich.console import Console
 from rich.text import Text
 
+from amp_track.records.addresses import masked_within
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.job import Job
@@ -35,6 +36,7 @@ Show = Callable[[Event], None]
 
 def say(text: str, *, precision: str = "") -> None:
     """Print one line that stays. Its first word has the color of a precision, where one is named, on a terminal."""
+    text = masked_within(text)
     if console.is_jupyter:
         _cell_output.say(text)
     else:

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from amp_track.records.addresses import masked
+from amp_track.records.addresses import masked, masked_within
 from amp_track.records.errors import StoreFailed
 from amp_track.study import private, private_trials
 from amp_track.workers import interrupts, processes
@@ -204,6 +204,6 @@ def _why_no_answer(error: BaseException | None) -> str | None:
                 is_lost = error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             else:
                 is_lost = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-            return str(error.orig).strip().partition("\n")[0] if is_lost else None
+            return masked_within(str(error.orig).strip().partition("\n")[0]) if is_lost else None
         error = error.__cause__ or error.__context__
     return None

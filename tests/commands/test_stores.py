@@ -156,6 +156,25 @@ def test_odd_addresses_are_told_in_one_line(url: str, expected: str, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["--storage", "--tracking-uri", "AMP_TRACK_STORAGE", "MLFLOW_TRACKING_URI"])
+@pytest.mark.parametrize("password", ["first@SECOND", "fi/r@SECOND", "first@S", "first@SECOND%40third", "a b@SECOND"])
+def test_a_driver_shows_no_part_of_a_password(
+    flag: str, password: str, amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy takes what follows the first @ for the host, which the driver names where it cannot find it."""
+    address = f"postgresql+psycopg://me:{password}@nowhere.invalid/x"
+    arguments = ["train", SMALL_MLP]
+    if flag.startswith("--"):
+        arguments += [flag, address]
+    else:
+        monkeypatch.setenv(flag, address)
+    done = amp_track(*arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "nowhere.invalid" in done.stderr
+    for part in ("first", "SECOND", "third", "fi/r", "S@", "a b"):
+        assert part not in done.stderr
+
+
 @pytest.mark.parametrize("uri", ["mlflow-artifacts:/", "file:///tmp/mlruns", "./mlruns", "databricks", "uc://x"])
 def test_what_holds_no_runs_that_can_be_searched_is_no_tracking_uri(uri: str) -> None:
     with pytest.raises(BadInput, match=r"such as sqlite:///mlflow\.db, or a server's such as http://127") as raised:

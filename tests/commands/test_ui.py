@@ -13,10 +13,6 @@ import optuna
 import pytest
 from support import Done
 
-from amp_track.commands.request import Request, Stores
-from amp_track.commands.ui import _without_passwords
-from amp_track.records.errors import ServerFailed
-from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.study.opening import open_storage
 from amp_track.study.storage import OUTCOME, PARENT_RUN_ID
@@ -151,12 +147,3 @@ def test_bad_arguments_are_told(amp_track: Command, arguments: list[str], messag
     assert message in told
     assert "hunter2" not in told
     assert files() == {}
-
-
-def test_the_end_of_a_log_has_no_password() -> None:
-    url = "postgresql+psycopg://me:hunter2@host/x?sslpassword=hunter2"
-    asked = Request(job=Job(), stores=Stores(storage=url))
-    error = ServerFailed("ended", f"cannot connect to {url}, nor http://me:hunter2@there/")
-    shown = _without_passwords(error, asked)
-    assert "hunter2" not in shown.detail
-    assert "cannot connect to postgresql+psycopg://" in shown.detail

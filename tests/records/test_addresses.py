@@ -1,9 +1,14 @@
 """Addresses of stores, as SQLAlchemy of the version that is installed understands them."""
 
+import contextlib
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from amp_track.records import addresses
 
@@ -40,11 +45,15 @@ def test_other_addresses_have_no_file(url: str) -> None:
         ("http://me:hun@ter2@host:1", "http://me:***@host:1"),
         ("postgresql+psycopg://me:@hunter2@host/x", "postgresql+psycopg://me:***@host/x"),
         ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
-        ("http://host/x?token=hunter2&a=b", "http://host/x?a=b&token=***"),
+        ("http://host/x?token=hunter2&a=b", "http://host/x?token=***&a=b"),
         ("postgresql://host/x?sslpassword=hunter2", "postgresql://host/x?sslpassword=***"),
         ("http://host/a?b=c", "http://host/a?b=c"),
-        ("postgresql://me:hun@t/er2@host/db", "postgresql://***@host/db"),
-        ("://me:hunter2@host", "host"),
+        ("postgresql://me:hun@t/er2@host/db", "postgresql://me:***@host/db"),
+        ("://me:hunter2@host", "://me:***@host"),
+        ("me:hunter2@host", "host"),
+        ("postgresql://me@host/x", "postgresql://me@host/x"),
+        ("postgresql://me:hun ter2@host/x", "postgresql://me:***@host/x"),
+        ("sqlite:////home/me@company/a.db", "sqlite:////home/me@company/a.db"),
     ],
 )
 def test_no_password_is_shown(url: str, expected: str) -> None:
@@ -56,15 +65,63 @@ def test_no_password_is_shown(url: str, expected: str) -> None:
     [
         ("got http://me:hunter2@host/x, expected", "got http://me:***@host/x, expected"),
         ("got http://me:hun@ter2@host, expected", "got http://me:***@host, expected"),
+        ("no postgresql://me:hunter2@h/x?a=b&sslpassword=hunter2", "no postgresql://me:***@h/x?a=b&sslpassword=***"),
         ("http://hunter2@host and a@b", "http://***@host and a@b"),
         ("mail a@b", "mail a@b"),
         ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
         ("postgresql://host/x?user=me&password=hunter2 is", "postgresql://host/x?user=me&password=*** is"),
         ("http://host:80/a, http://me:hunter2@host", "http://host:80/a, http://me:***@host"),
+        ("http://host/a,http://me:hunter2@host", "http://host/a,http://me:***@host"),
+        ("http://hunter2@host:80/a", "http://***@host:80/a"),
+        ("got sqlite:////home/me@company/a.db", "got sqlite:////home/me@company/a.db"),
     ],
 )
 def test_no_password_is_shown_within_a_text(text: str, expected: str) -> None:
     assert addresses.masked_within(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "expected"),
+    [
+        ("postgresql://me:hun@TER2@host/x", "no host 'TER2@host'", "no host '***@host'"),
+        ("postgresql://me:hun@T@host/x", "no host 'T@host'", "no host '***@host'"),
+        ("postgresql://me:hun@t/er2@host/db", 'no database "er2@host/db"', 'no database "***@host/db"'),
+        ("postgresql://me:hun%40ter2@host", "hun@ter2 is wrong", "*** is wrong"),
+        ("postgresql://me:hun%40ter2@host", "hun%40ter2 is wrong", "*** is wrong"),
+        ("postgresql://host/x?password=hun%20ter2", "hun ter2 is wrong", "*** is wrong"),
+        (
+            "postgresql://me:hun ter2@host",
+            "got postgresql://me:hun ter2@host, expected",
+            "got postgresql://me:***@host,",
+        ),
+        ("postgresql://optuna:optuna@host/optuna", "no database optuna", "no database optuna"),
+        ("postgresql://me@host/x", "no user me at host", "no user me at host"),
+    ],
+)
+def test_what_a_driver_says_shows_no_part_of_a_password(address: str, said: str, expected: str) -> None:
+    assert addresses.masked_within(said, addresses.secrets_of(address)).startswith(expected)
+
+
+_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
+_SIMPLE = st.text(st.sampled_from("abcXYZ019-._"), min_size=1, max_size=12)
+
+
+@given(user=_SIMPLE, password=st.one_of(_TEXT, st.text("ab@:/?#%4 ", max_size=30)), host=_SIMPLE)
+def test_no_three_characters_of_a_password_are_shown(user: str, password: str, host: str) -> None:
+    url = f"postgresql://{user}:{password}@{host}/name"
+    texts = ["got {!r}, expected", "{}", "it said: no such thing as {!r}"]
+    pieces = [url, password, unquote(password)]
+    with contextlib.suppress(ArgumentError, ValueError):
+        parsed = make_url(url)
+        # What a driver is given. SQLAlchemy takes the rest of a password that contains @ for these two.
+        pieces += [str(part) for part in (parsed.password, parsed.host, parsed.database)]
+    secrets = addresses.secrets_of(url)
+    shown = [addresses.masked(url)]
+    shown += [addresses.masked_within(text.format(piece), secrets) for text in texts for piece in pieces]
+    elsewhere = " ".join([*texts, f"postgresql://{user}:***@{host}/name", f"'{host}", f"{host}'"])
+    for start in range(len(password) - 2):
+        part = password[start : start + 3]
+        assert part in elsewhere or not any(part in text for text in shown), (part, shown)
 
 
 def test_the_folder_of_a_location() -> None:

@@ -72,7 +72,8 @@ def _message(error: Exception, stores: Stores) -> str | None:
         if isinstance(cause, KeyError) and _NO_RECORD in str(cause):
             return f"{addresses.masked(stores.storage)}: the study has been deleted meanwhile; give the command again"
         if _is_of_reading(cause):
-            store, said = addresses.masked(_store_of(causes, stores)), " ".join(str(cause).split())[:_LONGEST_REASON]
+            store = addresses.masked(_store_of(causes, stores))
+            said = addresses.masked_within(" ".join(str(cause).split()))[:_LONGEST_REASON]
             return f"{store}: what it holds cannot be read ({said}); restore a copy of it, or name another"
         if type(cause).__module__ == "sqlalchemy.exc" and type(cause).__name__ == "OperationalError":
             said = str(getattr(cause, "orig", cause)).strip().splitlines()[0]
