@@ -174,10 +174,6 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 @flags.with_flags(FLAGS["report"])
 def report_command(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
-    workload: Annotated[
-        str | None,
-        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False),
-    ] = None,
     as_json: Json = False,
     **given: Any,
 ) -> None:

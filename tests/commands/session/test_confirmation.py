@@ -1,44 +1,53 @@
-"""How long the training is that confirms an edge, on a simulated device of 1,000 samples/s."""
+"""How long the training is that confirms a max batch, on a simulated device of 1,000 samples/s."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import pytest
 from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request
 
-from amp_track.commands.fit import fit
-from amp_track.commands.request import Request
+from amp_track.commands.session import probes
+from amp_track.commands.session.session import Session
 from amp_track.records.job import Job
+from amp_track.records.outcome import Outcome
+from amp_track.study.edge_sampler import Task
 
 BUDGET = 8 * MEBIBYTE
-FP32_EDGE = (BUDGET - 2 * MEBIBYTE) // 40_000
-pytestmark = pytest.mark.usefixtures("fresh_stores")
+MAX_BATCH = 157
+EVALUATED_PER_SECOND = 2000
 
 
-def asked(*, epochs: int | None = None, steps: int | None = None, **options: Any) -> Request:
+def confirmation(
+    sandbox: SimulatedSandbox,
+    *,
+    confirm_steps: int | str | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+) -> tuple[Job, list[Outcome]]:
+    """Return the job that confirms the max batch, and the outcomes of the probes that it goes by."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
-    return request(job, precisions=("fp32",), **options)
+    session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), sandbox=sandbox)
+    tried = [
+        sandbox.run(probes.job_of(session, Task("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
+        for batch_size in (16, 49, 148, MAX_BATCH + 1, MAX_BATCH)
+    ]
+    return probes.job_of(session, Task("fp32", MAX_BATCH, "confirm", ""), BUDGET, tried), tried
 
 
-@pytest.mark.parametrize(("epochs", "after", "eval_speed"), [(2, 2, 2000), (1, 0, 1000)])
-def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, eval_speed: int) -> None:
+@pytest.mark.parametrize(("epochs", "after", "evaluations_per_second"), [(2, 2, EVALUATED_PER_SECOND), (1, 0, 1000)])
+def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, evaluations_per_second: int) -> None:
     """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds.
 
     Only a job of several epochs trains after an evaluation. Where no probe has evaluated, evaluation is taken to be no
     faster than training.
     """
-    sandbox = SimulatedSandbox(samples=2_000_000)
-    result = fit(asked(study="mine", epochs=epochs), sandbox=sandbox)
-    (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-    assert confirmation.steps is not None
-    assert confirmation.epoch_steps == confirmation.steps - after
-    trained, evaluated = confirmation.steps * FP32_EDGE, confirmation.epoch_steps * FP32_EDGE
-    assert 50 < trained / 1000 + (2 if after else 1) * evaluated / eval_speed <= 60
-    found = result.precisions["fp32"]
-    assert found.confirmation is not None
-    assert (found.confirmation.steps, found.epoch_steps) == (confirmation.steps, -(-2_000_000 // FP32_EDGE))
+    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), epochs=epochs)
+    assert job.steps is not None
+    assert job.epoch_steps == job.steps - after
+    trained, evaluated = job.steps * MAX_BATCH, job.epoch_steps * MAX_BATCH
+    assert 50 < trained / 1000 + (2 if after else 1) * evaluated / evaluations_per_second <= 60
 
 
 @pytest.mark.parametrize(
@@ -54,17 +63,15 @@ def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, eval_
         (5000, 1, 32),
     ],
 )
-@pytest.mark.parametrize("asked_for", [None, "epoch"])
-def test_short_epochs_are_confirmed_by_three(asked_for: str | None, samples: int, epochs: int, steps: int) -> None:
+@pytest.mark.parametrize("confirm_steps", [None, "epoch"])
+def test_short_epochs_are_confirmed_by_three(confirm_steps: str | None, samples: int, epochs: int, steps: int) -> None:
     """1,000 samples/s make an epoch of 1,000 last a second."""
-    sandbox = SimulatedSandbox(samples=samples, epochs=epochs)
-    fit(asked(study="mine", confirm_steps=asked_for), sandbox=sandbox)
-    (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-    assert (confirmation.steps, confirmation.epoch_steps) == (steps, None)
+    job, _ = confirmation(SimulatedSandbox(samples=samples), confirm_steps=confirm_steps, epochs=epochs)
+    assert (job.steps, job.epoch_steps) == (steps, None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted", "steps", "epoch_steps"),
+    ("settings", "confirm_steps", "steps", "epoch_steps"),
     [
         ({"epochs": 2}, "epoch", 12739 + 2, None),
         ({"epochs": 2}, 10, 10, 8),
@@ -80,20 +87,18 @@ def test_short_epochs_are_confirmed_by_three(asked_for: str | None, samples: int
     ],
 )
 def test_a_confirmation_makes_only_steps_that_the_job_makes(
-    settings: dict[str, int], wanted: int | str, steps: int, epoch_steps: int | None
+    settings: dict[str, int], confirm_steps: int | str, steps: int, epoch_steps: int | None
 ) -> None:
     """An epoch of two million samples has 12,739 steps at a batch of 157."""
-    sandbox = SimulatedSandbox(samples=2_000_000)
-    fit(asked(study="mine", confirm_steps=wanted, **settings), sandbox=sandbox)
-    (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-    assert (confirmation.steps, confirmation.epoch_steps) == (steps, epoch_steps)
+    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), confirm_steps=confirm_steps, **settings)
+    assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
 
 
-def test_where_the_probes_took_long_it_may_too() -> None:
-    sandbox = SimulatedSandbox(samples=4_000_000, probe_seconds=100.0)
-    fit(asked(study="mine"), sandbox=sandbox)
-    (confirmation,) = [job for job in sandbox.jobs if not job.probe]
-    assert confirmation.steps is not None
-    trained, evaluated_twice = confirmation.steps * FP32_EDGE / 1000, 2 * 400_000 / 2000
-    probes_seconds = 4 * 100.0 + 0.1  # one of the five has run out of memory
-    assert 3.9 * probes_seconds < trained + evaluated_twice <= 4 * probes_seconds
+def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
+    job, tried = confirmation(SimulatedSandbox(samples=4_000_000, probe_seconds=100.0))
+    assert job.steps is not None
+    trained_seconds = job.steps * MAX_BATCH / 1000
+    evaluated_twice_seconds = 2 * 400_000 / EVALUATED_PER_SECOND
+    probes_seconds = math.fsum(outcome.wall_seconds for outcome in tried)
+    assert probes_seconds > 400
+    assert 3.9 * probes_seconds < trained_seconds + evaluated_twice_seconds <= 4 * probes_seconds
