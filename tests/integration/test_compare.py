@@ -49,51 +49,6 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=study, storage="sqlite:///optuna.db").trials
 
 
-def test_more_values_and_seeds_are_added_to_what_is_known(compare: Compare) -> None:
-    alike = [DIGITS, "--precision", "fp32,bf16", "--steps", "3"]
-    first = rows_of(compare(*alike, "--over", "width=8,4", "--json"))
-    assert [(row["value"], row["precision"]) for row in first["rows"]] == [
-        ("4", "fp32"), ("4", "bf16"), ("8", "fp32"), ("8", "bf16"),
-    ]  # fmt: skip
-    for row in first["rows"]:
-        assert row["verdict"] == "fits"
-        (fp32,) = [r for r in first["rows"] if (r["value"], r["precision"]) == (row["value"], "fp32")]
-        assert row["speedup"] == pytest.approx(row["samples_per_second"] / fp32["samples_per_second"])
-        assert row["steps"] == 3
-        (run_id,) = row["run_ids"]
-        run = client().get_run(run_id)
-        assert run.data.params["options"] == f"width={row['value']}"
-        assert run.data.params["precision"] == row["precision"]
-        assert run.data.tags["mlflow.parentRunId"] == first["run_id"]
-        assert "curves.png" in [item.path for item in client().list_artifacts(run_id)]
-    assert len(first["answers"]) == 1
-    artifacts = {item.path for item in client().list_artifacts(first["run_id"])}
-    assert artifacts == {"compare.json", "compare.png", "report.html", "report.md"}
-
-    done = compare(*alike, "--over", "width=4,8,016", "--seeds", "2")
-    assert done.returncode == 0, done.stderr
-    assert f"resuming study {first['study']}" in done.stderr
-    assert "accuracy over 2 seeds at batch 64, width=16, against fp32" in done.stdout
-    known = trials(f"{first['study']}/compare")
-    trained = [(trial.params["option.width"], trial.params["precision"], trial.params["seed"]) for trial in known]
-    assert len(trained) == len(set(trained)) == 12
-    assert {trial.state for trial in known} == {TrialState.COMPLETE}
-    assert [trial.params["option.width"] for trial in known[:4]] == [4, 4, 8, 8]
-    parents = [run for run in runs() if "mlflow.parentRunId" not in run.data.tags]
-    assert [run.info.run_id for run in parents] == [first["run_id"]]
-    assert len(runs()) == 13
-
-    again = rows_of(compare(*alike, "--over", "width=4,8", "--json"))
-    assert again["study"] == first["study"]
-    assert again["rows"] == first["rows"], "what is known is told again, not trained"
-    table = json.loads(Path(client().download_artifacts(first["run_id"], "compare.json", ".")).read_text())
-    assert len(table["data"]) == 4
-
-    other = compare(*alike, "--over", "width=4", "--lr", "0.5", "--study", first["study"])
-    assert other.returncode == 2
-    assert "--study: got learning_rate 0.5, expected the 0.003" in other.stderr
-
-
 @pytest.mark.slow
 def test_out_of_memory_is_a_row_and_not_the_end(compare: Compare) -> None:
     """60 samples take 3.75 MiB; the model that grows at once takes 1 MiB more, and more than the budget."""
@@ -141,14 +96,6 @@ def test_made_up_data_compares_speed_and_memory_alone(compare: Compare) -> None:
         compare(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16", "--json")
     )
     assert again["rows"] == result["rows"]
-
-
-def test_a_crash_of_the_workload_ends_it(compare: Compare) -> None:
-    done = compare(FAULTS, "--precision", "fp32", "--over", "fault=none,raise", "--study", "crashes")
-    assert done.returncode == 1
-    assert "ValueError: the labels are off by one" in done.stderr
-    assert [trial.state for trial in trials("crashes/compare")] == [TrialState.COMPLETE, TrialState.FAIL]
-    assert sorted(run.info.status for run in runs()) == ["FAILED", "FAILED", "FINISHED"]
 
 
 def test_interrupted_it_ends_its_runs_and_goes_on(compare: Compare) -> None:

@@ -6,12 +6,11 @@ import mmap
 import mlflow
 import optuna
 import pytest
-from optuna.trial import TrialState
-from support import DIGITS, FAULTS, MEBIBYTE, WORKLOADS, request, stores
+from support import DIGITS, MEBIBYTE, WORKLOADS, request, stores
 
 from amp_track.commands.fit import fit
 from amp_track.commands.train import train
-from amp_track.records.errors import BadInput, NothingFits, WorkloadFailed
+from amp_track.records.errors import NothingFits
 from amp_track.records.job import Job
 
 URL = "sqlite:///optuna.db"
@@ -107,14 +106,6 @@ def test_the_edge_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
         train(request(dataclasses.replace(job, batch_size=fitted.edge.first_failing_batch)))
 
 
-@pytest.mark.nightly
-def test_nothing_fits_says_what_it_would_take() -> None:
-    with pytest.raises(
-        NothingFits, match=r"not even one sample fits .* it needs: fp32 [\d,]+ bytes, [\d,]+ more than there are"
-    ):
-        fit(request(digits(memory_budget_bytes=65536), precisions=("fp32",)))
-
-
 def grows(**settings: object) -> Job:
     options = settings.pop("options", ())
     return Job(**{"workload": GROWS, "options": options, "memory_budget_bytes": 8 * MEBIBYTE} | settings)  # type: ignore[arg-type]
@@ -147,35 +138,3 @@ def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluat
         assert found.failure is not None
         assert found.failure.phase == "evaluation"
         assert found.also_fits == [], "full steps alone ran above the edge"
-
-
-@pytest.mark.nightly
-def test_an_effective_batch_is_reached_by_accumulating() -> None:
-    job = grows(epochs=1, precision="fp32", options=(("more_after", "100000"),))
-    asked = request(job, precisions=("fp32",), effective_batch_size=500, confirm_steps=0)
-    found = fit(asked)
-    assert 125 <= found.precisions["fp32"].edge.largest_batch < 250
-    assert found.accumulation("fp32") == (125, 4)
-    assert found.as_json()["precisions"]["fp32"]["micro_batch"] == 125
-    trained = train(dataclasses.replace(asked, find_batch_size=True))
-    assert (trained.job.batch_size, trained.job.accumulate, trained.outcome.steps) == (125, 4, 24)
-    with pytest.raises(BadInput, match=r"--effective-batch-size: got 500, expected a multiple of the batch size 16"):
-        train(request(job, effective_batch_size=500))
-    with pytest.raises(BadInput, match=r"--effective-batch-size: got 12001, expected at most the 12000 training"):
-        fit(request(job, effective_batch_size=12001))
-
-
-@pytest.mark.nightly
-def test_a_crash_ends_the_search_and_is_no_verdict_on_memory() -> None:
-    job = Job(workload=FAULTS, options=(("fault", "raise"), ("above", "8")))
-    with pytest.raises(WorkloadFailed, match="ValueError: the labels are off by one") as raised:
-        fit(request(job, precisions=("fp32",), study="crashes"))
-    assert "raise ValueError" in raised.value.detail
-    study = optuna.load_study(study_name="crashes/fit", storage=URL)
-    assert [trial.state for trial in study.trials][-1] is TrialState.FAIL
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
-    run = client.get_run(study.trials[-1].user_attrs["mlflow_run_id"])
-    assert run.info.status == "FAILED"
-    assert [item.path for item in client.list_artifacts(run.info.run_id)] == ["traceback.txt"]
-    parent = client.get_run(study.user_attrs["mlflow_parent_run_id"])
-    assert parent.info.status == "FAILED"

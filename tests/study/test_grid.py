@@ -2,16 +2,12 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from statistics import fmean
 
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
-from scipy import stats
-from support import DIGITS, request
 
-from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import Margin
@@ -167,32 +163,3 @@ def test_without_fp32_there_is_nothing_to_compare_with() -> None:
     found = SeedsResult(job=JOB, seeds=2, margin=Margin(absolute=0.1), trainings=tuple(results))
     assert found.comparison("amp") is None
     assert found.interval("amp") is not None
-
-
-@pytest.mark.nightly
-def test_search_says_whether_precisions_are_equivalent() -> None:
-    job = Job(workload=DIGITS, epochs=2)
-    result = search(request(job, precisions=("fp32", "bf16"), max_batch_size=64, confirm_steps=0, trials=2, seeds=3))
-    assert result.seeds is not None
-    shown = result.as_json()["seeds"]
-    assert shown["batch_size"] == 64
-    for name in ("fp32", "bf16"):
-        found = shown["precisions"][name]
-        assert len(found["values"]) == len(set(found["run_ids"])) == 3
-        assert len(set(found["values"])) > 1, "another seed is another training"
-        assert found["interval"]["low"] < found["interval"]["mean"] < found["interval"]["high"]
-    against = shown["precisions"]["bf16"]["against_fp32"]
-    assert against["margin"] == pytest.approx(0.01 * shown["precisions"]["fp32"]["interval"]["mean"])
-    values, reference = (shown["precisions"][name]["values"] for name in ("bf16", "fp32"))
-    assert against["difference"] == pytest.approx(fmean(values) - fmean(reference))
-    if len({round(value - other, 9) for value, other in zip(values, reference, strict=True)}) > 1:
-        test = stats.ttest_rel(values, reference)
-        low, high = test.confidence_interval(0.90)
-        assert (against["low"], against["high"]) == (pytest.approx(low), pytest.approx(high))
-        unproven = "different" if test.pvalue < 0.05 else "not enough seeds to tell"
-        inside = -against["margin"] < low and high < against["margin"]
-        assert against["verdict"] == ("equivalent" if inside else unproven)
-    with open(result.report) as report:
-        text = report.read()
-    assert "over 3 seeds" in text
-    assert "epochs-matched: each goes through the data 2 times" in text

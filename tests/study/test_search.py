@@ -2,7 +2,6 @@ import threading
 import time
 from dataclasses import replace
 
-import mlflow
 import optuna
 import pytest
 from hypothesis import given
@@ -10,9 +9,7 @@ from hypothesis import strategies as st
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from support import DIGITS, FAULTS, MEBIBYTE, request, stores
 
-from amp_track.commands.search import search
 from amp_track.records.job import Job
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.study import database, opening, storage
@@ -92,38 +89,3 @@ def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.
     train_inside(study, space, Job(learning_rate=0.1), trials=2, higher_is_better=True, run_training=run_training)
     assert trained == [(100, 0), (64, 1)]
     assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
-
-
-@pytest.mark.nightly
-def test_search_trains_inside_the_edges_under_one_run() -> None:
-    job = Job(workload=DIGITS, memory_budget_bytes=64 * MEBIBYTE, epochs=2)
-    result = search(request(job, precisions=("fp32", "bf16"), trials=6, learning_rates=(1e-3, 1e-2)))
-    edges = {name: fitted.edge.largest_batch for name, fitted in result.fit.precisions.items()}
-    assert edges["bf16"] >= 1.5 * edges["fp32"]
-    assert len(result.trials) == 6
-    assert {(t.precision, t.batch_size) for t in result.trials} >= {
-        ("fp32", 64), ("bf16", 64), ("fp32", edges["fp32"]), ("bf16", edges["bf16"]),
-    }  # fmt: skip
-    for trial in result.trials:
-        assert trial.outcome.fits
-        assert trial.batch_size <= edges[trial.precision]
-        assert 1e-3 <= trial.learning_rate <= 1e-2
-    assert result.pareto
-    client = mlflow.MlflowClient(stores()["tracking_uri"])
-    assert client.get_run(result.fit.run_id).info.status == "FINISHED"
-    artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
-    assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
-    for trial in result.trials:
-        run = client.get_run(trial.run_id)
-        assert run.data.tags["mlflow.parentRunId"] == result.fit.run_id
-        assert run.data.params["batch_size"] == str(trial.batch_size)
-        assert run.data.params["learning_rate"] == str(trial.learning_rate)
-
-
-@pytest.mark.nightly
-def test_a_quality_that_is_not_finite_cannot_win() -> None:
-    job = Job(workload=FAULTS, options=(("fault", "nan"), ("above", "20")), learning_rate=1e30)
-    result = search(request(job, precisions=("fp32",), trials=2, study="diverges"))
-    study = optuna.load_study(study_name="diverges/train", storage="sqlite:///optuna.db")
-    assert [trial.values for trial in study.trials[:2]] == [[float("inf"), 0.0]] * 2
-    assert result.pareto == ()
