@@ -5,6 +5,7 @@
     │   └── BadOption        2   … because of an option of the workload
     ├── StoreFailed          1   a store or the disk it is on has failed; what was written before is kept
     ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    │   └── InvalidReturnValue  1   … or a method of it returned something else than it must
     ├── ServerFailed         1   a server of pages that `ui` has started has ended, or does not answer
     ├── WorkersFailed        1   every search worker that `work` has started has failed; their own code if all agree
     ├── AgentLost            1   a command that torchrun has started with this one is gone; the same command resumes
@@ -22,6 +23,15 @@ from amp_track.records.addresses import masked_within
 INTERRUPTED_EXIT_CODE = 130
 STDOUT_LOST_EXIT_CODE = 141
 """What a shell says of a program whose reader has gone (128 + SIGPIPE). The same where stdout is full or closed."""
+
+
+def describe_type(value: object) -> str:
+    """Return what a value is, for a message: `None`, `a tuple of length 3`, `an object of type float`."""
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"an object of type {type(value).__name__}"
 
 
 class AmpTrackError(Exception):
@@ -84,6 +94,15 @@ class WorkloadFailed(_WithDetail, AmpTrackError):
     """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
 
     exit_code = 1
+
+
+class InvalidReturnValue(WorkloadFailed, ValueError):
+    """A method of the workload, or a function given to TrainStep or EvalStep, returned something that it must not."""
+
+    @classmethod
+    def of_type(cls, function: str, value: object, expected: str) -> InvalidReturnValue:
+        """Return the error for a value of the wrong type; `expected` begins with its article."""
+        return cls(f"{function} returned {describe_type(value)}; it must return {expected}")
 
 
 class ServerFailed(_WithDetail, AmpTrackError):

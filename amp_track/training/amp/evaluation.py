@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.training.amp.precision import Precision
-from amp_track.training.amp.tensors import batch_length, move, sum_dtype, sum_of_scores
+from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,12 @@ class EvalStep:
         model: the model, on its device. Call its `eval()` yourself.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         score: (output, target) -> one number per sample, shape (N,).
-        precision: the mode of the training.
+        precision: the mode of the training, or its name: fp32, tf32, amp, bf16.
         device: the model's device.
         channels_last: give four-dimensional inputs that memory order.
+
+    Raises:
+        ValueError: there is no such precision.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class EvalStep:
         model: nn.Module,
         loss: Callable[[Any, Any], Tensor],
         score: Callable[[Any, Any], Tensor],
-        precision: Precision,
+        precision: Precision | str,
         device: torch.device,
         *,
         channels_last: bool = False,
@@ -51,7 +54,7 @@ class EvalStep:
         self._model = model
         self._loss = loss
         self._score = score
-        self._precision = precision
+        self._precision = Precision.named(precision)
         self._device = device
         self._channels_last = channels_last
         self._sums = torch.zeros(2, dtype=sum_dtype(device), device=device)
@@ -59,12 +62,16 @@ class EvalStep:
 
     @torch.inference_mode()
     def __call__(self, input: Any, target: Any) -> None:
-        """Evaluate one batch, first dimension N."""
+        """Evaluate one batch, first dimension N.
+
+        Raises:
+            InvalidReturnValue: the loss is no scalar tensor, or the score has not one number per sample.
+        """
         input = move(input, self._device, channels_last=self._channels_last)
         target = move(target, self._device, channels_last=self._channels_last)
         with self._precision.autocast(self._device.type):
             output = self._model(input)
-            loss = self._loss(output, target)
+            loss = check_loss(self._loss(output, target))
         count = batch_length(input)
         self._sums[0].add_(loss, alpha=count)
         self._sums[1].add_(sum_of_scores(self._score(output, target), count))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from amp_track.records.errors import InvalidReturnValue
 
 Schedule = Callable[[int], float]
 """Maps the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
@@ -25,6 +28,9 @@ class LearningRates:
         schedule: a pure function, because it is called ahead of time.
         on_device: whether only the device knows if a step was skipped.
         capacity: the largest number of steps between two calls of `set_updates`.
+
+    Raises:
+        InvalidReturnValue: the schedule's first factor is negative, inf or NaN.
     """
 
     def __init__(
@@ -40,9 +46,27 @@ class LearningRates:
             self._rates = [torch.zeros(capacity + 1, device=device) for _ in self._base]
             self._current = [torch.zeros(1, device=device) for _ in self._base]
         self.set_updates(0)
+        self.check()
+
+    def check(self) -> None:
+        """Raise InvalidReturnValue if the next step would use a factor that is negative, inf or NaN.
+
+        A factor that no step uses, such as one after the end of the schedule, does no harm. Waits for the device only
+        if such a factor lies as many updates ahead as there were steps since `set_updates`.
+        """
+        if self._invalid_ahead is None or self._steps < self._invalid_ahead:
+            return
+        updates = self._updates + (int(self._made) if self._on_device else 0)
+        factor = float(self._schedule(updates))
+        if not _is_valid(factor):
+            raise InvalidReturnValue(
+                f"schedule returned {factor:g} for {updates} updates; it must return a finite factor of the learning "
+                "rate, 0 or more"
+            )
 
     def after_step(self, skipped: Tensor | bool) -> None:
         """Count one attempted step: `skipped` is a bool, or a tensor on the device that is above 0 if it was."""
+        self._steps += 1
         if isinstance(skipped, Tensor):
             self._made.add_(skipped == 0)
             for rates, current in zip(self._rates, self._current, strict=True):
@@ -53,12 +77,14 @@ class LearningRates:
     def set_updates(self, updates: int) -> None:
         """Set how many updates have been made in all, and the learning rates that follow from it."""
         self._updates = updates
+        self._steps = 0
+        ahead = range(len(self._rates[0]) if self._on_device else 1)
+        factors = [self._schedule(updates + number) for number in ahead]
+        self._invalid_ahead = next((number for number in ahead if not _is_valid(float(factors[number]))), None)
         if not self._on_device:
-            factor = self._schedule(updates)
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-                group["lr"] = float(base * factor)  # not numpy's, which torch.load(weights_only=True) refuses
+                group["lr"] = float(base * factors[0])  # not numpy's, which torch.load(weights_only=True) refuses
             return
-        factors = [self._schedule(updates + ahead) for ahead in range(len(self._rates[0]))]
         self._made.zero_()
         groups = zip(self._optimizer.param_groups, self._base, self._rates, self._current, strict=True)
         for group, base, rates, current in groups:
@@ -74,3 +100,7 @@ class LearningRates:
         """Resume from there. Call it after the optimizer's own, which replaces its groups' learning rates."""
         self._base = list(state["base"])
         self.set_updates(state["updates"])
+
+
+def _is_valid(factor: float) -> bool:
+    return 0 <= factor < math.inf

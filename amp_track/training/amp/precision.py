@@ -82,8 +82,10 @@ class Precision:
     """Tells whether a device has what the mode needs, and the reason in words for the user."""
 
     @staticmethod
-    def named(name: str) -> Precision:
-        """Return the mode of that name. Raises ValueError if there is none."""
+    def named(name: str | Precision) -> Precision:
+        """Return the mode of that name, or the mode given. Raises ValueError if there is none of that name."""
+        if isinstance(name, Precision):
+            return name
         if name not in _MODES:
             raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}")
         return _MODES[name]
@@ -161,16 +163,21 @@ def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, s
 
 
 @contextmanager
-def float32_precision(mode: Precision) -> Iterator[dict[str, str]]:
+def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
     """Make every float32 kernel compute as the mode says within the block, and restore the settings after it.
 
     Yields the settings as torch reports them. They are set one by one because the defaults differ: convolutions run in
     TF32 unless told otherwise, matmuls do not, so that "fp32" in many comparisons is not float32 throughout. The older
     `allow_tf32` flags are set alike, so that whoever reads them meets no error.
 
+    Args:
+        mode: the mode, or its name: fp32, tf32, amp, bf16.
+
     Raises:
         RuntimeError: at the end of the block, something had changed a setting: what was computed was not this mode.
+        ValueError: there is no mode of that name.
     """
+    mode = Precision.named(mode)
     switches = _float32_switches()
     before = _older_flags(), torch.backends.cudnn.fp32_precision, _settings(switches)
     wanted = mode.float32_precision

@@ -6,6 +6,7 @@ waits once a step inside `GradScaler.step` itself; use a fused one. A diagnosed 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +26,7 @@ from amp_track.training.amp.momentum import keep_momentum_written
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
-from amp_track.training.amp.tensors import batch_length, move, sum_dtype, sum_of_scores
+from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024
 """How many batches' losses the buffer on the device holds. When it is full, they are fetched even if nobody reads."""
@@ -91,23 +92,26 @@ class TrainStep:
     Args:
         model: the model, on its device and in float32; autocast chooses the dtypes.
         optimizer: an optimizer of the model's parameters, fused, foreach or plain. A fused one needs no host sync under
-            amp.
+            amp. One that needs a closure, such as LBFGS, is rejected.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         precision: the mode, or its name: fp32, tf32, amp, bf16.
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
-        schedule: updates made so far -> factor of the learning rate. It counts updates, not the steps that amp skips.
+        schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
+            amp skips.
         clip_norm: the norm to clip gradients to, after unscaling, once per update.
         channels_last: give the model and four-dimensional inputs that memory order.
         compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
         diagnose_every: N; count overflow and underflow in every layer at every N-th step, see
             `amp_track.training.amp.diagnosis`.
-        scaler: the GradScaler for amp; by default a new one with torch's own settings. Use one for the whole training.
+        scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's own settings. Use
+            one for the whole training.
         data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
             this process.
 
     Raises:
-        ValueError: the optimizer has no parameters, there is no such precision, or under amp it is a fused SGD with
-            dampening.
+        ValueError: the optimizer has no parameters, needs a closure, or is under amp a fused SGD with dampening; there
+            is no such precision; the scaler is for another device; the schedule begins with a
+            factor that is negative, inf or NaN.
     """
 
     def __init__(
@@ -129,8 +133,12 @@ class TrainStep:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._parameters:
             raise ValueError("the optimizer got no parameters, expected the model's")
+        _check_needs_no_closure(optimizer)
         self.device = self._parameters[0].device
-        self.precision = Precision.named(precision) if isinstance(precision, str) else precision
+        self.precision = Precision.named(precision)
+        self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
+        if self.scaler.is_enabled() or self.precision.grad_scaler:
+            _check_device(self.scaler, self.device)
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The model as it is called: compiled, or itself."""
@@ -138,7 +146,6 @@ class TrainStep:
         # the memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         self.optimizer = optimizer
-        self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
         is_scaled = self.scaler.is_enabled()
         self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
         if is_scaled:
@@ -154,7 +161,7 @@ class TrainStep:
         self._score = score
         self._clip_norm = clip_norm
         self._channels_last = channels_last
-        on_device = self.history is not None and skips_on_device(optimizer)
+        on_device = is_scaled and skips_on_device(optimizer)
         self._rates = (
             LearningRates(optimizer, schedule, on_device=on_device, capacity=CAPACITY) if schedule is not None else None
         )
@@ -176,13 +183,17 @@ class TrainStep:
         `read` fetches the same tensor later: do not change it in place.
 
         Args:
-            input: the model's input: a tensor, or tuples, lists and dicts of tensors, first dimension N. It is moved to
-                the device without waiting; from pinned memory, the host need not wait for the copy,
+            input: the model's input: a tensor, or tuples, lists and mappings of tensors, first dimension N. It is moved
+                to the device without waiting; from pinned memory, the host need not wait for the copy,
                 which the device makes in its turn.
             target: the loss's target, first dimension N.
             share: this batch's fraction of the samples of its optimizer step, if several batches make one step; times
                 the number of processes if several train together. With 0 its samples do not count.
             update: make the optimizer step now; False only accumulates gradients.
+
+        Raises:
+            InvalidReturnValue: the loss is no scalar tensor, the score has not one number per sample, or the schedule's
+                factor is negative, inf or NaN.
         """
         if len(self._unfetched) == CAPACITY:
             self._fetch()
@@ -205,7 +216,7 @@ class TrainStep:
         target = move(target, self.device, channels_last=self._channels_last)
         with self.precision.autocast(self.device.type):
             output = self.forward(input) if self._parallel is None else self._parallel(input)
-            loss = self._loss(output, target)
+            loss = check_loss(self._loss(output, target))
         if self._score is not None:
             with torch.no_grad():
                 self._score_of_step.add_(sum_of_scores(self._score(output, target), batch_length(input)))
@@ -214,6 +225,8 @@ class TrainStep:
         return loss.detach(), batch_length(input) if share else 0
 
     def _update(self) -> None:
+        if self._rates is not None:
+            self._rates.check()
         if self._clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
@@ -342,3 +355,31 @@ def compiled(model: nn.Module) -> nn.Module:
     if hasattr(config, "backward_pass_autocast"):
         config.backward_pass_autocast = "off"
     return torch.compile(model)  # type: ignore[return-value]
+
+
+def _check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if the optimizer cannot make a step without a function that computes the loss again."""
+    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()  # the first one is self
+    needed = [
+        argument.name
+        for argument in arguments
+        if argument.default is argument.empty and argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ValueError(
+            f"{type(optimizer).__name__}.step needs {' and '.join(needed)}, which TrainStep does not give: it computes "
+            "the loss once for each batch. Use an optimizer whose step needs no closure, such as Adam."
+        )
+
+
+def _check_device(scaler: GradScaler, device: torch.device) -> None:
+    """Raise ValueError if the scaler is made for another kind of device.
+
+    Relies on a private attribute of GradScaler, which has no public one. If torch renames it, nothing is checked here.
+    """
+    made_for = getattr(scaler, "_device", device.type)
+    if torch.device(made_for).type != device.type:
+        raise ValueError(
+            f"The GradScaler is for {made_for}, and the parameters are on {device.type}. Make it with "
+            f'torch.amp.GradScaler("{device.type}").'
+        )

@@ -1,12 +1,16 @@
-"""Functions over the tensors in nested tuples, lists and dicts."""
+"""Functions over the tensors in nested tuples, lists and mappings, and over what a loss or a score returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from amp_track.records.errors import InvalidReturnValue
 
 
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
@@ -24,11 +28,20 @@ def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> An
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """Return the same structure of tuples, named tuples, lists and dicts, with `function` applied to each tensor."""
+    """Return the same structure with `function` applied to each tensor.
+
+    Tuples, named tuples, lists and mappings are searched. A UserDict keeps its type, because subclasses such as the
+    BatchEncoding of transformers have attributes that models read; any other mapping becomes a dict.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, dict):
-        return {name: map_tensors(function, value) for name, value in batch.items()}
+    if isinstance(batch, Mapping):
+        mapped = {name: map_tensors(function, value) for name, value in batch.items()}
+        if not isinstance(batch, UserDict):
+            return mapped
+        same_type = copy.copy(batch)
+        same_type.update(mapped)
+        return same_type
     if isinstance(batch, list | tuple):
         values = [map_tensors(function, value) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
@@ -36,10 +49,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield every tensor in a structure of tuples, lists and dicts, in their order."""
+    """Yield every tensor in a structure of tuples, lists and mappings, in their order."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, dict):
+    elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from tensors(value)
     elif isinstance(batch, list | tuple):
@@ -47,13 +60,30 @@ def tensors(batch: Any) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def sum_of_scores(scores: Tensor, samples: int) -> Tensor:
-    """Return the sum of one score for each sample. Raises ValueError if there are more or fewer, such as their mean."""
-    if scores.numel() != samples:
-        raise ValueError(
-            f"score: got a tensor of shape {tuple(scores.shape)}, expected one number for each of the {samples} "
-            f"samples, shape ({samples},); return them without taking their mean"
+def check_loss(loss: Any) -> Tensor:
+    """Return the loss. Raises InvalidReturnValue if it is no scalar tensor; does not wait for the device."""
+    expected = "a scalar tensor, the mean over the batch"
+    if not isinstance(loss, Tensor):
+        raise InvalidReturnValue.of_type("loss()", loss, expected)
+    if loss.dim() or not loss.is_floating_point():
+        dtype = "" if loss.is_floating_point() else f" and dtype {str(loss.dtype).removeprefix('torch.')}"
+        raise InvalidReturnValue(
+            f"loss() returned a tensor of shape {tuple(loss.shape)}{dtype}; it must return {expected}"
         )
+    return loss
+
+
+def sum_of_scores(scores: Any, samples: int) -> Tensor:
+    """Return the sum of one score for each sample.
+
+    Raises:
+        InvalidReturnValue: there are more or fewer, such as their mean.
+    """
+    expected = f"one number for each of the {samples} samples, shape ({samples},), and not their mean"
+    if not isinstance(scores, Tensor):
+        raise InvalidReturnValue.of_type("score()", scores, expected)
+    if scores.numel() != samples:
+        raise InvalidReturnValue(f"score() returned a tensor of shape {tuple(scores.shape)}; it must return {expected}")
     return scores.sum()
 
 

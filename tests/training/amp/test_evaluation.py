@@ -38,7 +38,7 @@ def test_a_mean_is_no_score() -> None:
     train = TrainStep(net, torch.optim.SGD(net.parameters()), functional.cross_entropy, "fp32", score=mean)
     for step in (evaluate, train):
         with pytest.raises(
-            ValueError, match=r"got a tensor of shape \(\), expected one number for each of the 11 samp"
+            ValueError, match=r"returned a tensor of shape \(\); it must return one number for each of the 11 samp"
         ):
             step(*batch)
 

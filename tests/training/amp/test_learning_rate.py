@@ -118,3 +118,50 @@ def test_a_group_added_later_is_refused_and_does_not_keep_a_rate_of_its_own(on_d
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 1.0})
     with pytest.raises(ValueError):
         rates.set_updates(1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -0.5])
+def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
+    precision: str, fused: bool, factor: float
+) -> None:
+    net = network()
+    step = TrainStep(
+        net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
+        schedule=lambda updates: factor if updates == 3 else 1.0,
+    )  # fmt: skip
+    step(torch.full((8, 16), 1e6), torch.zeros(8, dtype=torch.int64))  # amp skips it: no update
+    updates = 0 if precision == "amp" else 1
+    while updates < 3:
+        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+        updates += 1
+    before = [parameter.clone() for parameter in net.parameters()]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"schedule returned {factor:g} for 3 updates; it must return a finite"):
+            step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_first_factor_that_is_none_is_rejected_at_once(fused: bool) -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+    with pytest.raises(ValueError, match="schedule returned -1 for 0 updates"):
+        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda updates: -1.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -> None:
+    """A linear decay is; a fused optimizer asks for the factors of updates that are never made."""
+    net, total = network(), 4
+    step = TrainStep(
+        net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
+        schedule=lambda updates: 1 - updates / (total - 1),
+    )  # fmt: skip
+    for _ in range(total):
+        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+    assert step.read().steps == total
+    with pytest.raises(ValueError, match="for 4 updates"):
+        step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
