@@ -12,20 +12,21 @@ import re
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from amp_track.records.causes import printable, summary
-from amp_track.records.errors import BadInput, BadOption
+from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type
 from amp_track.records.metrics import is_quality_name
 
+_MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MULTILINE)
 """A frame of this package as text, in what an exception of a loader process says."""
@@ -44,7 +45,7 @@ class Workload(ABC):
 
     Subclass it as a frozen dataclass; its fields are the options that `--set name=value` sets.
 
-    Input and target of a sample may be tensors, tuples or dicts of tensors; a batch adds a first dimension of length N.
+    Input and target of a sample may be tensors, tuples or mappings of tensors; a batch adds a first dimension N.
     """
 
     learning_rate: float = 1e-3
@@ -70,7 +71,7 @@ class Workload(ABC):
         """Return the evaluation data: a map-style dataset whose items are (input, target)."""
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """Return the mean loss over the batch, a scalar.
+        """Return the mean loss over the batch, a scalar tensor.
 
         Default: cross entropy of logits (N, classes) and class numbers (N,).
         """
@@ -130,8 +131,7 @@ class Workload(ABC):
         """
         data = self.train_data()
         known = min(batch_size, len(data), 64)  # type: ignore[arg-type]
-        input, target = default_collate([data[index % known] for index in range(batch_size)])
-        return input, target
+        return default_collate([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
 
 
 # Fields that have flags of their own. A workload may override them by an annotated assignment, which makes them
@@ -182,13 +182,50 @@ def _shown(value: object) -> str:
         return f"of type {type(value).__name__}"
 
 
-def check_dataset(reference: str, method: str, data: object) -> None:
-    """Raise BadInput if what a method of a workload returns is no map-style dataset."""
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        raise BadInput(
-            f"{reference}: got {type(data).__name__} from {method}(), expected a map-style dataset, which has __len__ "
-            "and __getitem__; correct the workload"
-        )
+def check_dataset(reference: str, method: str, data: Any) -> None:
+    """Raise BadInput if what a method of a workload returns is no map-style dataset, or has an impossible length."""
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, IterableDataset):
+        kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__)"
+        raise BadInput(f"{reference}: {method}() returned {kind}")
+    with contextlib.suppress(OverflowError):  # Python's own answer to 2**63
+        if len(data) <= _MOST_SAMPLES:
+            return
+    much = f"a dataset whose __len__ is too large; it must return {_MOST_SAMPLES:,} or less"
+    raise BadInput(f"{reference}: {method}() returned {much}")
+
+
+def check_sample(reference: str, method: str, data: Any) -> None:
+    """Raise BadInput if the first item of a dataset is no pair (input, target)."""
+    if len(data) and not _is_pair(item := data[0]):
+        raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; it must be a pair (input, target)")
+
+
+def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def new_model(workload: Workload) -> nn.Module:
+    """Return the workload's new model. Raises InvalidReturnValue if it is none."""
+    model: object = workload.model()
+    if not isinstance(model, nn.Module):
+        raise InvalidReturnValue.of_type("model()", model, "a torch.nn.Module")
+    return model
+
+
+def new_optimizer(workload: Workload, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """Return the workload's optimizer of a model. Raises InvalidReturnValue if it is none."""
+    optimizer: object = workload.optimizer(model.parameters(), learning_rate)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidReturnValue.of_type("optimizer()", optimizer, "a torch.optim.Optimizer of the parameters given")
+    return optimizer
+
+
+def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
+    """Return the workload's example batch. Raises InvalidReturnValue if it is no pair."""
+    batch: object = workload.example(size)
+    if not _is_pair(batch):
+        raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
+    return batch[0], batch[1]
 
 
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:

@@ -20,7 +20,7 @@ import torch
 import amp_track
 from amp_track.records import sources
 from amp_track.records.causes import summary
-from amp_track.records.errors import BadInput, StoreFailed
+from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection, Support
 from amp_track.records.job import Job, JobFolder, Rank
@@ -40,6 +40,7 @@ from amp_track.workload import (
     Workload,
     check_dataset,
     check_fields,
+    check_sample,
     load_workload,
     option_choices,
     option_values,
@@ -172,6 +173,8 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         if not training_samples:
             raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
         dataset_digest = digest(train_data)
+        check_sample(job.workload, "train_data", train_data)
+        check_sample(job.workload, "eval_data", eval_data)
     source_file, workload_imports = source_files(job.workload, workload)
     return Inspection(
         device=str(device.torch_device),
@@ -223,7 +226,7 @@ def outcome_of_exception(error: BaseException, phase: str, device: Device | None
         verdict=verdict,
         phase=phase,
         message=f"{summary(error)} (in {phase})",
-        traceback=users_traceback(error),
+        traceback="" if isinstance(error, InvalidReturnValue) else users_traceback(error),
         requested_bytes=failures.requested_bytes(error),
         max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
         max_memory_bytes=peak.reserved_bytes if peak is not None else None,

@@ -18,7 +18,7 @@ from amp_track.planner.forecast import forecast as predict
 from amp_track.planner.prediction import Prediction
 from amp_track.planner.replay import TraceFamily, predict_peak, with_workspaces
 from amp_track.records.causes import summary
-from amp_track.records.errors import AmpTrackError, BadInput
+from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue
 from amp_track.records.job import Job, Rank
 from amp_track.records.plan import (
     Forecast,
@@ -31,7 +31,7 @@ from amp_track.records.plan import (
 from amp_track.sandbox import job_process
 from amp_track.sandbox.sender import Sender
 from amp_track.training.amp.precision import Precision
-from amp_track.workload import Workload, users_traceback
+from amp_track.workload import Workload, example_batch, users_traceback
 
 if TYPE_CHECKING:
     from amp_track.training.planning.fake_step import FakeStep
@@ -54,6 +54,8 @@ def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
     _set_up_process()
     try:
         sender.send(_report(job, task, rank))
+    except InvalidReturnValue as error:
+        sender.send(job_process.outcome_of_exception(error, "plan", None))
     except AmpTrackError as error:
         sender.send(error)
     except Exception as error:
@@ -83,7 +85,7 @@ def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
     from amp_track.training.planning.fake_step import FakeStep  # raises where torch has changed its private interfaces
 
     try:
-        example = workload.example(2)
+        example = example_batch(workload, 2)
     except AmpTrackError:
         raise
     except Exception as error:

@@ -20,7 +20,7 @@ from amp_track.records.job import ALONE, Job, Rank
 from amp_track.records.steps import steps_per_epoch, synthetic_samples, total_steps
 from amp_track.training import loading
 from amp_track.training.amp.tensors import map_tensors, tensors
-from amp_track.workload import Workload
+from amp_track.workload import Workload, example_batch
 
 
 class Part(NamedTuple):
@@ -65,7 +65,7 @@ class Batches:
         self._batch_size = job.batch_size
         self._generator = torch.Generator().manual_seed(job.seed)
         self._pin_memory = pin_memory
-        self._example = workload.example(self._batch_size) if job.synthetic else None
+        self._example = example_batch(workload, self._batch_size) if job.synthetic else None
         if self._example is not None and pin_memory:
             self._example = map_tensors(torch.Tensor.pin_memory, self._example)
         self._train_data = None if job.synthetic else workload.train_data()

@@ -22,11 +22,11 @@ from amp_track.records.job import Job
 from amp_track.training import operations
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
-from amp_track.training.amp.tensors import move
+from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
 from amp_track.training.layers import LayerWatch
 from amp_track.training.operations import Operation
-from amp_track.workload import Workload
+from amp_track.workload import Workload, example_batch, new_model
 
 _COPIES = {"_to_copy", "copy_"}
 """Operations that are a cast if they change the dtype; otherwise they move a tensor or reorder its memory."""
@@ -61,9 +61,9 @@ class DtypesWatch:
         """
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
-        batch = workload.example(job.batch_size)
+        batch = example_batch(workload, job.batch_size)
         self._phase = "model"
-        model = workload.model().train().to(device.torch_device)
+        model = new_model(workload).train().to(device.torch_device)
         if job.channels_last:
             model = model.to(memory_format=torch.channels_last)
         input, target = move(batch, device.torch_device, channels_last=job.channels_last)
@@ -73,7 +73,7 @@ class DtypesWatch:
             with precision.autocast(device.kind):
                 output = model(input)
                 self._recorder.begin("loss")
-                loss = workload.loss(output, target)
+                loss = check_loss(workload.loss(output, target))
             self._recorder.begin("backward")
             loss.backward()  # type: ignore[no-untyped-call]
         return DtypesReport(

@@ -26,7 +26,7 @@ from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
 from amp_track.training.peers import Peers
 from amp_track.training.tally import Tally
-from amp_track.workload import Workload
+from amp_track.workload import Workload, new_model, new_optimizer
 
 _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
@@ -162,8 +162,8 @@ class Trainer:
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device
-        model = self._workload.model().to(device)
-        optimizer = self._workload.optimizer(model.parameters(), learning_rate)
+        model = new_model(self._workload).to(device)
+        optimizer = new_optimizer(self._workload, model, learning_rate)
         self._step = TrainStep(
             model,
             optimizer,

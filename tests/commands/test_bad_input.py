@@ -160,7 +160,10 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
         ('quality = "accuracy"', "got quality 'accuracy', expected a Quality"),
         ("quality = Quality(5)", "got quality 5, expected a Quality"),
         ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),
-        ("train_data = eval_data = lambda self: 5", "got int from train_data(), expected a map-style dataset"),
+        (
+            "train_data = eval_data = lambda self: 5",
+            "train_data() returned an object of type int; it must return a map",
+        ),
     ],
 )
 def test_a_workloads_own_fields_are_checked(

@@ -17,11 +17,11 @@ from amp_track.records.steps import scaled_learning_rate
 from amp_track.records.trace import Category, StepTrace
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.step import TrainStep
-from amp_track.training.amp.tensors import batch_length, map_tensors, tensors
+from amp_track.training.amp.tensors import batch_length, check_loss, map_tensors, tensors
 from amp_track.training.layers import LayerWatch
 from amp_track.training.planning import cuda_kernels, internals
 from amp_track.training.planning.tracker import StorageTracker
-from amp_track.workload import Workload
+from amp_track.workload import Workload, new_model, new_optimizer
 
 _HOST = torch.device("meta")
 """Where fake batches lie before they are copied to the device: any device but the one whose memory counts."""
@@ -52,7 +52,7 @@ class FakeStep:
         precision = Precision.named(precision_name)
         with _quiet(), internals.fake_tensors(), internals.every_update_made(), self._optimizers():
             with internals.SmallConstants():  # type: ignore[no-untyped-call]
-                model = self._workload.model().train()
+                model = new_model(self._workload).train()
             if self._job.channels_last:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)
@@ -88,7 +88,7 @@ class FakeStep:
     ) -> None:
         learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
         tracker.begin("model", 0)
-        optimizer = self._workload.optimizer(model.parameters(), learning_rate)
+        optimizer = new_optimizer(self._workload, model, learning_rate)
         step = TrainStep(
             model,
             optimizer,
@@ -119,7 +119,7 @@ class FakeStep:
 
     def _loss(self, output: Any, target: Any) -> Tensor:
         """Compute the workload's loss, after which the backward pass begins: what is alive now, it needs."""
-        loss = self._workload.loss(output, target)
+        loss = check_loss(self._workload.loss(output, target))
         self._tracker.assign_living(Category.ACTIVATIONS)
         self._tracker.begin("backward", self._step.steps)
         return loss
