@@ -126,6 +126,10 @@ class GradientDiagnosis:
         _synchronize(device)
         self.seconds += time.perf_counter() - started
 
+    def drop_after(self, step: int) -> None:
+        """Forget what was counted after this optimizer step: a step that was diagnosed, but not completed."""
+        self._pending = [look for look in self._pending if look.step <= step]
+
     def read(self) -> tuple[LayerGradients, ...]:
         """Return each layer at each step diagnosed since the last read, in the model's order. Waits for the device."""
         looks, self._pending = self._pending, []

@@ -51,6 +51,11 @@ class ScalarLog:
         self._packed = 0
         return values
 
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` scalars. Does not wait for the device."""
+        self._loose = self._loose[: max(length - self._packed, 0)]
+        self._packed = min(self._packed, length)
+
     def clear(self) -> None:
         """Empty the log."""
         self._loose = []

@@ -89,6 +89,10 @@ class TrainStep:
                 print(totals.loss, totals.skipped_steps, totals.scale_changes)
                 torch.save(step.state_dict(), "checkpoint.pt")
 
+    Gradients that another step's backward pass has left in this model, as a generator's does in its discriminator, are
+    cleared before the first batch of a step. A step that raises is dropped, with its gradients and losses: the next
+    batch begins it anew.
+
     Args:
         model: the model, on its device and in float32; autocast chooses the dtypes.
         optimizer: an optimizer of the model's parameters, fused, foreach or plain. A fused one needs no host sync under
@@ -134,6 +138,7 @@ class TrainStep:
         if not self._parameters:
             raise ValueError("the optimizer got no parameters, expected the model's")
         _check_needs_no_closure(optimizer)
+        self._others = set(model.parameters()).difference(self._parameters)  # which the optimizer does not have
         self.device = self._parameters[0].device
         self.precision = Precision.named(precision)
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
@@ -167,12 +172,15 @@ class TrainStep:
         )
         self._losses = ScalarLog(CAPACITY, self.device)
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
-        self._score_of_step = torch.zeros_like(self._score_sum)
         self._unfetched: list[tuple[int, bool]] = []
-        self._clear()
+        self._batches = 0
+        """Batches of the step that is not complete yet."""
+        self._scores: list[Tensor] = []
+        self._is_updating = False
+        """True during an update, and after one that raised."""
+        self._clear_fetched()
 
-    def _clear(self) -> None:
-        """Forget what was fetched from the device."""
+    def _clear_fetched(self) -> None:
         self._parts: list[tuple[float, int, bool]] = []
         self._scale_changes: list[tuple[int, float]] = []
         self._skipped: list[int] = []
@@ -195,8 +203,53 @@ class TrainStep:
             InvalidReturnValue: the loss is no scalar tensor, the score has not one number per sample, or the schedule's
                 factor is negative, inf or NaN.
         """
+        if not self._batches:
+            self._begin_step()
         if len(self._unfetched) == CAPACITY:
             self._fetch()
+        try:
+            return self._train_on(input, target, share=share, update=update)
+        except BaseException:
+            self.zero_grad()
+            raise
+
+    def zero_grad(self) -> None:
+        """Drop the gradients and losses of a step that is not complete: the next batch begins it anew.
+
+        The step does so itself where it raises. Call it where your own code fails between the batches of one step.
+        """
+        unfetched = min(self._batches, len(self._unfetched))
+        del self._unfetched[len(self._unfetched) - unfetched :]
+        del self._parts[len(self._parts) - (self._batches - unfetched) :]
+        self._losses.truncate(len(self._unfetched))
+        self._batches = 0
+        self._scores = []
+        if self.diagnosis is not None:
+            self.diagnosis.drop_after(self.steps)
+        if self._parallel is None:
+            self._free_gradients()
+
+    def _begin_step(self) -> None:
+        """Clear gradients that are not this step's own. Waits for the device only after an update that failed."""
+        if self._parallel is None:
+            self._free_gradients()
+        else:
+            self.optimizer.zero_grad(set_to_none=False)
+            for parameter in self._others:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        if self._is_updating and self.history is not None:
+            self.scaler.update(self.scaler.get_scale())  # to the same scale: it forgets that gradients were unscaled
+        self._is_updating = False
+
+    def _free_gradients(self) -> None:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        for parameter in self._others:
+            parameter.grad = None
+
+    def _train_on(self, input: Any, target: Any, *, share: float, update: bool) -> Tensor:
         diagnosis = self.diagnosis if update and self.diagnosis and self.diagnosis.is_due(self.steps + 1) else None
         sending = self._parallel.no_sync() if self._parallel is not None and not update else nullcontext()
         with diagnosis.watching() if diagnosis else nullcontext(), sending:
@@ -205,6 +258,7 @@ class TrainStep:
             diagnosis.look(self.steps + 1)
         self._losses.append(loss)
         self._unfetched.append((samples, update))
+        self._batches += 1
         if update:
             self.phase = "optimizer"
             self._update()
@@ -219,7 +273,7 @@ class TrainStep:
             loss = check_loss(self._loss(output, target))
         if self._score is not None:
             with torch.no_grad():
-                self._score_of_step.add_(sum_of_scores(self._score(output, target), batch_length(input)))
+                self._scores.append(sum_of_scores(self._score(output, target), batch_length(input)))
         self.phase = "backward"
         self.scaler.scale(loss * share if share != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), batch_length(input) if share else 0
@@ -227,6 +281,7 @@ class TrainStep:
     def _update(self) -> None:
         if self._rates is not None:
             self._rates.check()
+        self._is_updating = True
         if self._clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
@@ -235,13 +290,16 @@ class TrainStep:
             skipped = self.history.step(self.scaler, self.optimizer)
         else:
             self.optimizer.step()
+        self._is_updating = False
+        self.steps += 1
+        self._batches = 0
+        for score in self._scores:
+            self._score_sum.add_(score)
+        self._scores = []
+        if self._parallel is None:  # otherwise they are zeroed once, when the next step begins
+            self._free_gradients()
         if self._rates is not None:
             self._rates.after_step(skipped)
-        self.optimizer.zero_grad(set_to_none=self._parallel is None)
-        if self._score is not None:
-            self._score_sum.add_(self._score_of_step)
-            self._score_of_step.zero_()
-        self.steps += 1
 
     def _fetch(self) -> None:
         """Fetch losses and overflows from the device. Waits for the device."""
@@ -283,7 +341,7 @@ class TrainStep:
             diagnosed=self.diagnosis.read() if self.diagnosis is not None else (),
         )
         of_next_step = self._parts[complete:]
-        self._clear()
+        self._clear_fetched()
         self._parts = of_next_step
         self._score_sum.zero_()
         return totals
@@ -306,7 +364,7 @@ class TrainStep:
             ValueError: called between the batches of one optimizer step, whose gradients are not part of the state.
         """
         self._fetch()
-        if self._parts and not self._parts[-1][2]:
+        if self._batches:
             raise ValueError("state_dict: got a step whose batches are not all there, expected it after an update")
         return {
             "model": self.model.state_dict(),
@@ -326,6 +384,7 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from there. With the same model, optimizer, precision and schedule it is exact to the bit on a CPU."""
+        self.zero_grad()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.history is not None:

@@ -1,0 +1,290 @@
+"""Which gradients a step uses: those of its own batches, whatever has been left in the parameters before."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.distributed
+from support import ROOT
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amp_track import TrainStep
+
+UPDATES = 20
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "amp": torch.float16}
+
+
+def layers(inputs: int, outputs: int, *, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.LeakyReLU(0.2), nn.Linear(16, outputs))
+
+
+def batch(number: int, *, overflows: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(8, 16, generator=generator) * (1e5 if overflows else 1.0)
+    return inputs, torch.randint(0, 4, (8,), generator=generator)
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    for (name, left), right in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name
+
+
+def gradients_of(*models: nn.Module) -> list[Tensor]:
+    return [parameter.grad for model in models for parameter in model.parameters() if parameter.grad is not None]
+
+
+class Gan:
+    """A generator of two-dimensional points, and its discriminator."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator = layers(4, 2, seed=1), layers(2, 1, seed=2)
+        self.optimizers = [
+            torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.5, 0.999), fused=True)
+            for model in (self.generator, self.discriminator)
+        ]
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return noise, real and generated points, and which of them are real."""
+        random = torch.Generator().manual_seed(number)
+        noise, real = torch.randn(8, 4, generator=random), torch.randn(8, 2, generator=random) + 1.0
+        labels = torch.cat([torch.ones(8, 1), torch.zeros(8, 1)])
+        with torch.no_grad():
+            points = torch.cat([real, self.generator(noise)])
+        return noise, points, labels, torch.ones(8, 1)
+
+
+def train_with_steps(gan: Gan, precision: str) -> list[TrainStep]:
+    bce = functional.binary_cross_entropy_with_logits
+    g_step = TrainStep(
+        gan.generator,
+        gan.optimizers[0],
+        lambda fake, target: bce(gan.discriminator(fake), target),
+        precision,
+    )
+    d_step = TrainStep(gan.discriminator, gan.optimizers[1], bce, precision)
+    for number in range(UPDATES):
+        noise, points, labels, real_labels = gan.batch(number)
+        d_step(points, labels)
+        g_step(noise, real_labels)
+    return [g_step, d_step]
+
+
+def train_in_a_plain_loop(gan: Gan, precision: str) -> list[float]:
+    bce = functional.binary_cross_entropy_with_logits
+    scalers = [torch.amp.GradScaler("cpu", enabled=precision == "amp") for _ in gan.optimizers]
+
+    def update(index: int, loss: Callable[[], Tensor]) -> None:
+        gan.optimizers[index].zero_grad()
+        with torch.autocast("cpu", dtype=DTYPES[precision] or torch.bfloat16, enabled=precision != "fp32"):
+            value = loss()
+        scalers[index].scale(value).backward()
+        scalers[index].step(gan.optimizers[index])
+        scalers[index].update()
+
+    for number in range(UPDATES):
+        noise, points, labels, real_labels = gan.batch(number)
+        update(1, lambda points=points, labels=labels: bce(gan.discriminator(points), labels))
+        update(0, lambda noise=noise, target=real_labels: bce(gan.discriminator(gan.generator(noise)), target))
+    return [scaler.get_scale() for scaler in scalers]
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_a_gan_of_two_steps_is_the_plain_loop_to_the_bit(precision: str) -> None:
+    """The generator's backward pass fills the discriminator's gradients, which are not those of its next step."""
+    ours, plain = Gan(), Gan()
+    steps = train_with_steps(ours, precision)
+    scales = train_in_a_plain_loop(plain, precision)
+    assert_equal(ours.generator, plain.generator)
+    assert_equal(ours.discriminator, plain.discriminator)
+    if precision == "amp":
+        assert [step.history.scale for step in steps if step.history is not None and step.read()] == scales
+    else:
+        assert [step.scaler.get_scale() for step in steps] == scales
+
+
+def test_the_gan_of_the_docs_is_the_plain_loop_to_the_bit() -> None:
+    ours, plain = Gan(), Gan()
+    page = (ROOT / "docs" / "amp-step.md").read_text()
+    (loop,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "d_step(" in block)
+    batches = [ours.batch(number) for number in range(UPDATES)]
+    names = {
+        "torch": torch, "TrainStep": TrainStep, "bce": functional.binary_cross_entropy_with_logits,
+        "generator": ours.generator, "discriminator": ours.discriminator,
+        "g_optimizer": ours.optimizers[0], "d_optimizer": ours.optimizers[1],
+        "loader": [(noise, points[:8]) for noise, points, _, _ in batches],
+    }  # fmt: skip
+    exec(loop, names)
+    train_in_a_plain_loop(plain, "amp")
+    assert_equal(ours.generator, plain.generator)
+    assert_equal(ours.discriminator, plain.discriminator)
+
+
+def test_gradients_of_parameters_outside_the_optimizer_do_not_grow() -> None:
+    net = layers(16, 4)
+    step = TrainStep(net, torch.optim.SGD(net[2].parameters(), lr=0.0), functional.cross_entropy, "fp32")
+    first = []
+    for _ in range(3):
+        step(*batch(1), share=0.5, update=False)
+        first.append(net[0].weight.grad.clone())
+        step(*batch(1), share=0.5)
+        assert gradients_of(net) == []
+    assert torch.equal(first[0], first[2])
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_gradients_in_the_buckets_of_data_parallel_training_are_cleared_too(process_group: None) -> None:
+    alone, parallel = layers(16, 4), layers(16, 4)
+    outside: list[list[Tensor]] = [[], []]
+    for net, data_parallel in ((alone, False), (parallel, True)):
+        optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1, momentum=0.9)
+        step = TrainStep(net, optimizer, functional.cross_entropy, "fp32", data_parallel=data_parallel)
+        for number in range(4):
+            step(*batch(number), update=False)
+            step.zero_grad()
+            step(*batch(number), share=0.5, update=False)
+            outside[data_parallel].append(net[0].weight.grad.clone())
+            step(*batch(number + 100), share=0.5)
+            functional.cross_entropy(net(batch(7)[0]), batch(7)[1]).backward()  # as another step's backward pass does
+    assert_equal(alone, parallel)
+    assert all(torch.equal(one, other) for one, other in zip(*outside, strict=True))
+
+
+class _Failure(Exception):
+    pass
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(dim=1) == target).float()
+
+
+class _FailsOnce:
+    """A loss that raises at its n-th call."""
+
+    def __init__(self, call: int) -> None:
+        self._left = call
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            raise _Failure
+        return functional.cross_entropy(output, target)
+
+
+def step_of(net: nn.Module, precision: str, loss: Any = functional.cross_entropy, **settings: Any) -> TrainStep:
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, fused=True)
+    return TrainStep(net, optimizer, loss, precision, score=accuracy, **settings)
+
+
+def train(step: TrainStep, numbers: range) -> None:
+    for number in numbers:
+        step(*batch(2 * number), share=0.5, update=False)
+        step(*batch(2 * number + 1, overflows=number == 1), share=0.5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_a_step_that_raised_begins_anew(precision: str) -> None:
+    whole, failed = layers(16, 4), layers(16, 4)
+    expected = step_of(whole, precision)
+    train(expected, range(6))
+
+    step = step_of(failed, precision, _FailsOnce(call=6), diagnose_every=1)
+    train(step, range(2))
+    with pytest.raises(_Failure):
+        train(step, range(2, 6))
+    assert gradients_of(failed) == [], "they would be held while the next batch is loaded"
+    assert step.state_dict()["steps"] == 2, "it is between two steps"
+    train(step, range(2, 6))
+    assert_equal(whole, failed)
+    totals, same = step.read(), expected.read()
+    assert (totals.first_step, totals.steps, totals.samples) == (same.first_step, 6, same.samples)
+    assert numpy.array_equal(totals.step_losses, same.step_losses, equal_nan=True)
+    assert totals.score == same.score
+    assert (totals.scale_changes, totals.skipped_steps) == (same.scale_changes, same.skipped_steps)
+    assert {gradients.step for gradients in totals.diagnosed} == set(range(1, 7))
+
+
+class _OptimizerFailsOnce(torch.optim.Adam):
+    has_failed = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.state and not self.has_failed:
+            self.has_failed = True
+            raise _Failure
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_an_update_that_raised_can_be_made_again(precision: str, clip_norm: float | None) -> None:
+    """The scaler has unscaled gradients by then, and would refuse to do it twice."""
+    whole, failed = layers(16, 4), layers(16, 4)
+    steps = []
+    for net, kind in ((whole, torch.optim.Adam), (failed, _OptimizerFailsOnce)):
+        optimizer = kind(net.parameters(), lr=1e-2, foreach=False)
+        step = TrainStep(
+            net, optimizer, functional.cross_entropy, precision, clip_norm=clip_norm, score=accuracy, diagnose_every=1
+        )  # fmt: skip
+        steps.append(step)
+        train(step, range(1))
+        if kind is _OptimizerFailsOnce:
+            with pytest.raises(_Failure):
+                train(step, range(2, 3))
+        train(step, range(2, 5))
+    assert_equal(whole, failed)
+    expected, totals = (step.read() for step in steps)
+    assert totals == expected
+    assert totals.steps == 4
+    assert steps[0].scaler.state_dict() == steps[1].scaler.state_dict()
+
+
+def test_a_step_left_in_its_middle_can_be_dropped() -> None:
+    whole, dropped = step_of(layers(16, 4), "fp32"), step_of(layers(16, 4), "fp32")
+    for step in (whole, dropped):
+        train(step, range(1))
+    dropped(*batch(77), update=False)
+    dropped.read()
+    whole.read()
+    dropped(*batch(78), update=False)
+    dropped.zero_grad()
+    dropped.zero_grad()
+    for step in (whole, dropped):
+        train(step, range(1, 3))
+    assert_equal(whole.model, dropped.model)
+    assert whole.read() == dropped.read()
+
+
+def test_a_step_of_more_batches_than_the_log_holds_can_be_dropped() -> None:
+    net = nn.Linear(16, 4)
+    step = step_of(net, "fp32")
+    step(*batch(0))
+    for _ in range(1030):
+        step(*batch(1), update=False, share=1e-3)
+    step.zero_grad()
+    step(*batch(2))
+    assert step.read().step_samples == (8, 8)
+
+
+def test_a_checkpoint_loaded_in_the_middle_of_a_step_drops_it() -> None:
+    whole, resumed = step_of(layers(16, 4), "fp32"), step_of(layers(16, 4), "fp32")
+    train(whole, range(2))
+    state = copy.deepcopy(whole.state_dict())
+    resumed(*batch(50), update=False)
+    resumed.load_state_dict(state)
+    for step in (whole, resumed):
+        train(step, range(2, 4))
+    assert_equal(whole.model, resumed.model)
+    assert whole.read() == resumed.read()
