@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,23 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+_history_of: weakref.WeakKeyDictionary[GradScaler, weakref.ref[ScaleHistory]] = weakref.WeakKeyDictionary()
+"""The history that records each scaler."""
+
+
+def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
+    """Make `history` the only one that records `scaler`. Raises ValueError if there is another one."""
+    known = _history_of.get(scaler)
+    if known is not None and known() is not None:
+        gc.collect()  # it may be part of a cycle that nothing else refers to
+        if known() is not None:
+            raise ValueError(
+                "This GradScaler is already used by another TrainStep or ScaleHistory, and each of them would change "
+                "its scale. Give each a scaler of its own, or delete the other one first."
+            )
+    _history_of[scaler] = weakref.ref(history)
+
+
 class ScaleHistory:
     """Records the scale after every optimizer step, and which steps were skipped.
 
@@ -45,9 +64,12 @@ class ScaleHistory:
     compares with `get_scale()`.
 
     Args:
-        scaler: an enabled scaler, new or used.
+        scaler: an enabled scaler, new or used, that no other history records.
         optimizer: the only optimizer that it steps.
         capacity: the largest number of steps between two reads.
+
+    Raises:
+        ValueError: another history records this scaler. Its scale would change without this one's knowledge.
     """
 
     def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer, *, capacity: int = 1024) -> None:
@@ -60,7 +82,18 @@ class ScaleHistory:
         self._no_overflow, self._overflow = torch.zeros((), device=device), torch.ones((), device=device)
         self._of_this_step: Tensor | None = None
         self._adopt(scaler)
-        optimizer.register_step_pre_hook(self._before_optimizer_step)
+        _claim(scaler, self)
+        self._hook_into(optimizer)
+
+    def _hook_into(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep each step's `found_inf`, without keeping the history alive for as long as the optimizer lives."""
+        weak_self = weakref.ref(self)
+
+        def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if (history := weak_self()) is not None:
+                history._of_this_step = getattr(optimizer, "found_inf", history._no_overflow)
+
+        weakref.finalize(self, optimizer.register_step_pre_hook(before_step).remove)
 
     def _adopt(self, scaler: GradScaler) -> None:
         state = scaler.state_dict()
@@ -69,9 +102,6 @@ class ScaleHistory:
         self._backoff_factor = float(state["backoff_factor"])
         self._growth_interval = int(state["growth_interval"])
         self._growth_tracker = int(state["_growth_tracker"])
-
-    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._of_this_step = getattr(optimizer, "found_inf", self._no_overflow)
 
     def step(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor | bool:
         """Call `scaler.step(optimizer)` and `scaler.update()`, and record what they do.

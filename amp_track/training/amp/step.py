@@ -108,13 +108,13 @@ class TrainStep:
         diagnose_every: N; count overflow and underflow in every layer at every N-th step, see
             `amp_track.training.amp.diagnosis`.
         scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's own settings. Use
-            one for the whole training.
+            one for the whole training, and not for another TrainStep.
         data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
             this process.
 
     Raises:
         ValueError: the optimizer has no parameters, needs a closure, or is under amp a fused SGD with dampening; there
-            is no such precision; the scaler is for another device; the schedule begins with a
+            is no such precision; the scaler is another TrainStep's, or for another device; the schedule begins with a
             factor that is negative, inf or NaN.
     """
 
@@ -151,9 +151,7 @@ class TrainStep:
         # the memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         self.optimizer = optimizer
-        is_scaled = self.scaler.is_enabled()
-        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
-        if is_scaled:
+        if is_scaled := self.scaler.is_enabled():
             keep_momentum_written(optimizer)
         self.diagnosis = (
             GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
@@ -179,6 +177,7 @@ class TrainStep:
         self._is_updating = False
         """True during an update, and after one that raised."""
         self._clear_fetched()
+        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
 
     def _clear_fetched(self) -> None:
         self._parts: list[tuple[float, int, bool]] = []

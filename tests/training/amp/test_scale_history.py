@@ -160,3 +160,54 @@ def test_growth_stops_where_the_scale_would_be_infinite() -> None:
 def test_which_optimizers_skip_on_the_device() -> None:
     found = {name: skips_on_device(make([{"params": network().parameters()}])) for name, make in OPTIMIZERS.items()}
     assert found == {name: name.startswith("fused") for name in OPTIMIZERS}
+
+
+def test_a_scaler_belongs_to_one_history_at_a_time() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    nets = [network(), network()]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, fused=True) for net in nets]
+    first = TrainStep(nets[0], optimizers[0], functional.cross_entropy, "amp", scaler=scaler)
+    with pytest.raises(ValueError, match="already used by another TrainStep"):
+        TrainStep(nets[1], optimizers[1], functional.cross_entropy, "amp", scaler=scaler)
+    with pytest.raises(ValueError, match="already used by another TrainStep"):
+        ScaleHistory(scaler, optimizers[1])
+    for number in range(3):
+        first(*batch(number, overflows=number == 1))
+    assert first.read().skipped_steps == (2,), "it goes on as before"
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+@pytest.mark.parametrize("kind", ["fused SGD", "RMSprop"])
+def test_a_new_step_takes_over_optimizer_and_scaler_of_one_that_is_deleted(kind: str, in_a_cycle: bool) -> None:
+    net, scaler = network(), torch.amp.GradScaler("cpu", growth_interval=3)
+    optimizer = OPTIMIZERS[kind](net.parameters())
+    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", scaler=scaler)
+    for number in range(4):
+        step(*batch(number, overflows=number == 1))
+    state, scale = step.state_dict(), step.scaler.get_scale()
+    if in_a_cycle:
+        step.itself = step  # type: ignore[attr-defined]
+    del step
+    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", scaler=scaler)
+    step.load_state_dict(state)
+    assert step.history is not None
+    assert step.history.scale == scale
+    true = [scale]
+    for number in range(4, 12):
+        step(*batch(number, overflows=number == 6))
+        true.append(scaler.get_scale())
+    totals = step.read()
+    assert totals.skipped_steps == (2, 7)
+    assert [change for change in totals.scale_changes if change[0] > 4] == [
+        (number + 4, after) for number, after in changes_of(true)
+    ]
+
+
+def test_a_step_that_could_not_be_made_keeps_no_scaler() -> None:
+    net, scaler = network(), torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="nan"):
+        TrainStep(
+            net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp",
+            scaler=scaler, schedule=lambda updates: math.nan,
+        )  # fmt: skip
+    TrainStep(net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp", scaler=scaler)
