@@ -132,7 +132,7 @@ class AgentLost(AmpTrackError):
 
 
 class NothingFits(AmpTrackError):
-    """Nothing trains: the batch, or every batch, needs more than the budget, or the precision is not possible here.
+    """Nothing trains: each batch needs more than the budget, or the device lacks a kernel that the precision needs.
 
     Args:
         message: says what does not fit, and how many bytes it would take.
