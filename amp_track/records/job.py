@@ -170,7 +170,7 @@ class Job:
     )
     timeout_seconds: float | None = setting(
         None,
-        "Give up on a job after this long.",
+        "Give up on a job, or on importing the workload and loading its data, after this long.",
         values.seconds,
         expected="a number of seconds above 0, of a century at most",
         flag="timeout",

@@ -6,6 +6,7 @@ All of it on stderr, but for a notebook's.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -52,6 +53,19 @@ def working(text: str) -> AbstractContextManager[object]:
     if console.is_jupyter:
         return _line_in_notebook(text)
     return console.status(text) if console.is_terminal else nullcontext()
+
+
+@contextmanager
+def saying_after(seconds: float, text: str) -> Iterator[None]:
+    """Print a line if the block takes longer."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # no line comes after the block
 
 
 def following(

@@ -29,6 +29,7 @@ from amp_track.workers import interrupts
 if TYPE_CHECKING:  # imported late: mlflow takes a second
     from amp_track.tracking import Tracker
 
+_LONG_SECONDS = 30.0
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -135,7 +136,7 @@ class Session:
             sandbox.start()
             meanwhile()
             interrupts.check()
-            inspection = sandbox.inspect(request.job)
+            inspection = _inspect(sandbox, request.job)
         checks.check_supported(request, inspection, precisions or ())
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if inspection.support(name).supported)
@@ -144,7 +145,7 @@ class Session:
     def with_options(self, options: tuple[tuple[str, str], ...]) -> Session:
         """Return the same command with other options of the workload. Raises BadInput if it does not take them."""
         request = dataclasses.replace(self.request, job=dataclasses.replace(self.request.job, options=options))
-        return Session(request, self.sandbox, self.sandbox.inspect(request.job), self.precisions)
+        return Session(request, self.sandbox, _inspect(self.sandbox, request.job), self.precisions)
 
     @property
     def unsupported(self) -> dict[str, str]:
@@ -194,6 +195,18 @@ class Session:
             return None
         outcome = self.sandbox.measure(job)
         return outcome.max_memory_bytes if outcome.fits else None
+
+
+def _inspect(sandbox: JobRunner, job: Job) -> Inspection:
+    """Return an inspection, and say so while it takes long: a workload may download its data, or hang."""
+    limit = (
+        f"--timeout {job.timeout_seconds:g} limits it"
+        if job.timeout_seconds
+        else "Ctrl-C ends it (train, fit, search and compare take --timeout)"
+    )
+    text = f"{job.workload}: still importing it or loading its data after {_LONG_SECONDS:g} s; {limit}"
+    with progress.saying_after(_LONG_SECONDS, text):
+        return sandbox.inspect(job)
 
 
 def _sandbox(request: Request) -> JobRunner:
