@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from amp_track import workload_import
 from amp_track.records.causes import printable, summary
 from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type
 from amp_track.records.metrics import is_quality_name
@@ -329,7 +331,7 @@ def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
 def _find_class(reference: str) -> type[Workload]:
     module_name, colon, class_name = reference.partition(":")
     if colon:
-        module = _import_module(module_name)
+        module = _import(reference, module_name)
         named = getattr(module, class_name, None)
         if not (inspect.isclass(named) and issubclass(named, Workload)):
             raise BadInput(f"{reference}: got no Workload named {class_name}, expected one in {module_name}; {_hint()}")
@@ -337,7 +339,9 @@ def _find_class(reference: str) -> type[Workload]:
     path = Path(reference)
     if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(f"{reference}: got no such file, expected a Python file with one Workload; {_hint()}")
-    module = _import_file(path)
+    if importlib.util.spec_from_file_location("workload", path) is None:
+        raise BadInput(f"{path}: got a file that Python cannot import, expected one ending in .py; {_hint()}")
+    module = _import(reference, str(path))
     classes = [
         value
         for value in vars(module).values()
@@ -356,28 +360,12 @@ def _hint() -> str:
     return "see experiments/digits.py for one to copy"
 
 
-def _import_file(path: Path) -> Any:
-    name = f"amp_track_workload_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path}: got a file that Python cannot import, expected one ending in .py; {_hint()}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python path` does: helpers beside the file can be imported
+def _import(reference: str, shown: str) -> ModuleType:
+    """Return the module of a workload. Raises BadInput if its code raises an exception."""
     try:
-        spec.loader.exec_module(module)
+        return workload_import.import_workload(reference)
     except Exception as error:
-        raise _import_failed(str(path), error) from error
-    return module
-
-
-def _import_module(name: str) -> Any:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise _import_failed(name, error) from error
+        raise _import_failed(shown, error) from error
 
 
 def _import_failed(what: str, error: Exception) -> BadInput:

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from image_folder import ImageIndex, LabelledImages, OnBadImages, default_loader_workers, open_index, stratified_split
-from resnet50 import check_image_size, evaluation_transform, example, normalised_tensor, resnet50
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from amp_track import BadInput, BadOption, Workload
+from image_folder import ImageIndex, LabelledImages, OnBadImages, default_loader_workers, open_index, stratified_split
+from resnet50 import check_image_size, evaluation_transform, example, normalised_tensor, resnet50
 
 CLASSES = 256
 CLUTTER = "257.clutter"

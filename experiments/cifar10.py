@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from image_folder import default_loader_workers
-from resnet50 import check_image_size, evaluation_transform, example, resnet50
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
 
 from amp_track import BadInput, BadOption, Workload
+from image_folder import default_loader_workers
+from resnet50 import check_image_size, evaluation_transform, example, resnet50
 
 CLASSES = 10
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -13,7 +13,8 @@ USES = {
     "records": set(),
     "planner": {"records"},
     "workers": {"records"},
-    "workload": {"records"},
+    "workload_import": {"records"},
+    "workload": {"records", "workload_import"},
     "training.devices": {"records"},
     "training.amp": {"records", "training.devices"},
     "training": {"records", "workload", "training.amp", "training.devices"},
@@ -23,7 +24,7 @@ USES = {
     "tracking": {"records", "workers"},
     "training.planning": {"records", "workload", "training", "training.amp"},
     "sandbox": {
-        "records", "planner", "workers", "workload",
+        "records", "planner", "workers", "workload", "workload_import",
         "training", "training.amp", "training.devices", "training.planning",
     },
     "commands.session": {"records", "planner", "workers", "results", "report", "study", "tracking", "sandbox"},

@@ -128,6 +128,7 @@ def started(
     target: Callable[..., None],
     *arguments: Any,
     environment: Mapping[str, str],
+    import_seconds: float | None = None,
     steps_back: bool = False,
 ) -> Iterator[Child]:
     """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block.
@@ -139,26 +140,27 @@ def started(
         target: a function of a module, which the process imports.
         *arguments: pickled.
         environment: of the fork server, should it not run yet; see `fork_server.start`.
+        import_seconds: how long the fork server's imports may take; None for as long as they do.
         steps_back: lower this process's own priority, which cannot be undone.
     """
-    fork_server.start(environment)  # at this process's priority so far
-    if steps_back:
-        _lower_own_priority()
-    connection, childs_end = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(*arguments, childs_end))
-    try:  # from the start on: Ctrl-C may come at any moment, and multiprocessing waits at exit for a child that runs
-        fork_server.start_process(process, environment)
-        childs_end.close()  # so that the child's death closes the pipe
-        child = Child(process, connection)
-        yield child
-        if child.is_over:
-            with interrupts.waiting():
-                process.join(_REPORTED_EXIT_SECONDS)
-    finally:
-        _kill(process)
-        connection.close()
-        childs_end.close()
-        process.close()
+    with fork_server.held(environment):  # started at this process's priority so far
+        if steps_back:
+            _lower_own_priority()
+        connection, childs_end = context.Pipe(duplex=False)
+        process = context.Process(target=target, args=(*arguments, childs_end))
+        try:  # from the start on: Ctrl-C may come at any time, and multiprocessing waits at exit for a child that runs
+            fork_server.start_process(process, environment, import_seconds)
+            childs_end.close()  # so that the child's death closes the pipe
+            child = Child(process, connection)
+            yield child
+            if child.is_over:
+                with interrupts.waiting():
+                    process.join(_REPORTED_EXIT_SECONDS)
+        finally:
+            _kill(process)
+            connection.close()
+            childs_end.close()
+            process.close()
 
 
 def _kill(process: ForkServerProcess) -> None:

@@ -15,7 +15,7 @@ from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job, JobFolder, Rank
-from amp_track.records.outcome import Outcome
+from amp_track.records.outcome import Outcome, Verdict
 from amp_track.sandbox import agents, children, ranks
 from amp_track.sandbox.sandbox import Sandbox, failure, ignore, inspection_of
 from amp_track.sandbox.torchrun import Launch, Meet, MeetingPoint
@@ -90,16 +90,17 @@ class DistributedSandbox(_OneRank):
             BadInput: as Sandbox.inspect; or the machines differ.
             WorkloadFailed: loading the workload's data failed.
         """
-        job = dataclasses.replace(job, timeout_seconds=None)
         with self._met().working("inspect", job, once_a_machine=True) as (rendezvous, others):
-            results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], beside=others)
+            results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], self._note, beside=others)
         indices = [0, *(agent.rank.index for agent in others)]
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, Outcome):  # those that were ended because of it have none
-                raise failure(job, result, f" in process {index} of {self._launch.rank.count}")
+                where = f" in process {index} of {self._launch.rank.count}"
+                raise failure(job, result, where if result.verdict is not Verdict.TIMED_OUT else "")
         first, *rest = [inspection_of(job, result) for result in results]
         for index, other in zip(indices[1:], rest, strict=True):
             check_alike(index, other, first)
+        self._log_notes()
         return dataclasses.replace(first, free_bytes=min(each.free_bytes for each in (first, *rest)))
 
     def _run_all_ranks(

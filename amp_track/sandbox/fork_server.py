@@ -12,6 +12,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
@@ -19,10 +20,13 @@ from types import ModuleType
 import psutil
 
 from amp_track.records.errors import AmpTrackError, BadInput
+from amp_track.sandbox import imports
 from amp_track.workers import interrupts, processes, programs
 
 SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
 """Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
+PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
+"""Environment variable that tells the fork server which import statements the workload begins with, one a line."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "amp_track"
 """The variable that keeps Python from importing modules of the working folder, and the value that says who set it."""
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
@@ -32,8 +36,26 @@ _SERVERS = 3
 _LONGEST_TMPDIR = 70
 """Linux allows 107 bytes: `/amp_track-xxxxxxxx/listener-xxxxxxxx` takes 37 of them."""
 
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = threading.Condition()
 """Held where a start changes what the whole process shares: its environment, personality and main module."""
+
+
+class ImportsTakeTooLong(Exception):
+    """A fork server had not done its imports in time, and was killed."""
+
+
+@dataclass
+class _Server:
+    """The fork server that this module has started last."""
+
+    pid: int | None = None
+    preload: str = ""
+    """The import statements that it runs."""
+    users: int = 0
+    """Blocks that need it to go on: see `held`."""
+
+
+_server = _Server()
 
 
 # That it was killed is no news for users, and nothing leaks.
@@ -43,6 +65,8 @@ warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
 def start(environment: Mapping[str, str]) -> None:
     """Start the fork server unless it runs, in place of one that was killed, and do not wait until it imports torch.
 
+    One whose imports may change what this workload does is replaced, once no process of it runs.
+
     Args:
         environment: variables that it has besides this process's own.
 
@@ -50,7 +74,40 @@ def start(environment: Mapping[str, str]) -> None:
         BadInput: the temporary folder's path is too long for a socket.
     """
     _keep_sockets_in_scratch_folder()
-    with _ONE_AT_A_TIME, _as_a_server_is_started(environment):
+    preload = environment.get(PRELOAD_VARIABLE, "")
+    with _ONE_AT_A_TIME:
+        is_ours = _server.pid is not None and _server.pid == _pid()
+        if is_ours and not imports.may_share_server(_server.preload.splitlines(), preload.splitlines()):
+            with interrupts.waiting():
+                _ONE_AT_A_TIME.wait_for(lambda: _server.users == 0)
+            stop()
+        before = _pid()
+        _ensure_running(environment)
+        _note_server(before, preload)
+
+
+@contextlib.contextmanager
+def held(environment: Mapping[str, str]) -> Iterator[None]:
+    """Start the fork server as `start` does, and let no other workload replace it within the block."""
+    with _ONE_AT_A_TIME:
+        start(environment)
+        _server.users += 1
+    try:
+        yield
+    finally:
+        with _ONE_AT_A_TIME:
+            _server.users -= 1
+            _ONE_AT_A_TIME.notify_all()
+
+
+def _note_server(before: int | None, preload: str) -> None:
+    """Note what the server that runs now has imported, if it was not running before."""
+    if _pid() != before:
+        _server.pid, _server.preload = _pid(), preload
+
+
+def _ensure_running(environment: Mapping[str, str]) -> None:
+    with _as_a_server_is_started(environment):
         resource_tracker.ensure_running()  # which unblocks signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
         try:
@@ -66,53 +123,103 @@ def start(environment: Mapping[str, str]) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _pid() -> int | None:
+    """Return the number of the fork server, of whoever has started it, and None if there is none.
+
+    A private field of multiprocessing; without it, this raises AttributeError.
+    """
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
 def stop() -> None:
-    """Stop the fork server; the next job starts another one. Call it while no process forked from it runs.
+    """Kill the fork server; the next job starts another one. Call it while no process forked from it runs.
 
     Uses a private method of multiprocessing, whose own tests do the same; without it, this raises AttributeError.
     """
     with _ONE_AT_A_TIME:
+        if (server_pid := _pid()) is not None:
+            with contextlib.suppress(ProcessLookupError):  # else it is waited for until its imports end
+                os.kill(server_pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def kill_if_stopped() -> None:
-    """Kill the fork server if it has been stopped (SIGSTOP) and so answers nobody; the next job starts another one.
-
-    Uses private names of multiprocessing; without them, this raises AttributeError.
-    """
+    """Kill the fork server if it has been stopped (SIGSTOP) and so answers nobody; the next job starts another one."""
     with _ONE_AT_A_TIME:
-        server_pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-        if server_pid is None:
+        if (server_pid := _pid()) is None:
             return
         try:
-            server = psutil.Process(server_pid)
-            if server.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            if psutil.Process(server_pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 return
-            server.kill()
         except psutil.NoSuchProcess:
             return
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        stop()
 
 
-def start_process(process: ForkServerProcess, environment: Mapping[str, str]) -> None:
-    """Start a process from the fork server, or from another one if that has died.
+def start_process(process: ForkServerProcess, environment: Mapping[str, str], seconds: float | None = None) -> None:
+    """Start a process from the fork server, or from another one if that has died, within a `held` block.
+
+    Args:
+        process: not yet started.
+        environment: of the server, as for `start`.
+        seconds: how long the server's imports may take; None for as long as they do.
 
     Raises:
         AmpTrackError: the fork servers die.
+        ImportsTakeTooLong: the server's imports took longer.
     """
     for _ in range(_SERVERS):
-        start(environment)
-        try:
-            # A server that has died since is started once more by this. Else it waits until torch is imported: seconds.
-            with _ONE_AT_A_TIME, _as_a_server_is_started(environment), _no_main_module(), interrupts.waiting():
-                process.start()
-            return
-        except (EOFError, ConnectionError):
-            stop()
+        with _ONE_AT_A_TIME:
+            before = _pid()
+            try:
+                _ensure_running(environment)
+                # A server that has died since is started once more by this. Else it waits for the imports: seconds.
+                with (
+                    _as_a_server_is_started(environment),
+                    _no_main_module(),
+                    _killed_after(seconds),
+                    interrupts.waiting(),
+                ):
+                    process.start()
+                return
+            except (EOFError, ConnectionError):
+                stop()
+            finally:
+                _note_server(before, environment.get(PRELOAD_VARIABLE, ""))
     raise AmpTrackError(
         f"the process that jobs are forked from died {_SERVERS} times before it had imported torch, expected it to "
         "live; look for who kills it (the kernel, if memory is short), and whether `import torch` works"
     )
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float | None) -> Iterator[None]:
+    """Kill the fork server if the block takes longer, and raise ImportsTakeTooLong."""
+    if seconds is None:
+        yield
+        return
+    is_over = threading.Event()
+
+    def kill() -> None:
+        is_over.set()
+        if (server_pid := _pid()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server_pid, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        if not is_over.is_set():
+            raise
+    finally:
+        timer.cancel()
+        timer.join()
+    if is_over.is_set():
+        raise ImportsTakeTooLong(f"the imports took longer than {seconds:g} s")
 
 
 def _keep_sockets_in_scratch_folder() -> None:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import multiprocessing
 import os
 import platform
-import signal
-import sys
-import threading
 import time
-from multiprocessing.connection import wait
-from pathlib import Path
 
 import torch
 
@@ -35,7 +27,6 @@ from amp_track.training.devices import failures, opening
 from amp_track.training.devices.base import Device
 from amp_track.training.dtypes import DtypesWatch
 from amp_track.training.trainer import Trainer
-from amp_track.workers import streams
 from amp_track.workload import (
     Workload,
     check_dataset,
@@ -67,7 +58,6 @@ def run(
     Of the processes that train together only the first one sends events. After a kill, the device may still hold the
     memory of the process before.
     """
-    set_up_process()
     peers.announce(rank)
     device = None
     phase = "start"
@@ -111,7 +101,6 @@ def _discard(event: Event) -> None:
 
 def inspect(job: Job, sender: Sender, rank: Rank) -> None:
     """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
-    set_up_process()
     try:
         sender.send(_inspection(job, rank))
     except BadInput as error:
@@ -122,7 +111,6 @@ def inspect(job: Job, sender: Sender, rank: Rank) -> None:
 
 def dtypes(job: Job, sender: Sender) -> None:
     """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
-    set_up_process()
     watch = DtypesWatch()
     try:
         sender.send(watch.run(job, workload_of(job), opening.open_device(job.device)))
@@ -134,7 +122,6 @@ def dtypes(job: Job, sender: Sender) -> None:
 
 def meet(task: Meet, sender: Sender) -> None:
     """Leave in torchrun's store where the first command listens, or wait for that; send it."""
-    set_up_process()
     place = task.launch
     try:
         store = peers.store_at(place.address, place.port, timeout_seconds=task.timeout_seconds)
@@ -231,50 +218,3 @@ def outcome_of_exception(error: BaseException, phase: str, device: Device | None
         max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
         max_memory_bytes=peak.reserved_bytes if peak is not None else None,
     )
-
-
-def set_up_process() -> None:
-    """Make this a job's process.
-
-    It leads a process group, so that what it starts can be ended with it. It prints to stderr, whoever reads that,
-    ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
-    """
-    os.setpgid(0, 0)  # no session: where each has its share of the cores, the command's priority would mean nothing
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    streams.open_closed_streams()
-    sys.stdout.flush()
-    os.dup2(2, 1)  # stdout belongs to the command's result
-    streams.make_lossy()
-    _raise_oom_score()
-    _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """End the group with the parent, whose end of a pipe closes however it dies, SIGKILL included.
-
-    A thread waits for it. On Linux the kernel kills the group, too, even while the job hangs in C and no thread runs.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a kernel that only resembles Linux may refuse it
-            fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
-            flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
-            fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-
-def _wait_for_end(sentinel: int) -> None:
-    wait([sentinel])
-    os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def _raise_oom_score() -> None:
-    """Make the kernel kill this job, and not the search that started it, if it must kill a process for memory."""
-    if sys.platform == "linux":
-        try:
-            Path("/proc/self/oom_score_adj").write_text("1000")
-        except OSError:
-            pass

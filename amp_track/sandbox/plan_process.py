@@ -74,8 +74,7 @@ def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
 
 
 def _set_up_process() -> None:
-    """Make this a job's process that sees no GPU: an optimizer asks CUDA for its stream, which would take memory."""
-    job_process.set_up_process()
+    """Hide every GPU from this process: an optimizer asks CUDA for its stream, which would take memory."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.freeze()  # what is there now is no garbage of a trace, before each of which it is collected
 

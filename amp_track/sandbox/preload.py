@@ -7,37 +7,30 @@ forked from one that has a CUDA context cannot use it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 
 from amp_track.sandbox import fork_server, sandbox
+from amp_track.training.devices import heap
 
 failure = ""
 """The traceback of the required module that could not be imported.
 
 It is kept and not raised because the fork server ignores an ImportError: each job's process looks it up and reports it.
 """
+is_left_to_jobs = False
+"""Whether each job imports torch itself, since its workload does something before it imports torch."""
 
 _SECONDS_TO_DIE = 0.5
-
-
-def _is_installed(name: str) -> bool:
-    """True for an installed package.
-
-    A user's own modules are left out: they change while a search runs, and importing them may do anything.
-    """
-    try:
-        spec = importlib.util.find_spec(name.partition(".")[0])
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and "site-packages" in (spec.origin or "")
+_CHECK_SECONDS = 0.2
 
 
 def _look_here_last() -> None:
@@ -52,6 +45,12 @@ def _look_here_last() -> None:
     sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
 
 
+def _starter() -> tuple[int, str]:
+    """Return which process has started this server, and the folder of its socket."""
+    number, _, sockets = os.environ[fork_server.SOCKETS_VARIABLE].partition(" ")
+    return int(number), sockets
+
+
 def _leave(server: int) -> None:
     """Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
 
@@ -62,41 +61,79 @@ def _leave(server: int) -> None:
     """
     if os.getpid() != server:
         os._exit(0)
-    starter, _, sockets = os.environ[fork_server.SOCKETS_VARIABLE].partition(" ")
+    starter, _ = _starter()
     deadline = time.monotonic() + _SECONDS_TO_DIE
-    while os.getppid() == int(starter) and time.monotonic() < deadline:  # its files close a moment before it is gone
+    while os.getppid() == starter and time.monotonic() < deadline:  # its files close a moment before it is gone
         time.sleep(0.01)
-    if os.getppid() != int(starter):
-        shutil.rmtree(sockets, ignore_errors=True)
+    _leave_orphaned()
     os._exit(0)
 
 
-def _preload() -> str:
-    """Import the modules, and return the traceback of a required one that fails."""
-    # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
-    _look_here_last()
+def _leave_orphaned(*_: object) -> None:
+    """Leave if the command that started this server is gone, and take the folder of its socket along."""
+    starter, sockets = _starter()
+    if os.getppid() != starter:
+        shutil.rmtree(sockets, ignore_errors=True)
+        os._exit(0)
+
+
+@contextlib.contextmanager
+def _ending_with_command() -> Iterator[None]:
+    """End this server soon after its command within the block, where it does not listen yet: an import may hang."""
+    if fork_server.SOCKETS_VARIABLE not in os.environ:  # a job's process, of a server that is not ours
+        yield
+        return
+    signal.signal(signal.SIGALRM, _leave_orphaned)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def import_required() -> str:
+    """Import what every job needs, and return the traceback if that fails."""
     gc.disable()  # a quarter of the time of these imports: they leave hardly any garbage, and it is collected below
     try:
-        from amp_track.training.devices import heap
-
-        heap.keep_to_one_arena()  # before torch's libraries start a thread
         for name in sandbox.REQUIRED_MODULES:
             importlib.import_module(name)
     except Exception:
         return traceback.format_exc()
-    for name in os.environ.get(sandbox.PRELOAD_VARIABLE, "").split(","):
-        if name and _is_installed(name):
-            try:
-                importlib.import_module(name)
-            except Exception:  # the job that needs it meets the same error, and reports it
-                continue
-    atexit.register(_leave, os.getpid())
     gc.collect()
     gc.enable()
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it
     return ""
 
 
-failure = _preload()
+def _run_imports() -> None:
+    """Run the import statements that the workload begins with."""
+    for statement in os.environ.get(fork_server.PRELOAD_VARIABLE, "").splitlines():
+        try:
+            exec(statement, {})
+        except Exception:  # the job meets the same error, and reports it
+            return
+
+
+def _preload() -> None:
+    """Import the workload's modules, and what every job needs unless the workload does something before that."""
+    global failure, is_left_to_jobs
+    # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
+    _look_here_last()
+    with _ending_with_command():
+        gc.disable()
+        try:
+            heap.keep_to_one_arena()  # before torch's libraries start a thread
+            _run_imports()
+        finally:
+            gc.enable()
+        is_left_to_jobs = "torch" not in sys.modules
+        if not is_left_to_jobs:
+            failure = import_required()
+    atexit.register(_leave, os.getpid())
+
+
+_preload()

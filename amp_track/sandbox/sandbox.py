@@ -6,7 +6,6 @@ imports no torch: the processes are forked from a server that has.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import importlib
@@ -20,25 +19,23 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any, assert_never
 
+from amp_track import workload_import
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import AmpTrackError, WorkloadFailed
-from amp_track.records.events import Event
+from amp_track.records.events import Event, Noted
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
-from amp_track.sandbox import children, deaths, fork_server, ranks
+from amp_track.sandbox import children, deaths, fork_server, imports, process_setup, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.sandbox.sender import Sender
 from amp_track.sandbox.torchrun import Meet
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
-PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
-"""Environment variable that tells the fork server which modules the workload imports, comma-separated."""
 REQUIRED_MODULES = (
     "torch",
     "torch._dynamo",  # else the first optimizer step of every process imports it, for 0.9 s
@@ -46,14 +43,16 @@ REQUIRED_MODULES = (
     "amp_track.cli",
     "pydantic.type_adapter",
 )
-"""Modules that the fork server imports for every job."""
+"""Modules that every job needs."""
 _PRELOAD_MODULE = "amp_track.sandbox.preload"
-"""The module that imports them there."""
-
+"""The module that imports them in the fork server."""
+_CANNOT_IMPORT = "got a fork server that cannot import what every job needs; fix this import:\n{}"
 
 Task = str | PlanTask | ForecastTask | Meet
 """What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, a prediction, or a meeting."""
 _FORECAST_SECONDS = 30.0
+_IMPORT_SECONDS = 120.0
+"""How long the fork server may import what the workload imports, before that is left to the jobs."""
 
 _log = logging.getLogger("amp_track.sandbox")
 
@@ -79,11 +78,13 @@ class Sandbox:
         self._has_killed = False
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
+        self._notes: list[str] = []
+        self._has_logged_notes = False
         # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
         # blocks in every command, not only within one.
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            PRELOAD_VARIABLE: ",".join(_imported_modules(workload)),
+            fork_server.PRELOAD_VARIABLE: "\n".join(imports.leading_imports(workload).statements),
             # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
             "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }
@@ -97,12 +98,24 @@ class Sandbox:
 
         Raises:
             BadInput: this machine has no such device, or the workload cannot be loaded.
-            WorkloadFailed: loading the workload's data failed.
+            WorkloadFailed: loading the workload's data failed, or importing the workload and loading its data took
+                longer than the job's timeout.
         """
         rank = Rank(count=job.processes, local_count=job.processes)
-        # Not under the job's timeout: the first process waits until torch is imported.
-        (result,) = self._in_fresh_processes("inspect", dataclasses.replace(job, timeout_seconds=None), [rank])
-        return inspection_of(job, result)
+        (result,) = self._in_fresh_processes("inspect", job, [rank], self._note)
+        inspection = inspection_of(job, result)
+        self._log_notes()
+        return inspection
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Noted):
+            self._notes.append(event.text)
+
+    def _log_notes(self) -> None:
+        """Log what the first inspection that succeeds has noted."""
+        if self._notes and not self._has_logged_notes:
+            _log.warning("%s", self._notes[-1])
+            self._has_logged_notes = True
 
     def run(
         self,
@@ -157,6 +170,11 @@ class Sandbox:
             return Forecasts(reason=result.message)
         return Forecasts(reason=f"it was not made within {_FORECAST_SECONDS:g} s")
 
+    def _import_seconds(self) -> float | None:
+        """Return how long the fork server's imports may take: None where nothing could be left to the jobs."""
+        statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
+        return None if all(map(imports.is_of_required_package, statements)) else _IMPORT_SECONDS
+
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> Outcome:
@@ -182,21 +200,30 @@ class Sandbox:
         It is None for one that was ended because another had failed.
 
         A fork server that has touched CUDA, because a package does that when it is imported, is of no use to any job on
-        a GPU: another one is started, which leaves those imports to the jobs.
+        a GPU: another one is started, which leaves those imports to the jobs. So is one whose imports do not end.
         """
         try:
             return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
-        except CudaTouched:
-            names = self._environment[PRELOAD_VARIABLE]
-            if not names:
+        except (CudaTouched, fork_server.ImportsTakeTooLong) as error:
+            left = self._leave_imports_to_jobs()
+            if not left:
                 raise
-        _log.warning(
-            "importing %s initializes CUDA, after which no job on a GPU can be forked; each job imports that "
-            "itself, which takes seconds each time: make it look for devices later, when it is used", names,
-        )  # fmt: skip
-        self._environment[PRELOAD_VARIABLE] = ""
+            if isinstance(error, CudaTouched):
+                _log.warning(
+                    "%s initializes CUDA, after which no job on a GPU can be forked; each job imports that itself, "
+                    "which takes seconds each time: make it look for devices later, when it is used", left,
+                )  # fmt: skip
+            else:
+                _log.warning("%s has not ended after %g s; each job runs that itself", left, _IMPORT_SECONDS)
         fork_server.stop()
         return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
+
+    def _leave_imports_to_jobs(self) -> str:
+        """Make the next fork server import no module that only the workload needs, and return what it leaves out."""
+        statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
+        kept = [statement for statement in statements if imports.is_of_required_package(statement)]
+        self._environment[fork_server.PRELOAD_VARIABLE] = "\n".join(kept)
+        return "; ".join(statement for statement in statements if statement not in kept)
 
     def _in_processes_of_one_server(
         self,
@@ -221,13 +248,15 @@ class Sandbox:
                         rank,
                         self._has_killed,
                         environment=self._environment,
+                        import_seconds=self._import_seconds(),
                         steps_back=self._steps_back,
                     )
                 )
                 for rank in all_ranks
             ]
             self._has_killed = True  # should this end by an exception
-            children.listen([*running, *beside], on_event, _deadline(started, job.timeout_seconds))
+            # Not from `started` on: the first process waits until torch is imported.
+            children.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.timeout_seconds))
             kills = control_group.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
@@ -237,9 +266,10 @@ class Sandbox:
             results += [source.result for source in beside if source.is_waited_for]
         has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
         if None in results and not has_failed:
+            what = "importing it and loading its data took longer than" if task == "inspect" else "gave up after"
             timed_out = Outcome(
                 verdict=Verdict.TIMED_OUT,
-                message=f"gave up after {job.timeout_seconds:g} s (--timeout)",
+                message=f"{what} {job.timeout_seconds:g} s (--timeout)",
                 wall_seconds=time.monotonic() - started,
             )
             return [timed_out] * len(results)
@@ -264,27 +294,6 @@ def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     return None if timeout_seconds is None else started + timeout_seconds
 
 
-def _imported_modules(workload: str) -> list[str]:
-    """Return the modules that a workload's file imports at its top level, without running it; not Python's own."""
-    module, colon, _ = workload.partition(":")
-    files = [Path(folder, *module.split(".")).with_suffix(".py") for folder in ("", *sys.path)] if colon else [workload]
-    file = next((file for file in files if os.path.isfile(file)), None)  # a pipe would be waited for
-    if file is None:
-        return []
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
-        return []
-    modules = []
-    for node in tree.body:
-        match node:
-            case ast.Import(names=names):
-                modules += [alias.name for alias in names]
-            case ast.ImportFrom(module=str(module), level=0):
-                modules.append(module)
-    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] not in sys.stdlib_module_names]
-
-
 def _missing_preload() -> str:
     """Return what kept the fork server from importing the required modules, or "".
 
@@ -292,7 +301,7 @@ def _missing_preload() -> str:
     process, and nobody would know. A process has one fork server: where the user's own program has started it before,
     for something else, each job imports the modules itself.
     """
-    if PRELOAD_VARIABLE not in os.environ:
+    if fork_server.PRELOAD_VARIABLE not in os.environ:
         importlib.import_module(_PRELOAD_MODULE)
     preload = sys.modules.get(_PRELOAD_MODULE)
     if preload is None:
@@ -301,8 +310,26 @@ def _missing_preload() -> str:
             "that a new Python process can import it"
         )
     if preload.failure:
-        return f"got a fork server that cannot import what every job needs; fix this import:\n{preload.failure}"
+        return _CANNOT_IMPORT.format(preload.failure)
     return ""
+
+
+def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
+    """Import the workload, and then what every job needs; return why that fails, or ""."""
+    started = time.monotonic()
+    if not isinstance(task, Meet):
+        workload_import.import_ahead(job.workload)
+    failure: str = sys.modules[_PRELOAD_MODULE].import_required()
+    leading = imports.leading_imports(job.workload)
+    is_why = os.environ.get(fork_server.PRELOAD_VARIABLE) == "\n".join(leading.statements)
+    if task == "inspect" and is_why and leading.stopped_at:
+        sender.send(
+            Noted(
+                text=f"{leading.stopped_at} runs before torch is imported, so each job imports torch itself, which "
+                f"took {time.monotonic() - started:.1f} s. Import torch above that line if the order does not matter."
+            )
+        )
+    return failure
 
 
 def _child(
@@ -335,6 +362,10 @@ def _do(
 ) -> None:
     if missing := _missing_preload():
         sender.send(AmpTrackError(missing))
+        return
+    process_setup.set_up_process()
+    if sys.modules[_PRELOAD_MODULE].is_left_to_jobs and (missing := _import_before_torch(job, task, sender)):
+        sender.send(AmpTrackError(_CANNOT_IMPORT.format(missing)))
         return
     from amp_track.sandbox import job_process
 

@@ -53,8 +53,9 @@ def _stopped(command: Command) -> None:
 SIGNALS = (
     Fault(
         "SIGKILL of the command",
-        "Nothing can be ended any more. Its processes end with it, and the same command ends what was left RUNNING, "
-        "clears away temporary files, and resumes.",
+        "Nothing can be ended any more. Its jobs end at once; the process that they are forked from may take a few "
+        "seconds while it imports torch. The same command ends what was left RUNNING, clears away temporary files, "
+        "and resumes.",
         _signalled(signal.SIGKILL), _EVERYWHERE, exit_codes=(0, -signal.SIGKILL),
     ),
     Fault(

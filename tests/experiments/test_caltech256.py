@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from image_trees import CALTECH256, encoded, job_of, outcome_in, write_odd_tree, write_tree
-from resnet50 import IMAGENET, FrozenResNet, resnet50
 from support import Done
 from torch import nn
 from torchvision import models
@@ -20,6 +19,7 @@ from amp_track.records.job import Job
 from amp_track.records.outcome import Verdict
 from amp_track.sandbox.sandbox import Sandbox
 from amp_track.workload import load_workload
+from resnet50 import IMAGENET, FrozenResNet, resnet50
 
 TREE = {"001.ak47": 5, "002.american-flag": 5, "003.backpack": 2, "257.clutter": 3}
 NO_PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": ""}

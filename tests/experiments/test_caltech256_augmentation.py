@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_trees import CALTECH256
 from PIL import Image
-from resnet50 import IMAGENET, evaluation_transform
 
 from amp_track.workload import load_workload
+from resnet50 import IMAGENET, evaluation_transform
 
 workload_module = sys.modules[type(load_workload(CALTECH256)).__module__]
 

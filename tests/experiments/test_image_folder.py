@@ -8,11 +8,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import image_folder
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from image_trees import encoded, write_odd_tree, write_tree
+from PIL import Image
+from support import ROOT
+from torch.utils.data import DataLoader
+
+import image_folder
+from amp_track import BadInput
 from image_folder import (
     INDEX_FILE,
     ImageIndex,
@@ -22,13 +28,7 @@ from image_folder import (
     open_index,
     stratified_split,
 )
-from image_trees import encoded, write_odd_tree, write_tree
-from PIL import Image
 from resnet50 import evaluation_transform
-from support import ROOT
-from torch.utils.data import DataLoader
-
-from amp_track import BadInput
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,18 @@ from amp_track.sandbox import sandbox
 @pytest.mark.parametrize("name", [sandbox._PRELOAD_MODULE, *sandbox.REQUIRED_MODULES])
 def test_every_name_is_a_module(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
+
+
+def install(folder: Path, name: str, source: str) -> None:
+    """Install a package in a folder, for programs that get `with_installed`."""
+    package = folder / "site-packages" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(source)
+
+
+def with_installed(folder: Path) -> dict[str, str]:
+    """Return an environment in which Python finds what `install` has put into a folder."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder / "site-packages")])}
 
 
 _INSPECT = f"""
@@ -56,23 +69,30 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     assert said in done.stderr
 
 
-_KILLED = f"""
+_KILLED = """
 import os, signal
 from amp_track.sandbox.sandbox import Sandbox
 signal.signal(signal.SIGINT, lambda *_: None)
-Sandbox({FAULTS!r}).start()
+Sandbox({workload!r}).start()
 os.killpg(0, signal.SIGINT)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.nightly
-def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along() -> None:
+@pytest.mark.parametrize("package_source", ["", "while True: pass\n"], ids=["imports", "import that hangs"])
+def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along(
+    tmp_path: Path, package_source: str
+) -> None:
     """Ctrl-C reaches it while its Python starts, where it would show a traceback."""
+    install(tmp_path, "some_package", package_source)
+    workload = tmp_path / "workload.py"
+    workload.write_text("import some_package\n" + Path(FAULTS).read_text())
     with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` may be too long for a socket
         done = subprocess.run(
-            [sys.executable, "-c", _KILLED], stderr=subprocess.PIPE, start_new_session=True, timeout=120,
-            env=os.environ | {"TMPDIR": temporary},
+            [sys.executable, "-c", _KILLED.format(workload=str(workload))],
+            stderr=subprocess.PIPE, start_new_session=True, timeout=60,
+            env=with_installed(tmp_path) | {"TMPDIR": temporary},
         )  # which lasts until the server has closed stderr, too  # fmt: skip
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
         assert [name for name in os.listdir(temporary) if name.startswith(("amp_track", "pymp"))] == []
@@ -114,9 +134,7 @@ torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked
 
 def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device: str) -> tuple[list[str], list[str]]:
     """Return the verdicts of two jobs whose workload imports a package, and the lines about CUDA that were said."""
-    package = folder / "site-packages" / "touches_cuda"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(package_source)
+    install(folder, "touches_cuda", package_source)
     workload = folder / "workload.py"
     workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
     program = folder / "program.py"
@@ -131,10 +149,9 @@ job = resolve(job, box.inspect(job))
 print(box.run(job).verdict, box.run(job).verdict)
 """
     )
-    paths = [os.environ["PYTHONPATH"], str(folder / "site-packages")]
     done = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=with_installed(folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
@@ -144,7 +161,7 @@ print(box.run(job).verdict, box.run(job).verdict)
 def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
     verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
     assert verdicts == ["fits", "fits"]
-    assert line.startswith("importing torch,touches_cuda,")
+    assert line.startswith("import touches_cuda initializes CUDA")
 
 
 @pytest.mark.gpu
@@ -180,3 +197,80 @@ def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) 
         [sys.executable, "program.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout.split() == ["before", "Faults", "True"], done.stderr
+
+
+_SAYS_WHAT_IT_SAW = """
+from dataclasses import dataclass
+from typing import ClassVar
+from amp_track import Quality, Workload
+from torch import nn
+from torch.utils.data import TensorDataset
+
+@dataclass(frozen=True)
+class Says(Workload):
+    quality: ClassVar[Quality] = Quality(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
+
+    def model(self): return nn.Linear(1, 1)
+    def train_data(self): return TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
+    eval_data = train_data
+"""
+_TELL = """
+import logging
+from amp_track.records.job import Job
+from amp_track.sandbox import sandbox
+logging.basicConfig(format="%(message)s")
+sandbox._IMPORT_SECONDS = {import_seconds}
+if __name__ == "__main__":
+    for workload in {workloads}:
+        print(sandbox.Sandbox(workload).inspect(Job(workload=workload, device="cpu")).quality_name)
+"""
+
+
+def qualities(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.0) -> tuple[list[str], list[str]]:
+    """Return how workloads name their qualities, one after the other in one program, and the lines that were logged."""
+    files = [folder / f"workload{number}.py" for number in range(len(sources))]
+    for file, source in zip(files, sources, strict=True):
+        file.write_text(source)
+    program = folder / "program.py"
+    program.write_text(_TELL.format(workloads=[str(file) for file in files], import_seconds=import_seconds))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
+        env=with_installed(folder) | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: Path) -> None:
+    """Also where a workload before it, in the same program, has begun with that import."""
+    install(tmp_path, "reads_environment", "import os\nSEEN = os.environ.get('READ_AT_IMPORT')\n")
+    sets = "import os\nos.environ['READ_AT_IMPORT'] = 'set'\nos.environ['OMP_NUM_THREADS'] = '2'\n"
+    tops = [
+        f"import torch\nimport reads_environment\n{sets}",
+        f"import torch\n{sets}import reads_environment\n",
+        f"{sets}import reads_environment\nimport torch\n",
+    ]
+    said, logged = qualities(tmp_path, [top + _SAYS_WHAT_IT_SAW for top in tops])
+    assert said == ["None - 1 threads", "set - 1 threads", "set - 2 threads"]
+    (line,) = logged
+    assert "workload2.py, line 2 runs before torch is imported, so each job imports torch itself, which took" in line
+
+
+@pytest.mark.slow
+def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: Path) -> None:
+    hangs = "import multiprocessing\nSEEN = 'seen'\nwhile multiprocessing.parent_process() is None: pass\n"
+    install(tmp_path, "reads_environment", hangs)
+    said, logged = qualities(
+        tmp_path, ["import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW], import_seconds=2.0
+    )
+    assert said == ["seen - 1 threads"]
+    assert logged == ["import reads_environment has not ended after 2 s; each job runs that itself"]
+
+
+def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
+    """All that is imported before `workload_import.import_ahead`."""
+    modules = "amp_track.sandbox.sandbox, amp_track.sandbox.process_setup, amp_track.training.devices.heap"
+    program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -35,6 +35,24 @@ def test_a_job_that_fits_streams_its_epochs(sandbox: Sandbox, fault_job: FaultJo
     assert dict(events[0].settings)["fp32_precision.cudnn.conv"] == "ieee"
 
 
+@pytest.mark.parametrize(
+    ("line", "hanging"),
+    [
+        ("import torch\n", "import torch\nwhile True: pass\n"),
+        ("return TensorDataset(", "return time.sleep(1e6) or TensorDataset("),
+    ],
+    ids=["import", "data"],
+)
+def test_a_workload_that_hangs_when_it_is_inspected_is_given_up(tmp_path: Path, line: str, hanging: str) -> None:
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text().replace(line, hanging, 1))
+    job = Job(workload=str(workload), device="cpu", timeout_seconds=0.2)
+    with pytest.raises(
+        WorkloadFailed, match=r"workload\.py: importing it and loading .* longer than 0\.2 s \(--timeout"
+    ):
+        Sandbox(str(workload)).inspect(job)
+
+
 @pytest.mark.parametrize("phase", ["model", "forward", "backward", "optimizer", "evaluation"])
 def test_out_of_memory_is_told_and_placed(sandbox: Sandbox, fault_job: FaultJob, phase: str) -> None:
     outcome = sandbox.run(fault_job(phase, memory_budget_bytes=64 * MEBIBYTE))

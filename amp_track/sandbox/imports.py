@@ -1,0 +1,141 @@
+"""Find the imports of a workload's file that can be done before it runs, without changing what it does.
+
+A file may set an environment variable or patch a module, and import afterwards what reads it. So only the imports
+above its first other statement are done in advance. To import a module that is not installed counts as such a
+statement: it is the user's own, and may do anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+_REQUIRED = ("torch", "numpy", "amp_track")
+"""Packages that the fork server has loaded by the end of `import torch`, or is itself."""
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class LeadingImports:
+    """The import statements at the top of a workload's file."""
+
+    statements: tuple[str, ...] = ()
+    """Those of installed packages, in the file's order; not those of Python's own modules."""
+    stopped_at: str = ""
+    """The first statement that is none of them: `train.py, line 3`."""
+
+
+def leading_imports(workload: str) -> LeadingImports:
+    """Return the import statements that come before anything else in a workload's file, or in its module's packages.
+
+    Args:
+        workload: `train.py`, or `package.module:Class`.
+    """
+    module, colon, _ = workload.partition(":")
+    here = os.getcwd()
+    path = sorted(sys.path, key=lambda folder: folder in ("", here))  # the working folder last, which keeps the order
+    if colon:
+        path.append(here)
+        files = _files_of_module(module, path)
+    else:
+        files = [workload] if os.path.isfile(workload) else []  # a pipe would be waited for
+        path.insert(0, os.path.dirname(os.path.realpath(workload)))
+    statements: list[str] = []
+    for file in files:
+        for node in _top_level(file):
+            if not isinstance(node, ast.Import | ast.ImportFrom) or not _is_installed(node, path):
+                return LeadingImports(tuple(statements), f"{file}, line {node.lineno}")
+            if not all(_is_of_python(name) for name in _imported_packages(node)):
+                statements.append(ast.unparse(node))
+    return LeadingImports((*statements, "import torch"))  # nothing comes before what every job imports
+
+
+def is_of_required_package(statement: str) -> bool:
+    """Return whether a statement imports only from packages that every job needs anyway."""
+    return all(name in _REQUIRED for name in _imported_packages(_parsed(statement)))
+
+
+def may_share_server(running: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return whether a fork server that has run some statements may serve a workload that begins with others.
+
+    It may if both begin with torch, and it has imported nothing else that this workload may import later.
+    """
+    if list(running) == list(wanted):
+        return True
+    others = {statement for statement in running if not is_of_required_package(statement)}
+    return others <= set(wanted) and any(map(_imports_torch, running)) and any(map(_imports_torch, wanted))
+
+
+def _imports_torch(statement: str) -> bool:
+    """Return whether a statement imports torch, by itself or as `from amp_track import Workload` does."""
+    node = _parsed(statement)
+    if isinstance(node, ast.ImportFrom) and node.module == "amp_track":
+        return "Workload" in [alias.name for alias in node.names]
+    return "torch" in _imported_packages(node)
+
+
+def _parsed(statement: str) -> ast.Import | ast.ImportFrom:
+    (node,) = ast.parse(statement).body
+    assert isinstance(node, ast.Import | ast.ImportFrom)
+    return node
+
+
+def _files_of_module(module: str, path: Sequence[str]) -> list[str]:
+    """Return the files that Python runs to import a module: those of its packages, and its own."""
+    names = module.split(".")
+    for folder in path:
+        file = Path(folder, *names).with_suffix(".py")
+        if file.is_file():
+            packages = [Path(folder, *names[:depth], "__init__.py") for depth in range(1, len(names))]
+            return [str(each) for each in (*packages, file) if each.is_file()]
+    return []
+
+
+def _top_level(file: str) -> Iterator[ast.stmt]:
+    """Yield the statements of a file that do anything when it is imported."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
+        return
+    for node in tree.body:
+        match node:
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                continue
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=[]):
+                continue
+        yield node
+
+
+def _imported_packages(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the top-level packages of an import statement; "" for a relative one."""
+    if isinstance(node, ast.ImportFrom):
+        return ["" if node.level else (node.module or "").partition(".")[0]]
+    return [alias.name.partition(".")[0] for alias in node.names]
+
+
+def _is_of_python(name: str) -> bool:
+    return name in sys.stdlib_module_names
+
+
+def _is_installed(node: ast.Import | ast.ImportFrom, path: Sequence[str]) -> bool:
+    """Return whether all that a statement imports is Python's own or installed, and not the user's."""
+    return all(
+        _is_of_python(name) or name in _REQUIRED or bool(name and _is_in_installed_folder(name, path))
+        for name in _imported_packages(node)
+    )
+
+
+def _is_in_installed_folder(name: str, path: Sequence[str]) -> bool:
+    try:
+        spec = PathFinder.find_spec(name, path)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return any(_INSTALLED_FOLDERS & set(Path(place).parts) for place in places)

@@ -1,0 +1,62 @@
+"""Turn a process that was just forked into that of a job: its group, signals, streams and end. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from amp_track.workers import streams
+
+
+def set_up_process() -> None:
+    """Make this a job's process.
+
+    It leads a process group, so that what it starts can be ended with it. It prints to stderr, whoever reads that,
+    ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
+    """
+    os.setpgid(0, 0)  # no session: where each has its share of the cores, the command's priority would mean nothing
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    streams.open_closed_streams()
+    sys.stdout.flush()
+    os.dup2(2, 1)  # stdout belongs to the command's result
+    streams.make_lossy()
+    _raise_oom_score()
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """End the group with the parent, whose end of a pipe closes however it dies, SIGKILL included.
+
+    A thread waits for it. On Linux the kernel kills the group, too, even while the job hangs in C and no thread runs.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel that only resembles Linux may refuse it
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
+            flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+            fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+def _wait_for_end(sentinel: int) -> None:
+    wait([sentinel])
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _raise_oom_score() -> None:
+    """Make the kernel kill this job, and not the search that started it, if it must kill a process for memory."""
+    if sys.platform == "linux":
+        try:
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        except OSError:
+            pass
