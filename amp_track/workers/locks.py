@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-from amp_track.records.addresses import identity, journal_file
+from amp_track.records.addresses import identity, journal_file, sqlite_file
 from amp_track.records.errors import StoreFailed
 from amp_track.workers import interrupts
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
-_HELD = (errno.EAGAIN, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EBADF)
-"""What is said of a lock that another process holds, or has just deleted. The last is what NFS says of another user's
-file, which can be opened for reading only."""
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -33,69 +30,67 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
     The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
     later ones too).
 
-    The lock is a file that is there only while it is held: beside the file of a store, whose folder has to be writable
-    anyway; for a server, in the user's own cache folder. The package filelock leaves such files for ever. On a network
-    file system it holds for all machines where that locks files for all, as NFS 4 does.
-
     Args:
         url: the store's address. Different spellings of the same address share one lock.
-        part: names a lock besides that of the store, which may be held meanwhile.
+        part: names another lock than that of the store, which may be held meanwhile.
+
+    Raises:
+        StoreFailed: the lock file cannot be made or locked.
     """
-    file = _file_of(url, f".{_digest(part)[:2]}.lock" if part else ".lock")
+    file = lock_file(url, part)
     interrupts.check()
-    begun, has_said_so = time.monotonic(), False
-    while (descriptor := _acquired(file)) is None:
+    begun, has_warned = time.monotonic(), False
+    while (lock := _acquire(file)) is None:
         interrupts.sleep(_POLL_SECONDS)
-        if not has_said_so and time.monotonic() - begun > _SILENT_SECONDS:
-            has_said_so = True
-            _log.warning(
-                "waiting for %s, which another process holds: is one of them stopped? If none is there, delete it", file
-            )
+        if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
+            has_warned = True
+            _log.warning("waiting for %s, which another process has locked: is one of them stopped?", file)
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)  # before it is released: whoever has opened it already finds it gone
-        os.close(descriptor)
+        # A journal and a user's folder may lie on a network file system, where two processes could hold a deleted lock.
+        if journal_file(url) is None and sqlite_file(url) is not None:
+            file.unlink(missing_ok=True)
+        lock.release()
 
 
-def _acquired(file: Path) -> int | None:
-    """Return the descriptor of the lock, held until it is closed; None while another process holds it.
+def lock_file(url: str, part: str = "") -> Path:
+    """Return the lock file of a store: beside its file, or in the user's cache folder for a server.
 
-    Raises:
-        StoreFailed: the file system locks no files.
+    The lock beside a journal holds for all machines if its file system locks files for all of them, as NFS 4 does.
     """
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # never through somebody's link
-    try:
-        descriptor = os.open(file, flags | os.O_RDWR, 0o644)  # NFS locks no file that is open for reading only
-    except PermissionError:  # another user, who shares the folder, holds it: it can be waited for
-        descriptor = os.open(file, flags | os.O_RDONLY, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Else its last holder has deleted it, on another machine perhaps, and the next one makes another.
-        if os.fstat(descriptor).st_ino == os.stat(file, follow_symlinks=False).st_ino:
-            return descriptor
-    except OSError as error:
-        if error.errno not in _HELD:
-            os.close(descriptor)
-            if error.errno in _NO_LOCKS:
-                file.unlink(missing_ok=True)  # nobody else can hold it
-            raise StoreFailed(
-                f"{file}: cannot be locked ({error.strerror}), expected a file system that locks files; put the store "
-                "on another, or mount this one with locks"
-            ) from error
-    os.close(descriptor)
-    return None
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_of(url: str, suffix: str) -> Path:
+    suffix = f".{_digest(part)[:2]}.lock" if part else ".lock"
     store = identity(url)
     if isinstance(store, Path):
         ours = ".amp_track" if journal_file(url) is not None else ""  # Optuna locks a journal by PATH.lock
         return store.with_name(f"{store.name}{ours}{suffix}")
-    folder = platformdirs.user_cache_path("amp_track") / "locks"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"{_digest(store)[:16]}{suffix}"
+    return platformdirs.user_cache_path("amp_track") / "locks" / f"{_digest(store)[:16]}{suffix}"
+
+
+def why_unusable(file: Path) -> str:
+    """Return why a lock file cannot be opened, before anything is written; "" if it can be, or is not there yet."""
+    if file.is_symlink():  # which may lead to somebody's file
+        return "it is a symbolic link"
+    return "it is a folder" if file.is_dir() else ""
+
+
+def _acquire(file: Path) -> FileLock | None:
+    """Return the lock, held; None while another process holds it."""
+    from filelock import FileLock, Timeout  # 60 ms that a command without stores need not pay
+
+    lock = FileLock(file, fallback_to_soft=False)  # the kernel releases the lock of a killed process
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout:
+        return None
+    except OSError as error:
+        raise StoreFailed(
+            f"{file}: the lock file cannot be locked ({why_unusable(file) or error.strerror}); move it away, or put "
+            "the store into a folder whose file system locks files"
+        ) from error
+    return lock
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

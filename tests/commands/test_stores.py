@@ -135,6 +135,55 @@ def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     assert (tmp_path / "new.db").read_bytes() == b""
 
 
+@pytest.mark.parametrize("kind", ["dangling link", "link to a folder", "link to a file", "folder"])
+@pytest.mark.parametrize(
+    ("flag", "url", "lock"),
+    [
+        ("--storage", "sqlite:///optuna.db", "optuna.db.lock"),
+        ("--storage", "optuna.log", "optuna.log.amp_track.lock"),
+        ("--tracking-uri", "sqlite:///mlflow.db", "mlflow.db.lock"),
+    ],
+)
+def test_a_lock_file_that_is_none_is_told_in_one_line_and_left_alone(
+    kind: str, flag: str, url: str, lock: str, amp_track: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("precious")
+    if kind == "folder":
+        (tmp_path / lock).mkdir()
+    else:
+        target = {"dangling link": "nowhere", "link to a folder": "folder", "link to a file": "file"}[kind]
+        (tmp_path / lock).symlink_to(target)
+    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB", flag, url)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"amp-track: {flag}: got {url}")
+    assert lock in line
+    assert sorted(os.listdir(tmp_path)) == sorted(["file", "folder", lock])
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_folder_in_place_of_the_lock_of_a_journal_is_told_and_left_alone(amp_track: Command, tmp_path: Path) -> None:
+    """Not broken after a while, as the lock of a killed process is."""
+    (tmp_path / "optuna.log.lock").mkdir()
+    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB", "--storage", "optuna.log")
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, os.listdir(tmp_path)) == (2, ["optuna.log.lock"])
+    assert "optuna.log.lock" in line
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc, where root may write and no file can be made")
+@pytest.mark.parametrize("arguments", [["train"], ["fit"], ["fit", "--storage", "optuna.log"]], ids=" ".join)
+def test_a_working_folder_where_no_file_can_be_made_is_told_in_one_line(
+    arguments: list[str], amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/proc")
+    done = amp_track(*arguments, SMALL_MLP, "--precision", "fp32")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "/proc" in line
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

@@ -1,17 +1,20 @@
-"""Locks of stores: one process at a time, and no file that stays."""
+"""Locks of stores: one process at a time, and no file that stays beside an SQLite file."""
 
 import errno
 import fcntl
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from support import ROOT
 
 from amp_track.records.errors import StoreFailed
+from amp_track.workers import interrupts, locks
 from amp_track.workers.locks import store_lock
 
 X = "sqlite:///x.db"
@@ -24,9 +27,17 @@ for _ in range(50):
         count = int(Path("count").read_text())
         Path("count").write_text(str(count + 1))
 """
+HOLD = """
+import sys
+from amp_track.workers.locks import store_lock
+with store_lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
-def test_one_process_at_a_time_and_no_file_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("urls", [("sqlite:///x.db", "sqlite:///./x.db"), ("x.log", "./x.log")])
+def test_one_process_at_a_time(urls: tuple[str, str], tmp_path: Path) -> None:
     work, temporary = tmp_path / "work", tmp_path / "temporary"
     work.mkdir()
     temporary.mkdir()
@@ -38,12 +49,13 @@ def test_one_process_at_a_time_and_no_file_stays(tmp_path: Path) -> None:
             env={"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
             stderr=subprocess.PIPE,
         )
-        for url in ("sqlite:///x.db", "sqlite:///./x.db") * 2
+        for url in urls * 2
     ]
     for process in running:
         assert process.communicate(timeout=120)[1] == b""
     assert (work / "count").read_text() == "200"
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [work / "count"]
+    stay = [work / "x.log.amp_track.lock"] if "x.log" in urls else []
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == [work / "count", *stay]
 
 
 @pytest.mark.parametrize("url", ["postgresql://me@127.0.0.1/x", "http://127.0.0.1:5000"])
@@ -55,65 +67,86 @@ def test_the_lock_of_a_server_lies_where_only_the_user_writes(
         (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
         for path in (file, file.parent, file.parent.parent):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o022, path
-    assert not file.exists()
 
 
 def test_the_lock_of_a_journal_is_not_the_one_that_optuna_takes(tmp_path: Path) -> None:
     Path("x.log.lock").symlink_to("x.log")
     with store_lock("x.log"):
         assert sorted(os.listdir(tmp_path)) == ["x.log.amp_track.lock", "x.log.lock"]
-    assert os.listdir(tmp_path) == ["x.log.lock"]
 
 
 def test_a_lock_left_by_a_killed_process_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "x.db.lock").touch()
-    with store_lock("sqlite:///x.db"):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, X], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": str(ROOT)}
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+    assert os.listdir(tmp_path) == ["x.db.lock"]
+    with store_lock(X):
         assert os.listdir(tmp_path) == ["x.db.lock"]
     assert os.listdir(tmp_path) == []
 
 
-def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "x.db.lock").symlink_to("precious")
-    with pytest.raises(OSError), store_lock("sqlite:///x.db"):
+@pytest.mark.parametrize("target", ["precious", "nowhere", "folder", "x.db.lock"])
+def test_a_link_in_place_of_a_lock_is_not_followed(target: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "x.db.lock").symlink_to(target)
+    with pytest.raises(StoreFailed, match=r"x\.db\.lock: .*symbolic link"), store_lock(X):
         pass
-    assert not (tmp_path / "precious").exists()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "precious", "x.db.lock"]
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+def test_a_folder_in_place_of_a_lock_is_told_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "x.db.lock").mkdir()
+    with pytest.raises(StoreFailed, match=r"x\.db\.lock: .*folder"), store_lock(X):
+        pass
+    assert (tmp_path / "x.db.lock").is_dir()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.raises(StoreFailed, match=r"/dev/null/amp_track/locks/"), store_lock("http://127.0.0.1:5000"):
+        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_locks_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Lustre without `flock`, or NFS 3 without lockd, answers."""
-    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: refuse(number))
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with (
-        pytest.raises(StoreFailed, match=r"x\.db\.lock: cannot be locked \(.*\), expected a file system that locks"),
+        pytest.raises(StoreFailed, match=rf"x\.db\.lock: .*\({os.strerror(number)}\).* whose file system locks files"),
         store_lock(X),
     ):
         pass
-    assert os.listdir() == ([] if number != errno.ENOLCK else ["x.db.lock"]), "another process may hold it"
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EBADF])
-def test_what_a_network_file_system_says_of_a_lock_that_is_held_is_waited_for(
-    number: int, monkeypatch: pytest.MonkeyPatch
+def test_a_lock_that_is_held_is_waited_for_told_and_interruptible(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = [number, number, 0]
-    monkeypatch.setattr(fcntl, "flock", lambda descriptor, how: refuse(answers.pop(0)))
+    monkeypatch.setattr(locks, "_SILENT_SECONDS", 0.1)
+
+    def interrupt_once_told() -> None:
+        while not caplog.records:
+            done.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    done = threading.Event()
+    thread = threading.Thread(target=interrupt_once_told)
     with store_lock(X):
-        assert not answers
-
-
-def refuse(number: int) -> None:
-    if number:
-        raise OSError(number, os.strerror(number))
-
-
-def test_a_lock_that_another_machine_has_deleted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    flock, deleted = fcntl.flock, []
-
-    def flock_late(descriptor: int, how: int) -> None:
-        flock(descriptor, how)
-        if not deleted:
-            deleted.append(Path("x.db.lock").unlink())
-
-    monkeypatch.setattr(fcntl, "flock", flock_late)
-    with store_lock(X):
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred(owns_process=False), store_lock(X):
+            pass
         assert Path("x.db.lock").exists()
+    thread.join()
+    (record,) = caplog.records
+    assert "x.db.lock" in record.getMessage()
+    with store_lock(X):  # nothing is left held
+        pass

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from amp_track.records.addresses import identity, in_memory, journal_file, masked, sqlite_file
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts, sqlite_files
+from amp_track.workers import interrupts, locks, sqlite_files
 
 _TABLES = {"MLflow": ("experiments", "experiment_id"), "Optuna": ("studies", "study_id")}
 """By program, the table of what it makes first, and a column of it: other programs have a table of that name too."""
@@ -76,6 +77,9 @@ def _check_journal(flag: str, url: str, file: Path) -> None:
         _check_file(flag, url, file)
         if file.is_symlink():  # whose lock, beside it, is not that of the file itself
             raise BadInput(f"{flag}: got {url}, expected the journal itself, this is a link; name {file.resolve()}")
+        lock = Path(f"{file}.lock")  # Optuna's, which is a link
+        if lock.is_dir() and not lock.is_symlink():
+            raise BadInput(f"{flag}: got {url}, whose lock {lock} cannot be taken (it is a folder); move it away")
         if file.exists():
             with file.open("rb") as journal:
                 first = journal.read(len(_BEGINNING_OF_JOURNAL))
@@ -113,11 +117,17 @@ def _check_file(flag: str, url: str, file: Path) -> None:
         raise BadInput(
             f"{flag}: got {url}, expected a file that can be written; change its permissions or name another"
         )
-    if not os.access(folder, os.W_OK):
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell: root may write to /proc
+            pass
+    except OSError as error:
         raise BadInput(
-            f"{flag}: got {url}, expected a folder that can be written, for its locks too; change the permissions of "
-            f"{folder} or name another"
-        )
+            f"{flag}: got {url}, expected a folder in which files can be made, for its locks too; change the "
+            f"permissions of {folder} or name another ({error.strerror})"
+        ) from None
+    lock = locks.lock_file(url)
+    if reason := locks.why_unusable(lock):
+        raise BadInput(f"{flag}: got {url}, whose lock file {lock} cannot be locked ({reason}); move it away")
 
 
 def _check_owner(got: str, file: Path, owner: str) -> None:
