@@ -52,7 +52,8 @@ def working(text: str) -> AbstractContextManager[object]:
     """Show that something without events is under way: a spinner on a terminal, a line in a notebook."""
     if console.is_jupyter:
         return _line_in_notebook(text)
-    return console.status(text) if console.is_terminal else nullcontext()
+    spinner = "line" if console.options.ascii_only else "dots"
+    return console.status(text, spinner=spinner) if console.is_terminal else nullcontext()
 
 
 @contextmanager

@@ -1,18 +1,42 @@
-"""Standard streams whose reader has gone, whose disk is full, or that were closed: no reason to end the work."""
+"""Standard streams that are closed, full, unread or of a small character set: no reason to end the work."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
+_ASCII = {
+    "–": "-", "—": "-", "−": "-", "·": "-", "…": "...", "×": "x", "→": "->", "±": "+-", "≤": "<=", "≥": ">=",
+    "²": "^2", "³": "^3", "\u00a0": " ", "‘": "'", "’": "'", "“": '"', "”": '"',
+}  # fmt: skip
+"""By character, its spelling for an encoding that lacks it."""
+
+
+def _spell_in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return what to print in place of the characters that an encoding lacks, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in lacking), error.end
+
+
+codecs.register_error("amp_track.ascii", _spell_in_ascii)
+
 
 class LossyStream:
-    """A text stream that notes the first error in place of raising it, and drops what comes after."""
+    """A text stream that notes the first error in place of raising it, and drops what comes after.
+
+    Characters that its encoding lacks are spelled in ASCII.
+    """
 
     def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="amp_track.ascii")
         self._stream = stream
         self.error: OSError | None = None
 
