@@ -14,6 +14,7 @@ from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_
 from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
 from amp_track.commands.session.studies import Studies
 from amp_track.commands.session.trial import advice_for, run_tracked
+from amp_track.records import addresses
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.job import Job
 from amp_track.report import progress
@@ -88,7 +89,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
         )
     except (Exception, KeyboardInterrupt):  # a full disk, say
-        if run.has_checkpoint:
+        if run.has_checkpoint and addresses.exists(session.tracking_uri):
             workload = shlex.quote(job.workload)
             progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
         raise

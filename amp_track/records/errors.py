@@ -76,7 +76,7 @@ class BadOption(BadInput):
 
 
 class StoreFailed(AmpTrackError):
-    """A store cannot be read or written any more, or a disk is full. What was written before is kept."""
+    """A store cannot be read or written any more, or a disk is full. What was written is kept unless it is deleted."""
 
     exit_code = 1
 

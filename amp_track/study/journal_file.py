@@ -168,7 +168,8 @@ class JournalFile(JournalFileBackend):
             yield
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"a line of it is no JSON: {error}"
-            raise StoreFailed(
-                f"{self._shown}: the journal cannot be read or written ({reason}); put it back, or see to its "
-                "folder and its disk: the same command resumes"
-            ) from error
+            if getattr(error, "errno", None) in (errno.ENOENT, errno.ESTALE):
+                advice = "put it back, or start over"
+            else:
+                advice = "see to its folder and its disk, then run the same command again"
+            raise StoreFailed(f"{self._shown}: the journal cannot be read or written ({reason}); {advice}") from error

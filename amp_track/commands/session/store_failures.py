@@ -136,6 +136,9 @@ def _of_sqlite(error: BaseException, url: str) -> str:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without the extension that says where
     file = addresses.store_file(url)
     folder = file.resolve().parent if file is not None else Path()
+    is_moved = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED
+    if is_moved or (file is not None and not file.exists()):
+        return f"{url}: the file was deleted or moved while the command was running; put it back, or start over"
     if code == sqlite3.SQLITE_FULL:
         return f"{url}: {_is_full(folder)}"
     if code in _IN_USE:
