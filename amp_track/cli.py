@@ -36,9 +36,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
+
+def _not_empty(parameter: typer.CallbackParam, given: str | None) -> str | None:
+    """Return what was given for an argument. Raises BadInput for empty text, as that of an unset shell variable."""
+    if given == "":
+        raise BadInput(f"{str(parameter.name).upper()}: got '', expected a name; is a shell variable not set?")
+    return given
+
+
 Workload = Annotated[
     str,
-    typer.Argument(metavar="[WORKLOAD]", help="A Python file with one Workload, or package.module:Class."),
+    typer.Argument(
+        metavar="[WORKLOAD]",
+        help="A Python file with one Workload, or package.module:Class.",
+        callback=_not_empty,
+    ),
+]
+Study = Annotated[
+    str,
+    typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.", callback=_not_empty),
 ]
 _OWN_WORKLOAD = "A Python file with one Workload, or package.module:Class. By default that of the"
 """The help of a workload that a store may name instead."""
@@ -55,6 +71,7 @@ def train_command(
             metavar="[WORKLOAD]",
             help=f"{_OWN_WORKLOAD} run with --resume, else {DEFAULT_WORKLOAD}.",
             show_default=False,
+            callback=_not_empty,
         ),
     ] = None,
     as_json: Json = False,
@@ -173,7 +190,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 @app.command("report")
 @flags.with_flags(FLAGS["report"])
 def report_command(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    study: Study,
     as_json: Json = False,
     **given: Any,
 ) -> None:
@@ -194,7 +211,8 @@ def report_command(
 @flags.with_flags(FLAGS["ui"])
 def ui_command(
     study: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="Name of a study; by default the only one.")
+        str | None,
+        typer.Argument(metavar="STUDY", help="Name of a study; by default the only one.", callback=_not_empty),
     ] = None,
     **given: Any,
 ) -> None:
@@ -212,16 +230,18 @@ def ui_command(
     from amp_track.report import pages
 
     # At once: the command goes on, and whoever reads a pipe waits for nothing else.
-    print(ui.ui(request, study or None, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
+    print(ui.ui(request, study, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
 @app.command("work")
 @flags.with_flags(FLAGS["work"])
 def work_command(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.")],
+    study: Study,
     workload: Annotated[
         str | None,
-        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False),
+        typer.Argument(
+            metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False, callback=_not_empty
+        ),
     ] = None,
     as_json: Json = False,
     **given: Any,

@@ -100,8 +100,8 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
     flags, given = FLAGS[command], _with_the_ranks(command, given, owns_process=owns_process)
     assert set(given) <= {flag.parameter for flag in flags}, "every value is given for a flag of the command"
     storage = next((flag.parameter for flag in flags if flag.name == "--storage"), None)
-    if storage is not None and not given.get(storage):
-        given[storage] = os.environ.get(STORAGE_VARIABLE)
+    if storage is not None and given.get(storage) is None:
+        given[storage] = os.environ.get(STORAGE_VARIABLE) or None  # an empty variable counts as not set
     fixed: dict[str, Any] = {}
     if command in ("train", "compare"):
         batch_size = flag_named(flags, "--batch-size").parameter

@@ -36,27 +36,36 @@ class Flag:
         return bool(self.field.metadata["repeatable"])
 
     @property
+    def takes_several(self) -> bool:
+        """Whether its value is a tuple: of texts that are given one by one, or with commas between them."""
+        return str(self.field.type).startswith("tuple[")
+
+    @property
     def parameter(self) -> str:
         """Its name as a parameter of a function; fields of two dataclasses may have the same name."""
         return f"{self.owner.__name__.lower()}_{self.field.name}"
 
     def value(self, given: Any) -> Any:
-        """Return the field's value from what the command line gave.
+        """Return the field's value from what the command line gave; None stands for its default.
 
-        Empty text counts as not given: `mlflow run` passes it for a parameter without a value.
+        Raises:
+            BadInput: the text cannot be read, or is empty, as that of an unset shell variable.
         """
         if self.is_switch:
             return bool(given)
         if self.is_repeatable:
             return tuple(self._parsed(text) for text in given or ())
-        return self._parsed(given) if given else self.field.default
+        return self._parsed(given) if given is not None else self.field.default
 
     def _parsed(self, text: str) -> Any:
+        expected = self.field.metadata["expected"]
+        if not text:
+            raise BadInput(f"{self.name}: got '', expected {expected}; give a value or leave the option out")
         try:
             text.encode()  # bytes that were no UTF-8 reach Python as lone surrogates, which no store takes
             return self.field.metadata["parse"](text)
         except ValueError:
-            raise BadInput(f"{self.name}: got {text!r}, expected {self.field.metadata['expected']}") from None
+            raise BadInput(f"{self.name}: got {text!r}, expected {expected}") from None
 
     def signature_parameter(self) -> inspect.Parameter:
         metadata = self.field.metadata

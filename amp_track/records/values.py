@@ -106,10 +106,10 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def byte_size(text: str) -> int:
-    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or plain bytes; of 63 bits as torch has them."""
+    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or whole bytes; of 63 bits as torch has them."""
     from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
 
-    if not re.fullmatch(r"\s*[\d.]+\s*\w*\s*", text):  # pydantic reads "5%" as 5
+    if not re.fullmatch(r"\s*(\d+|[\d.]+\s*[^\W\d]\w*)\s*", text):  # pydantic reads "5%" as 5, and "1.5" as 1
         raise ValueError(text)
     size = int(TypeAdapter(ByteSize).validate_python(text.strip()))  # its ValidationError is a ValueError
     if not 1 <= size < 2**63:

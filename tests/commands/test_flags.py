@@ -6,7 +6,7 @@ import yaml
 from support import ROOT
 
 from amp_track.commands import flags
-from amp_track.commands.arguments import FLAGS
+from amp_track.commands.arguments import FLAGS, request_of
 from amp_track.records.errors import BadInput
 from amp_track.records.job import Job
 
@@ -30,7 +30,7 @@ def test_a_flag_means_the_same_on_every_command() -> None:
 
 def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
     (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag not in FLAGS["train"]]
-    assert (batch_size.name, batch_size.value("")) == ("--batch-size", 2)
+    assert (batch_size.name, batch_size.value(None)) == ("--batch-size", 2)
 
 
 def test_every_entry_point_is_a_command_with_its_parameters() -> None:
@@ -55,10 +55,26 @@ def test_arguments_of_mlflow_run_become_ours() -> None:
     assert flags.normalized(["--a_b", "--", "--a_b"], []) == ["--a-b", "--", "--a_b"]
 
 
-def test_empty_text_is_not_given() -> None:
+def test_none_is_not_given() -> None:
     flag = flags.flag_named(FLAGS["train"], "--memory-budget")
-    assert flag.value("") is None
+    assert flag.value(None) is None
     assert flag.value("1MiB") == 2**20
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(command, flag) for command, of_command in FLAGS.items() for flag in of_command],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)  # fmt: skip
+def test_empty_text_is_an_error_of_every_flag(command: str, flag: flags.Flag) -> None:
+    if not flag.is_switch:
+        with pytest.raises(BadInput, match=f"^{flag.name}: got '', expected "):
+            flag.value([""] if flag.is_repeatable else "")
+
+
+@pytest.mark.parametrize(("variable", "storage"), [("", "sqlite:///optuna.db"), ("sqlite:///x.db", "sqlite:///x.db")])
+def test_an_empty_variable_counts_as_not_set(variable: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_TRACK_STORAGE", variable)
+    assert request_of("fit", "mine.py", {}).stores.storage == storage
 
 
 def test_bad_text_names_flag_and_expectation() -> None:

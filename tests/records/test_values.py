@@ -17,7 +17,7 @@ def test_the_smallest_size_is_a_byte() -> None:
     assert values.byte_size(" 1 ") == 1
 
 
-@pytest.mark.parametrize("text", ["", "lots", "0", "-5MiB", "5%", "MiB", "5 MiB!", "8EiB", "9" * 400])
+@pytest.mark.parametrize("text", ["", "lots", "0", "1.5", "1.0", "-5MiB", "5%", "MiB", "5 MiB!", "8EiB", "9" * 400])
 def test_byte_size_refuses_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError):
         values.byte_size(text)
