@@ -14,6 +14,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -36,6 +37,7 @@ Names = str | Sequence[str]
 """`"fp32,bf16"` or `["fp32", "bf16"]`."""
 Size = str | int
 """`"64MiB"`, or bytes."""
+_LONGEST_VALUE = 200
 
 
 class StoreSettings(TypedDict, total=False):
@@ -267,54 +269,72 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
     """Return a value as the command line would give it. Raises BadInput, by the argument's name, if it cannot be."""
     if flag.is_switch:
         if not isinstance(value, bool):
-            raise BadInput(f"{name}: got {value!r}, expected True or False")
+            raise BadInput(f"{name}: got {_shown(value)}, expected True or False")
         return value
     try:
-        if name == "over" and isinstance(value, Mapping) and flag.is_repeatable:
-            value = [_text({option: of_option}) for option, of_option in value.items()]
-        text = _texts(value) if flag.is_repeatable else _text(value)
-        if not (name == "batch_size" and text == "auto"):  # which is no batch size, but says how to find one
-            flag.value(text)
-    except ValueError:
-        raise BadInput(f"{name}: got {value!r}, expected {flag.field.metadata['expected']}") from None
-    return text
+        texts = _texts(name, flag, value)
+        (given,) = [texts] if flag.is_repeatable else texts
+        if not (name == "batch_size" and given == "auto"):  # which is no batch size, but says how to find one
+            flag.value(given)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name}: got {_shown(value)}, expected {flag.field.metadata['expected']}") from None
+    return given
 
 
-def _texts(value: Any) -> list[str]:
-    """Return the texts of a flag that may be repeated, from a mapping or from texts; an option's value is one text."""
-    if isinstance(value, Mapping):
-        return [f"{option}={of_option}" for option, of_option in value.items()]
-    values = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    texts: list[Any] = [str(each) if type(each) is int else each for each in values]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(value)
-    return texts
+def _texts(name: str, flag: Flag, value: Any) -> list[str]:
+    """Return the texts by which a command line would give a value: one, unless the flag may be repeated.
+
+    Raises:
+        TypeError: the value is of a type that the flag does not take.
+        ValueError: it is a text with a comma among several, which no command line can give.
+    """
+    if flag.takes_several and isinstance(value, Mapping):
+        join = _joined if name == "over" else _option_text
+        return [f"{option}={join(of_option)}" for option, of_option in value.items()]
+    if flag.takes_several and _has_several(value):
+        return [_text(each) for each in value] if flag.is_repeatable else [_joined(map(_text, value))]
+    return [_text(value)]
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value: values of a list have commas between them, and a mapping's one option comes first.
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, bool) or not isinstance(value, str | Real):
+        raise TypeError(value)
+    return str(value)
 
-    Raises:
-        ValueError: it is empty, has several options, or a value that itself has a comma: no text says that.
-    """
-    if isinstance(value, Mapping):
-        ((option, values),) = value.items()
-        return f"{option}={_text(values)}"
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        texts = [str(each) for each in value]
-        if any("," in text for text in texts):
-            raise ValueError(value)
-        value = ",".join(texts)
-    text = str(value)
-    if not text:  # which the command line takes as not given
-        raise ValueError(value)
-    return text
+
+def _option_text(value: Any) -> str:
+    """Return the text of the value that an option of the workload has, which may be of any type but bytes."""
+    if isinstance(value, bytes | bytearray):
+        raise TypeError(value)
+    return str(value)
+
+
+def _joined(values: Any) -> str:
+    """Return the texts of values with commas between them; a single text may have them already."""
+    if not _has_several(values):
+        return _option_text(values)
+    texts = [_option_text(value) for value in values]
+    if any("," in text for text in texts):
+        raise ValueError(values)
+    return ",".join(texts)
+
+
+def _has_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as an error message shows it: in one line, and not all of a long one."""
+    text = " ".join(repr(value).split("\n"))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _reference(workload: object) -> str:
     """Return the name by which a fresh process finds a workload: a file, or `package.module:Class`."""
-    if isinstance(workload, str | os.PathLike):
-        return os.fspath(workload)
+    if isinstance(workload, str | os.PathLike) and (reference := os.fspath(workload)):
+        return reference
     from amp_track.workload import Workload
 
     if not (inspect.isclass(workload) and issubclass(workload, Workload)):

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import DIGITS, FAULTS, WORKLOADS, stores
 
@@ -110,12 +111,48 @@ def test_auto_finds_the_batch_size() -> None:
         ("compare", {"over": {"width": [1], "depth": [2]}}, "over: got .*, expected option=value,value"),
         ("compare", {"over": {"size": [(1, 2), (3, 4)]}}, "over: got .*, expected option=value,value"),
         ("compare", {"batch_size": "auto"}, "--batch-size: got auto, expected a whole number"),
+        ("train", {"memory_budget": ""}, "memory_budget: got '', expected a size above 0"),
+        ("train", {"memory_budget": 1.5}, r"memory_budget: got 1\.5, expected a size above 0"),
+        ("train", {"batch_size": [64]}, r"batch_size: got \[64\], expected a whole number of 1 or more, or auto"),
+        ("train", {"batch_size": b"auto"}, "batch_size: got b'auto', expected a whole number"),
+        ("train", {"lr": [0.1]}, r"lr: got \[0\.1\], expected a number above 0"),
+        ("train", {"precision": ["fp32"]}, r"precision: got \['fp32'\], expected one of"),
+        ("train", {"precision": b"fp32"}, "precision: got b'fp32', expected one of"),
+        ("fit", {"precision": b"fp32"}, "precision: got b'fp32', expected names from"),
+        ("fit", {"precision": [b"fp32"]}, r"precision: got \[b'fp32'\], expected names from"),
+        ("fit", {"storage": b"sqlite:///x.db"}, "storage: got b'sqlite:///x.db', expected a database address"),
+        ("fit", {"study": ["mine"]}, r"study: got \['mine'\], expected a name"),
+        ("fit", {"study": {"mine": 1}}, "study: got {'mine': 1}, expected a name"),
+        ("fit", {"device": object()}, "device: got <object object at .*>, expected auto"),
+        ("fit", {"set": b"width=3"}, "set: got b'width=3', expected option=value"),
+        ("fit", {"set": {"width": b"3"}}, "set: got {'width': b'3'}, expected option=value"),
+        ("plan", {"capacity": [b"6GiB"]}, r"capacity: got \[b'6GiB'\], expected a size above 0"),
+        ("plan", {"over": {"width": [b"3"]}}, r"over: got {'width': \[b'3'\]}, expected option=value,value"),
+        ("search", {"search_lr": b"1"}, "search_lr: got b'1', expected two numbers above 0"),
         ("train", {"epochs": 2, "steps": 9}, "--epochs: got 2 together with --steps 9"),
     ],
 )
 def test_bad_values_are_bad_input(command: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         asked(command, **settings)
+
+
+def test_a_value_of_several_lines_is_shown_in_one() -> None:
+    with pytest.raises(BadInput) as raised:
+        asked("train", batch_size=np.zeros((100, 100)))
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("workload", ["", b"mine.py", ["mine.py"], None, 5])
+def test_what_names_no_workload_is_bad_input(workload: object) -> None:
+    with pytest.raises(BadInput, match=r"^workload: got .*, expected a file, package\.module:Class, or a class"):
+        asked("fit", workload)
+
+
+def test_numbers_of_numpy_and_paths_are_taken() -> None:
+    assert asked("train", batch_size=np.int64(32), lr=np.float64(0.5)).job == asked("train", batch_size=32, lr=0.5).job
+    assert asked("fit", storage=Path("x.log")).stores.storage == "x.log"
 
 
 def test_an_unknown_argument_is_a_type_error_that_says_which_was_meant() -> None:
