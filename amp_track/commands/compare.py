@@ -49,7 +49,9 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
         )
     base, sessions = _sessions(request, sandbox)
     for session in sessions.values():
-        checks.data_has_a_batch(dataclasses.replace(base.job, options=session.job.options), session.inspection)
+        checks.data_has_a_batch(
+            base.request, dataclasses.replace(base.job, options=session.job.options), session.inspection
+        )
     studies = Studies(base)
     studies.check("compare")
     from amp_track import tracking

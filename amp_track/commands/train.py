@@ -53,7 +53,7 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
         studies.check("fit")
     else:
         job = _accumulating(job, request.fit_options.effective_batch_size)
-        checks.data_has_a_batch(job, session.inspection)
+        checks.data_has_a_batch(request, job, session.inspection)
     from amp_track import tracking
 
     tracker = session.open_tracker()

@@ -187,6 +187,18 @@ def test_a_workloads_own_fields_are_checked(
     is_bad_input(amp_track("train", str(file)), message, tmp_path)
 
 
+def test_a_batch_size_that_nobody_gave_is_called_the_workloads_own(
+    amp_track: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("workload") / "own.py"
+    file.write_text((WORKLOADS / "tiny.py").read_text().replace("batch_size: int = 4", "batch_size: int = 64"))
+    for arguments in (["train"], ["compare", "--precision", "fp32"]):
+        done = amp_track(*arguments, str(file))
+        is_bad_input(done, "own batch size 64 is larger than its 8 training samples", tmp_path)
+        assert "got 64" not in done.stderr
+    is_bad_input(amp_track("train", str(file), "--batch-size", "32"), "--batch-size: got 32, expected at", tmp_path)
+
+
 _OWN = """@dataclasses.dataclass(frozen=True)
 class Own(Workload):
     {field}

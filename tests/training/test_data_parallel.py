@@ -11,6 +11,7 @@ import mlflow
 import pytest
 from support import DIGITS, MEBIBYTE, WORKLOADS, Done
 
+from amp_track.commands.request import Request
 from amp_track.commands.session import checks
 from amp_track.records.errors import BadInput
 from amp_track.records.events import EpochEnded, Event, StepsRecorded
@@ -176,8 +177,8 @@ def test_gpus_train_together_through_nccl(sandbox: Sandbox, cuda: Any, precision
 def test_more_processes_than_samples_are_bad_input(sandbox: Sandbox) -> None:
     job = Job(workload=PARALLEL, processes=16)
     inspection = sandbox.inspect(job)
-    with pytest.raises(BadInput, match="--batch-size: got 4 for each of 16 processes, expected at most the 61 "):
-        checks.data_has_a_batch(resolve(job, inspection), inspection)
+    with pytest.raises(BadInput, match="own batch size 4 for each of 16 processes is larger than its 61 "):
+        checks.data_has_a_batch(Request(job=job), resolve(job, inspection), inspection)
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -186,7 +187,7 @@ def test_more_processes_than_samples_are_refused_and_nothing_is_written(
 ) -> None:
     done = amp_track(command, PARALLEL, "--precision", "fp32", "--processes", "16")
     assert done.returncode == 2
-    assert "--batch-size: got 4 for each of 16 processes, expected at most the 61 training samples" in done.stderr
+    assert "own batch size 4 for each of 16 processes is larger than its 61 training samples" in done.stderr
     assert not list(clean_folder.iterdir())
 
 

@@ -33,7 +33,8 @@ def workload_exists(workload: str) -> None:
 
 def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:
     """Check that device and data meet the request."""
-    _batch_sizes(request, inspection)
+    data_has_a_batch(request, request.job, inspection)
+    _effective_batch_size(request, inspection)
     _headroom(request, inspection)
     _loader_workers(request, inspection)
     for precision in precisions:
@@ -43,24 +44,40 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
             raise BadInput(f"--precision: got {precision}, expected one this device has ({there}): {support.reason}")
 
 
-def data_has_a_batch(job: Job, inspection: Inspection) -> None:
-    """Check that the data has as many samples as a resolved job takes in a batch."""
-    _data_has(job.batch_size, "--batch-size", job, inspection, processes=job.processes)
-
-
-def _batch_sizes(request: Request, inspection: Inspection) -> None:
-    _data_has(request.job.batch_size, "--batch-size", request.job, inspection, processes=request.job.processes)
-    _data_has(request.fit_options.effective_batch_size, "--effective-batch-size", request.job, inspection)
-
-
-def _data_has(samples: int | None, flag: str, job: Job, inspection: Inspection, *, processes: int = 1) -> None:
-    if samples is None or job.synthetic or samples * processes <= inspection.training_samples:
+def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None:
+    """Check that the data has as many samples as a resolved job of a request takes in a batch."""
+    batch_size, processes = job.batch_size, job.processes
+    if batch_size is None or _has(batch_size * processes, job, inspection):
         return
     times = f" for each of {processes} processes" if processes > 1 else ""
+    samples = f"{inspection.training_samples} training samples"
+    if request.resumption.resume is not None:
+        raise BadInput(
+            f"{job.workload}: the run's batch size {batch_size}{times} is larger than the {samples} that the workload "
+            "has now; resume the run with the data that it had"
+        )
+    if request.job.batch_size is None:
+        raise BadInput(
+            f"{job.workload}: the workload's own batch size {batch_size}{times} is larger than its {samples}; give a "
+            "smaller --batch-size"
+        )
     raise BadInput(
-        f"{flag}: got {samples}{times}, expected at most the {inspection.training_samples} training samples that "
-        f"{job.workload} has; give a smaller one"
+        f"--batch-size: got {batch_size}{times}, expected at most the {samples} that {job.workload} has; give a "
+        "smaller one"
     )
+
+
+def _effective_batch_size(request: Request, inspection: Inspection) -> None:
+    effective = request.fit_options.effective_batch_size
+    if effective is not None and not _has(effective, request.job, inspection):
+        raise BadInput(
+            f"--effective-batch-size: got {effective}, expected at most the {inspection.training_samples} training "
+            f"samples that {request.job.workload} has; give a smaller one"
+        )
+
+
+def _has(samples: int, job: Job, inspection: Inspection) -> bool:
+    return job.synthetic or samples <= inspection.training_samples
 
 
 def _loader_workers(request: Request, inspection: Inspection) -> None:
