@@ -8,14 +8,16 @@ have the same scale, which `merge_totals` checks.
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import torch
+from pydantic import TypeAdapter
 from torch import distributed, nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented all the same
 
@@ -28,6 +30,11 @@ _NOT_CONNECTED = "connectFullMesh failed"
 """Part of what gloo says where its processes do not reach each other."""
 _FIRST_MESSAGES = 8
 """Enough messages for each of gloo's threads, which take turns, to handle one."""
+Value = TypeVar("Value")
+_FLAG, _NUMBERS, _TOTALS = TypeAdapter(bool), TypeAdapter(list[float]), TypeAdapter(StepTotals)
+JSON: TypeAdapter[Any] = TypeAdapter(Any)
+_MOST_BYTES = 2**28
+"""Upper limit of one gathered value, so that a wrong size does not take all memory."""
 _RECORDER_SIZE, _RECORDER_SIZE_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """How many messages torch's flight recorder keeps: by default 2,000 (FlightRecorder.hpp). The second is older."""
 
@@ -39,10 +46,10 @@ class Peers:
     alone answers itself.
     """
 
-    def __init__(self, rank: Rank, of_objects: distributed.ProcessGroup | None = None) -> None:
+    def __init__(self, rank: Rank, host_group: distributed.ProcessGroup | None = None) -> None:
         self.rank = rank
-        self._of_objects = of_objects
-        """The group that Python objects go through; None for that of the gradients."""
+        self._host_group = host_group
+        """The process group for values in main memory; None uses that of the gradients."""
 
     @property
     def is_alone(self) -> bool:
@@ -58,25 +65,49 @@ class Peers:
         """Add up each of the values over all processes."""
         if self.is_alone:
             return list(values)
-        return [sum(column) for column in zip(*self.gather(list(values)), strict=True)]
+        return [sum(column) for column in zip(*self.gather(list(values), _NUMBERS), strict=True)]
 
     def agree(self, decision: bool) -> bool:
         """Return the first process's decision, so that all decide alike although their clocks differ."""
         if self.is_alone:
             return decision
-        return bool(self.gather(decision)[0])
+        return self.gather(decision, _FLAG)[0]
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every process's value, in the order of ranks."""
+    def gather(self, value: Value, adapter: TypeAdapter[Value]) -> list[Value]:
+        """Return the value of each rank, by rank.
+
+        Values travel as JSON and are validated. `all_gather_object` would unpickle them, and the backend's sockets have
+        no authentication: other users of the machine can connect to them.
+
+        Args:
+            value: the value of this rank.
+            adapter: validates the values of all ranks.
+
+        Raises:
+            RuntimeError: a rank sent more than any rank has to send.
+            ValueError: a rank sent something else.
+        """
         if self.is_alone:
             return [value]
-        values: list[Any] = [None] * self.rank.count
-        distributed.all_gather_object(values, value, group=self._of_objects)
-        return values
+        data = json.dumps(adapter.dump_python(value)).encode()  # pydantic's own JSON has no NaN
+        return [adapter.validate_json(each) for each in self._gather_bytes(data)]
+
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        count, group = self.rank.count, self._host_group
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+        distributed.all_gather(sizes, torch.tensor([len(data)]), group=group)
+        lengths = [int(size) for size in sizes]
+        longest = max(lengths)
+        if longest > _MOST_BYTES or min(lengths) < 0:
+            raise RuntimeError(f"a rank announced a value of {longest} bytes; the limit is {_MOST_BYTES}")
+        padded = torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(count)]
+        distributed.all_gather(received, padded, group=group)
+        return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
 
     def merge(self, totals: StepTotals) -> StepTotals:
         """Merge the totals of all processes. Raises RuntimeError as `merge_totals` does."""
-        return totals if self.is_alone else merge_totals(self.gather(totals))
+        return totals if self.is_alone else merge_totals(self.gather(totals, _TOTALS))
 
     def share_buffers(self, model: nn.Module) -> None:
         """Copy the first process's buffers to every process, as DistributedDataParallel does before each step.
@@ -130,11 +161,11 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
             device_id=None if device.is_shared else device.torch_device,
             **meeting,
         )
-        group_of_objects = _group_of_objects(device)
+        host_group = _host_group(device)
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
-    yield Peers(rank, group_of_objects)
+    yield Peers(rank, host_group)
     distributed.destroy_process_group()
 
 
@@ -160,10 +191,10 @@ def store_at(host: str, port: int, *, timeout_seconds: float = 300) -> TCPStore:
     return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_seconds))
 
 
-def _group_of_objects(device: Device) -> distributed.ProcessGroup | None:
-    """Return a group on the host for Python objects, where the gradients' own would send them through the device.
+def _host_group(device: Device) -> distributed.ProcessGroup | None:
+    """Return a gloo process group for values in main memory; None if the gradients' own group is one.
 
-    There each object waits for the device, and takes some of the memory that the budget limits.
+    The gradients' group of an accelerator would wait for the device, and take some of the memory that is limited.
     """
     if device.is_shared:
         return None

@@ -24,7 +24,7 @@ from amp_track.training.clock import InputWait, TrainingClock
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
-from amp_track.training.peers import Peers
+from amp_track.training.peers import JSON, Peers
 from amp_track.training.tally import Tally
 from amp_track.workload import Workload, new_model, new_optimizer
 
@@ -241,7 +241,10 @@ class Trainer:
 
     def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
         """Return the random state of each process by rank; nothing if alone, where the step's own state has it."""
-        return [] if self._peers.is_alone else self._peers.gather(random_state.capture(step.device))
+        if self._peers.is_alone:
+            return []
+        own = random_state.to_json(random_state.capture(step.device))
+        return [random_state.from_json(each) for each in self._peers.gather(own, JSON)]
 
     def _take_resume_state(self) -> dict[str, Any] | None:
         """Return the state to resume from, and drop the reference to it: it holds a second copy of all weights."""

@@ -10,6 +10,9 @@ from typing import Any
 import numpy
 import torch
 
+_TENSORS = ("torch", "device")
+"""The entries of a state that are tensors of bytes."""
+
 
 def seed(number: int) -> None:
     """Seed torch's generators (CPU and devices), Python's and numpy's with the same number."""
@@ -67,6 +70,17 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
             "gauss": kept["gauss"],
         }
     )
+
+
+def to_json(state: dict[str, Any]) -> Any:
+    """Return what `capture` returned as values that JSON has."""
+    return state | {name: state[name].tolist() for name in _TENSORS if state[name] is not None}
+
+
+def from_json(known: Any) -> dict[str, Any]:
+    """Return the state that `to_json` was given."""
+    tensors = {name: torch.tensor(known[name], dtype=torch.uint8) for name in _TENSORS if known[name] is not None}
+    return {**known, **tensors}
 
 
 def _which(device: torch.device) -> tuple[torch.device, ...]:
