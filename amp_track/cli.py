@@ -239,9 +239,7 @@ def work_command(
     study: Study,
     workload: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False, callback=_not_empty
-        ),
+        typer.Argument(metavar="[WORKLOAD]", help=f"{_OWN_WORKLOAD} study.", show_default=False, callback=_not_empty),
     ] = None,
     as_json: Json = False,
     **given: Any,

@@ -1,4 +1,4 @@
-"""Two groups of torchrun on this machine, of two commands each: what two machines with two devices would start."""
+"""Two groups of torchrun on this machine, as two machines would start them."""
 
 from __future__ import annotations
 
@@ -83,15 +83,22 @@ class Groups:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, restarts: int = 0) -> Iterator[Groups]:
-    """Start the command by torchrun on "two machines". At the end nothing of it may be left."""
+def started(*arguments: str, restarts: int = 0, per_machine: int = 2, address: str = "127.0.0.1") -> Iterator[Groups]:
+    """Start the command by torchrun on "two machines". At the end nothing of it may be left.
+
+    Args:
+        *arguments: of the command.
+        restarts: how often torchrun starts all commands again.
+        per_machine: commands that each torchrun starts.
+        address: of this machine, at which the commands reach torchrun's store.
+    """
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     torchrun = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(per_machine),
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test", "--local-addr",
-        "127.0.0.1", "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", "amp_track", *arguments,
+        address, "--max-restarts", str(restarts), "--monitor-interval", "0.1", "-m", "amp_track", *arguments,
     ]  # fmt: skip
     groups = Groups(torchrun)
     try:
@@ -118,8 +125,15 @@ def _marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def run(*arguments: str) -> Groups:
+def run(*arguments: str, per_machine: int = 2) -> Groups:
     """Run the command by torchrun on "two machines", and return what came of it."""
-    with started(*arguments) as groups:
+    with started(*arguments, per_machine=per_machine) as groups:
         groups.wait()
     return groups
+
+
+def address_of_this_machine() -> str:
+    """Return an IPv4 address of this machine that other machines may reach."""
+    known = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    found = (each.address for each in known if each.family == socket.AF_INET and not each.address.startswith("127."))
+    return next(found, "0.0.0.0")

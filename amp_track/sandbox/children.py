@@ -23,7 +23,6 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.outcome import Outcome
 from amp_track.records.plan import Forecasts, PlanReport
 from amp_track.sandbox import fork_server, ranks
-from amp_track.sandbox.torchrun import MeetingPoint
 from amp_track.workers import interrupts
 
 _TRACKING_NICENESS = 10
@@ -37,7 +36,7 @@ _CHECK_SECONDS = 1
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
 
-Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts | MeetingPoint
+Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts
 
 
 class Source(Protocol):
@@ -105,7 +104,7 @@ class Child:
             self.has_died = True
             return
         match message:
-            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts() | MeetingPoint():
+            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
                 self.result = message
             case AmpTrackError():
                 raise message
@@ -130,6 +129,7 @@ def started(
     environment: Mapping[str, str],
     import_seconds: float | None = None,
     steps_back: bool = False,
+    duplex: bool = False,
 ) -> Iterator[Child]:
     """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block.
 
@@ -142,11 +142,12 @@ def started(
         environment: of the fork server, should it not run yet; see `fork_server.start`.
         import_seconds: how long the fork server's imports may take; None for as long as they do.
         steps_back: lower this process's own priority, which cannot be undone.
+        duplex: let this process write to the pipe, too.
     """
     with fork_server.held(environment):  # started at this process's priority so far
         if steps_back:
             _lower_own_priority()
-        connection, childs_end = context.Pipe(duplex=False)
+        connection, childs_end = context.Pipe(duplex)
         process = context.Process(target=target, args=(*arguments, childs_end))
         try:  # from the start on: Ctrl-C may come at any time, and multiprocessing waits at exit for a child that runs
             fork_server.start_process(process, environment, import_seconds)
@@ -200,8 +201,8 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
         listening = [source for source in sources if not source.is_over]
         left = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
         with interrupts.waiting():
-            ends = [end for source in listening for end in source.ends]
-            ready = wait(ends, min(left, _CHECK_SECONDS))
+            ends = {end for source in listening for end in source.ends}  # ranks of other commands share one
+            ready = wait(list(ends), min(left, _CHECK_SECONDS))
         if not ready:
             if left > _CHECK_SECONDS:
                 continue

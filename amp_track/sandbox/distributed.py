@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import secrets
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
@@ -16,9 +17,11 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.sandbox import agents, children, ranks
+from amp_track.sandbox import children, ranks, store_exchange
+from amp_track.sandbox.rank_commands import Link, Orders, OtherRanks, Stopped
 from amp_track.sandbox.sandbox import Sandbox, failure, ignore, inspection_of
-from amp_track.sandbox.torchrun import Launch, Meet, MeetingPoint
+from amp_track.sandbox.store_messages import Order
+from amp_track.sandbox.torchrun import Launch
 from amp_track.workers import interrupts, processes
 
 _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
@@ -48,22 +51,22 @@ class _OneRank(Sandbox):
         """Return this command's rank in a job."""
         return dataclasses.replace(self._launch.rank, rendezvous=rendezvous)
 
-    def _meet(self, task: Meet) -> MeetingPoint:
-        """Leave in torchrun's store where the first command listens, or return what that has left there.
-
-        A fresh process does it: this one imports no torch.
-
-        Raises:
-            AgentLost: torchrun's store is gone.
-        """
-        (result,) = self._in_fresh_processes(task, Job())
-        if isinstance(result, MeetingPoint):
-            return result
-        assert isinstance(result, Outcome)
-        raise AgentLost(
-            f"torchrun: got no answer from its store at {self._launch.address}:{self._launch.port}, expected one; "
-            f"look at what else it says: {result.message}"
+    def _link(self, session: str, folder: Path | None = None) -> Link:
+        """Start the process that exchanges messages with torchrun's store, and return the link to it."""
+        stack = ExitStack()
+        child = stack.enter_context(
+            children.started(
+                self._context,
+                store_exchange.main,
+                self._launch,
+                session,
+                str(folder) if folder is not None else None,
+                environment=self._environment,
+                steps_back=self._steps_back,
+                duplex=True,
+            )
         )
+        return Link.to(child, stack)
 
 
 class DistributedSandbox(_OneRank):
@@ -75,13 +78,13 @@ class DistributedSandbox(_OneRank):
     def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
         global _first
         super().__init__(launch, workload, steps_back=steps_back)
-        self._agents: agents.Agents | None = None
+        self._others: OtherRanks | None = None
         _first = self
 
     def dismiss(self) -> None:
         """Let the other commands end: there are no more jobs."""
-        if self._agents is not None:
-            self._agents.dismiss()
+        if self._others is not None:
+            self._others.dismiss()
 
     def inspect(self, job: Job) -> Inspection:
         """Return what the devices support and how the workload describes itself.
@@ -90,9 +93,9 @@ class DistributedSandbox(_OneRank):
             BadInput: as Sandbox.inspect; or the machines differ.
             WorkloadFailed: loading the workload's data failed.
         """
-        with self._met().working("inspect", job, once_a_machine=True) as (rendezvous, others):
+        with self._joined().working("inspect", job, once_a_machine=True) as (rendezvous, others):
             results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], self._note, beside=others)
-        indices = [0, *(agent.rank.index for agent in others)]
+        indices = [0, *(other.index for other in others)]
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, Outcome):  # those that were ended because of it have none
                 where = f" in process {index} of {self._launch.rank.count}"
@@ -109,19 +112,20 @@ class DistributedSandbox(_OneRank):
         results = self._together(task, job, on_event, folder)
         return ranks.merge_outcomes([result for result in results if isinstance(result, Outcome | None)])
 
-    def _met(self) -> agents.Agents:
-        """Return the other commands, once all of them are there."""
-        if self._agents is None:
-            gathering = agents.Gathering(self._launch)
-            self._meet(Meet(launch=self._launch, point=gathering.point))
-            self._agents = gathering.all()
-        return self._agents
+    def _joined(self) -> OtherRanks:
+        """Return the other commands, once all of them have joined."""
+        if self._others is None:
+            session = secrets.token_hex(8)
+            others = OtherRanks(self._launch, self._link(session), session)
+            others.wait_until_joined()
+            self._others = others
+        return self._others
 
     def _together(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> list[children.Result | None]:
         """Return the result of each rank."""
-        with self._met().working(task, job, folder) as (rendezvous, others):
+        with self._joined().working(task, job, folder) as (rendezvous, others):
             return self._in_fresh_processes(task, job, [self._rank(rendezvous)], on_event, folder, others)
 
 
@@ -130,29 +134,48 @@ _first: DistributedSandbox | None = None
 """torchrun starts a process as one command, and so this belongs to the process."""
 
 
-class _Follower(_OneRank):
-    """Runs the process of a rank that is not the first."""
+class _OtherRankSandbox(_OneRank):
+    """Runs the processes of a rank other than 0.
+
+    Args:
+        launch: as torchrun has started this command.
+        workload: what this command's own arguments name.
+    """
+
+    def __init__(self, launch: Launch, workload: str) -> None:
+        super().__init__(launch, workload, steps_back=True)
+        self._workload = workload
 
     def follow(self) -> None:
-        """Do what the first command orders, until all is done. Raises EOFError or AgentLost if that has failed."""
-        orders = stale = None
-        while orders is None:
-            stale = self._meet(Meet(launch=self._launch, stale=stale))
-            orders = agents.join(self._launch, stale)
-        while (order := orders.next()) is not None:
-            orders.answer(order, self._answer(order, orders))
+        """Run what rank 0's command orders, until all is done. Raises EOFError or AgentLost if that has failed."""
+        with processes.scratch_folder() as checkpoints:
+            orders = Orders(self._launch, self._link("", checkpoints), self._workload)
+            while (ordered := orders.next()) is not None:
+                order, rendezvous, checkpoint = ordered
+                orders.answer(order, self._answer(order, rendezvous, checkpoint, orders))
+                if checkpoint is not None:
+                    Path(checkpoint).unlink()
 
-    def _answer(self, order: agents.Order, orders: agents.Orders) -> children.Result | AmpTrackError | None:
+    def _answer(
+        self, order: Order, rendezvous: str, checkpoint: str | None, orders: Orders
+    ) -> children.Result | AmpTrackError | None:
         job = dataclasses.replace(order.job, timeout_seconds=None)  # the first command's clock counts
-        with processes.scratch_folder() if order.folder is not None else nullcontext() as scratch:
-            folder = _folder_here(order, scratch)
+        with processes.scratch_folder() if order.writes_files else nullcontext() as scratch:
+            folder = None
+            if scratch is not None:
+                folder = JobFolder(
+                    path=str(scratch),
+                    resume_from=checkpoint,
+                    keep_weights=order.keep_weights,
+                    keep_pictures=order.keep_pictures,
+                )
             try:
                 (result,) = self._in_fresh_processes(
-                    order.task, job, [self._rank(order.rendezvous)], folder=folder, beside=(orders,)
+                    order.task, job, [self._rank(rendezvous)], folder=folder, beside=(orders,)
                 )
-            except agents.Stopped:
+            except Stopped:
                 return None
-            except AgentLost:  # nobody hears an answer
+            except AgentLost:  # nobody reads an answer
                 raise
             except AmpTrackError as error:
                 return error
@@ -171,7 +194,7 @@ def follow(launch: Launch, workload: str) -> None:
             this one has said so.
     """
     with interrupts.deferred(owns_process=True):
-        sandbox = _Follower(launch, workload, steps_back=True)
+        sandbox = _OtherRankSandbox(launch, workload)
         sandbox.start()
         try:
             sandbox.follow()
@@ -186,18 +209,6 @@ def dismiss() -> None:
     """Tell the other commands that this one is done, and all went well."""
     if _first is not None:
         _first.dismiss()
-
-
-def _folder_here(order: agents.Order, scratch: Path | None) -> JobFolder | None:
-    """Return the order's folder on this machine, with the checkpoint to resume from."""
-    if order.folder is None or scratch is None:
-        return None
-    if order.checkpoint is None:
-        return dataclasses.replace(order.folder, path=str(scratch))
-    checkpoint = scratch / "resumed"
-    checkpoint.write_bytes(order.checkpoint)
-    order.checkpoint = None
-    return dataclasses.replace(order.folder, path=str(scratch), resume_from=str(checkpoint))
 
 
 def check_alike(index: int, other: Inspection, first: Inspection) -> None:

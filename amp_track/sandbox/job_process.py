@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import time
 
 import torch
 
@@ -19,7 +17,6 @@ from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.values import PRECISIONS
 from amp_track.sandbox.sender import Sender
-from amp_track.sandbox.torchrun import Meet, MeetingPoint
 from amp_track.training import peers
 from amp_track.training.amp import precision
 from amp_track.training.batches import digest, length
@@ -38,10 +35,6 @@ from amp_track.workload import (
     source_files,
     users_traceback,
 )
-
-_POLL_SECONDS = 0.2
-_STALE_SECONDS = 2.0
-"""How long to wait for a meeting point to be replaced at which nobody was met."""
 
 
 def run(
@@ -118,23 +111,6 @@ def dtypes(job: Job, sender: Sender) -> None:
         sender.send(error)
     except BaseException as error:
         sender.send(outcome_of_exception(error, watch.phase, None))
-
-
-def meet(task: Meet, sender: Sender) -> None:
-    """Leave in torchrun's store where the first command listens, or wait for that; send it."""
-    place = task.launch
-    try:
-        store = peers.store_at(place.address, place.port, timeout_seconds=task.timeout_seconds)
-        if task.point is not None:
-            store.set(place.name, json.dumps(task.point.as_json()))
-        patience = time.monotonic() + _STALE_SECONDS
-        while (point := MeetingPoint.of_json(json.loads(store.get(place.name)))) == task.stale:
-            if time.monotonic() > patience:
-                break  # it may have refused for a moment only
-            time.sleep(_POLL_SECONDS)
-        sender.send(point)
-    except Exception as error:
-        sender.send(outcome_of_exception(error, "start", None))
 
 
 def workload_of(job: Job) -> Workload:

@@ -15,11 +15,14 @@ from pathlib import Path
 from amp_track.workers import streams
 
 
-def set_up_process() -> None:
+def set_up_process(*, is_job: bool = True) -> None:
     """Make this a job's process.
 
     It leads a process group, so that what it starts can be ended with it. It prints to stderr, whoever reads that,
     ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
+
+    Args:
+        is_job: False leaves out the last two.
     """
     os.setpgid(0, 0)  # no session: where each has its share of the cores, the command's priority would mean nothing
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
@@ -28,8 +31,9 @@ def set_up_process() -> None:
     sys.stdout.flush()
     os.dup2(2, 1)  # stdout belongs to the command's result
     streams.make_lossy()
-    _raise_oom_score()
-    _end_with_parent()
+    if is_job:
+        _raise_oom_score()
+        _end_with_parent()
 
 
 def _end_with_parent() -> None:

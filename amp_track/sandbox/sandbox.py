@@ -32,7 +32,6 @@ from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.sandbox import children, deaths, fork_server, imports, process_setup, ranks
 from amp_track.sandbox.second_opinion import second_opinion
 from amp_track.sandbox.sender import Sender
-from amp_track.sandbox.torchrun import Meet
 from amp_track.training.devices import control_group
 from amp_track.workers import processes
 
@@ -48,8 +47,8 @@ _PRELOAD_MODULE = "amp_track.sandbox.preload"
 """The module that imports them in the fork server."""
 _CANNOT_IMPORT = "got a fork server that cannot import what every job needs; fix this import:\n{}"
 
-Task = str | PlanTask | ForecastTask | Meet
-"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, a prediction, or a meeting."""
+Task = str | PlanTask | ForecastTask
+"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
 _FORECAST_SECONDS = 30.0
 _IMPORT_SECONDS = 120.0
 """How long the fork server may import what the workload imports, before that is left to the jobs."""
@@ -294,7 +293,7 @@ def _deadline(started: float, timeout_seconds: float | None) -> float | None:
     return None if timeout_seconds is None else started + timeout_seconds
 
 
-def _missing_preload() -> str:
+def missing_preload() -> str:
     """Return what kept the fork server from importing the required modules, or "".
 
     multiprocessing ignores an ImportError there. Without this check a renamed module would cost seconds in each
@@ -317,8 +316,7 @@ def _missing_preload() -> str:
 def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
     """Import the workload, and then what every job needs; return why that fails, or ""."""
     started = time.monotonic()
-    if not isinstance(task, Meet):
-        workload_import.import_ahead(job.workload)
+    workload_import.import_ahead(job.workload)
     failure: str = sys.modules[_PRELOAD_MODULE].import_required()
     leading = imports.leading_imports(job.workload)
     is_why = os.environ.get(fork_server.PRELOAD_VARIABLE) == "\n".join(leading.statements)
@@ -360,7 +358,7 @@ def _do(
     after_a_kill: bool,
     sender: Sender,
 ) -> None:
-    if missing := _missing_preload():
+    if missing := missing_preload():
         sender.send(AmpTrackError(missing))
         return
     process_setup.set_up_process()
@@ -394,7 +392,5 @@ def _do(
             from amp_track.sandbox import plan_process
 
             plan_process.forecast(job, task, sender)
-        case Meet():
-            job_process.meet(task, sender)
         case _:
             assert_never(task)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ class Launch:
         rank: whose it is; its job's process has the same one.
         address: of the machine that has torchrun's store.
         port: of that store.
-        name: of their meeting point in that store.
+        name: a prefix for the keys of this launch in that store.
     """
 
     rank: Rank
@@ -40,44 +40,6 @@ class Launch:
     def is_first(self) -> bool:
         """True for the one that does what it was asked for; the others run processes of its jobs."""
         return self.rank.index == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeetingPoint:
-    """Where the first of the commands listens for the others."""
-
-    address: str
-    port: int
-    key: bytes
-    """Known to those who can read torchrun's store alone, and another one at each start."""
-
-    def as_json(self) -> dict[str, str | int]:
-        """Return it as JSON has it."""
-        return {"address": self.address, "port": self.port, "key": self.key.hex()}
-
-    @classmethod
-    def of_json(cls, known: Mapping[str, str | int]) -> MeetingPoint:
-        """Return what `as_json` has returned."""
-        return cls(address=str(known["address"]), port=int(known["port"]), key=bytes.fromhex(str(known["key"])))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meet:
-    """The task of leaving a meeting point in torchrun's store, or of waiting for it there.
-
-    Args:
-        launch: as torchrun has started this command.
-        point: what to leave; None waits for it.
-        stale: one where nobody was met: torchrun starts all commands again when one has failed, in the same store. It
-            has no variable that tells one start from another on all machines: it counts one only where it failed.
-        timeout_seconds: how long to wait.
-    """
-
-    launch: Launch
-    point: MeetingPoint | None = None
-    stale: MeetingPoint | None = None
-    timeout_seconds: float = 600
-    """The first command may wait for its stores, which may be servers."""
 
 
 def launch() -> Launch | None:

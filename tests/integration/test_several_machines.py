@@ -17,7 +17,7 @@ from amp_track.commands.fit import fit
 from amp_track.records.job import Job
 from benchmarks.servers import running_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SEARCH = ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "9", "--json"]
 TIMES = "heartbeat=1,grace=4,silence=0"
 

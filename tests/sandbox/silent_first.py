@@ -1,18 +1,21 @@
-"""A first command whose machine goes silent, in a network of this process's own: print what the other one is told."""
+"""A rank 0 whose machine goes silent, in a network of this process's own: print what another rank's command reads."""
 
 import fcntl
+import multiprocessing
 import socket
 import struct
-import threading
-from dataclasses import replace
+
+from torch.distributed import TCPStore
 
 from amp_track.records.errors import AgentLost
 from amp_track.records.job import Rank
-from amp_track.sandbox import agents
+from amp_track.sandbox import store_exchange
+from amp_track.sandbox.rank_commands import Link, Orders, OtherRanks
 from amp_track.sandbox.torchrun import Launch
 
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 """From Linux's sockios.h and if.h."""
+SESSION = "0123456789abcdef"
 
 
 def set_loopback(*, up: bool) -> None:
@@ -25,20 +28,24 @@ def set_loopback(*, up: bool) -> None:
 
 def main() -> None:
     set_loopback(up=True)
-    launch = Launch(rank=Rank(index=0, count=2), address="127.0.0.1", port=1, name="amp_track/r")
-    gathering = agents.Gathering(launch)
-    joined = []
-    other = replace(launch, rank=Rank(index=1, count=2))
-    joining = threading.Thread(target=lambda: joined.append(agents.join(other, gathering.point)))
-    joining.start()
-    first = gathering.all()
-    joining.join()
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    launches = [
+        Launch(rank=Rank(index=index, count=2), address="127.0.0.1", port=server.port, name="launch")
+        for index in (0, 1)
+    ]
+    links = []
+    for launch, folder in zip(launches, (None, "."), strict=True):
+        ours, theirs = context.Pipe()
+        context.Process(target=store_exchange.main, args=(launch, SESSION, folder, theirs), daemon=True).start()
+        theirs.close()
+        links.append(Link(ours))
+    OtherRanks(launches[0], links[0], SESSION).wait_until_joined()
     set_loopback(up=False)
     try:
-        joined[0].next()
+        Orders(launches[1], links[1], "mine.py").next()
     except (EOFError, AgentLost) as error:
         print(type(error).__name__, error)
-    first.close()
 
 
 if __name__ == "__main__":

@@ -57,11 +57,6 @@ def test_variables_that_no_torchrun_sets_are_told(variables: dict[str, str], mes
         torchrun.read(LAUNCHED | variables)
 
 
-def test_a_meeting_point_survives_the_store() -> None:
-    point = torchrun.MeetingPoint(address="10.0.0.1", port=1234, key=b"\x00\xff")
-    assert torchrun.MeetingPoint.of_json(point.as_json()) == point
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
