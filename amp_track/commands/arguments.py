@@ -165,6 +165,6 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
             f"--processes: got {given[processes]} with {count} commands that torchrun has started (WORLD_SIZE), "
             "expected as many; leave it out"
         )
-    if not given.get("resumption_resume"):  # whose training has a number of its own
+    if not given.get(flag_named(FLAGS["train"], "--resume").parameter):  # whose training has a number of its own
         given[processes] = count
     return given
