@@ -102,6 +102,7 @@ class SimulatedSandbox:
             batch_size=self.batch_size,
             epochs=self.epochs,
             learning_rate=1e-3,
+            workload_imports=(),
             loader_workers=0,
             options=(("width", str(int(dict(job.options).get("width", "8")))),),
             quality_name="accuracy",

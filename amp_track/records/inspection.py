@@ -32,8 +32,8 @@ class Inspection:
     workload_name: str
     workload_digest: str
     """The digest of the workload's source: an edge proven for other code is not an edge of this one."""
-    workload_imports: tuple[str, ...] = ()
-    """The files besides the workload's own that the digest covers, relative to its folder."""
+    workload_imports: tuple[str, ...] | None = None
+    """The files besides the workload's own that the digest covers, relative to its folder; None if unknown."""
     batch_size: int
     """The workload's own batch size, for which its learning rate was chosen."""
     epochs: int

@@ -28,13 +28,16 @@ def workload_files(reference: str) -> list[Path]:
 
 
 def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
-    """Return twelve hexadecimal digits of the SHA-256 over source files; None if one of them is no regular file.
+    """Return twelve hexadecimal digits of the SHA-256 over source files; None if one of them is none.
 
     Args:
         file: the workload's file.
         imports: the other files, relative to its folder.
     """
-    files = sorted({file.resolve(), *((file.parent / name).resolve() for name in imports)})
-    if not all(each.is_file() for each in files):
+    try:  # a name may be any text that somebody has written to a store
+        files = sorted({file.resolve(), *((file.parent / name).resolve() for name in imports)})
+        if not all(each.is_file() for each in files) or not all(name.endswith(tuple(_SUFFIXES)) for name in imports):
+            return None
+        return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
+    except (OSError, ValueError):
         return None
-    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]

@@ -17,7 +17,7 @@ from amp_track.records.events import Event
 from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job, JobFolder, Rank
 from amp_track.records.outcome import Outcome, Verdict
-from amp_track.sandbox import children, ranks, store_exchange
+from amp_track.sandbox import children, fork_server, ranks, store_exchange
 from amp_track.sandbox.rank_commands import Link, Orders, OtherRanks, Stopped
 from amp_track.sandbox.sandbox import Sandbox, failure, ignore, inspection_of
 from amp_track.sandbox.store_messages import Order
@@ -53,6 +53,13 @@ class _OneRank(Sandbox):
 
     def _link(self, session: str, folder: Path | None = None) -> Link:
         """Start the process that exchanges messages with torchrun's store, and return the link to it."""
+        try:
+            return self._new_link(session, folder)
+        except fork_server.ImportsTakeTooLong as error:
+            self._leave_imports_to_jobs(error)
+        return self._new_link(session, folder)
+
+    def _new_link(self, session: str, folder: Path | None) -> Link:
         stack = ExitStack()
         child = stack.enter_context(
             children.started(
@@ -62,6 +69,7 @@ class _OneRank(Sandbox):
                 session,
                 str(folder) if folder is not None else None,
                 environment=self._environment,
+                import_seconds=self._import_seconds(),
                 steps_back=self._steps_back,
                 duplex=True,
             )

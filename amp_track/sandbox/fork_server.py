@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from types import ModuleType
 
 import psutil
@@ -27,6 +28,9 @@ SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
 """Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that tells the fork server which import statements the workload begins with, one a line."""
+PACKAGE_FOLDER = str(Path(__file__).parents[2])
+"""Where this package lies. The server looks there first: `mlflow run` starts a command from the project's folder, while
+another copy is installed in the environment, and jobs would run that one."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "amp_track"
 """The variable that keeps Python from importing modules of the working folder, and the value that says who set it."""
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
@@ -242,7 +246,8 @@ def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
     Args:
         environment: variables that it has besides this process's own.
     """
-    environment = {**environment, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
+    path = os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")]))
+    environment = {**environment, "PYTHONPATH": path, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
     if not os.environ.get(SAFE_PATH_VARIABLE):  # else `python -c`, by which it is started, looks in this folder first
         environment[SAFE_PATH_VARIABLE] = SAFE_PATH
     with _fixed_addresses(), programs.variables(environment):

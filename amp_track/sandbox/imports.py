@@ -42,9 +42,11 @@ def leading_imports(workload: str) -> LeadingImports:
     if colon:
         path.append(here)
         files = _files_of_module(module, path)
+        if not files:  # it is in an archive, say
+            return LeadingImports((), module)
     else:
         files = [workload] if os.path.isfile(workload) else []  # a pipe would be waited for
-        path.insert(0, os.path.dirname(os.path.realpath(workload)))
+        path.insert(0, os.path.realpath(os.path.dirname(workload)))  # as `workload_import` does
     statements: list[str] = []
     for file in files:
         for node in _top_level(file):
@@ -89,8 +91,9 @@ def _files_of_module(module: str, path: Sequence[str]) -> list[str]:
     """Return the files that Python runs to import a module: those of its packages, and its own."""
     names = module.split(".")
     for folder in path:
-        file = Path(folder, *names).with_suffix(".py")
-        if file.is_file():
+        own = Path(folder, *names)
+        file = next((each for each in (own / "__init__.py", own.with_suffix(".py")) if each.is_file()), None)
+        if file is not None:
             packages = [Path(folder, *names[:depth], "__init__.py") for depth in range(1, len(names))]
             return [str(each) for each in (*packages, file) if each.is_file()]
     return []
@@ -106,9 +109,20 @@ def _top_level(file: str) -> Iterator[ast.stmt]:
         match node:
             case ast.Expr(value=ast.Constant()):  # a docstring
                 continue
+            case ast.Assign(targets=[ast.Name()], value=value) if _is_literal(value):  # __version__, __all__
+                continue
             case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), orelse=[]):
                 continue
         yield node
+
+
+def _is_literal(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant():
+            return True
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return all(map(_is_literal, elements))
+    return False
 
 
 def _imported_packages(node: ast.Import | ast.ImportFrom) -> list[str]:

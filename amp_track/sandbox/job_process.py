@@ -51,7 +51,6 @@ def run(
     Of the processes that train together only the first one sends events. After a kill, the device may still hold the
     memory of the process before.
     """
-    peers.announce(rank)
     device = None
     phase = "start"
     try:

@@ -41,6 +41,12 @@ def _look_here_last() -> None:
     """
     if os.environ.get(fork_server.SAFE_PATH_VARIABLE) == fork_server.SAFE_PATH:
         del os.environ[fork_server.SAFE_PATH_VARIABLE]
+    first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    if first == fork_server.PACKAGE_FOLDER:  # it was for this package alone
+        os.environ["PYTHONPATH"] = others
+        if not others:
+            del os.environ["PYTHONPATH"]
+        sys.path.remove(first)
     here = ("", os.getcwd())
     sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
 
@@ -95,6 +101,7 @@ def _ending_with_command() -> Iterator[None]:
 
 def import_required() -> str:
     """Import what every job needs, and return the traceback if that fails."""
+    was_enabled = gc.isenabled()  # a workload that was imported before may not want it
     gc.disable()  # a quarter of the time of these imports: they leave hardly any garbage, and it is collected below
     try:
         for name in sandbox.REQUIRED_MODULES:
@@ -102,7 +109,8 @@ def import_required() -> str:
     except Exception:
         return traceback.format_exc()
     gc.collect()
-    gc.enable()
+    if was_enabled:
+        gc.enable()
     gc.freeze()  # else the children's collector writes to, and so copies, every page of it
     return ""
 

@@ -12,6 +12,7 @@ import threading
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from amp_track.records.job import Rank
 from amp_track.workers import streams
 
 
@@ -64,3 +65,14 @@ def _raise_oom_score() -> None:
             Path("/proc/self/oom_score_adj").write_text("1000")
         except OSError:
             pass
+
+
+def announce(rank: Rank) -> None:
+    """Set the environment variables by which torchrun tells a process its rank: a workload may read them."""
+    if rank.count > 1:
+        os.environ |= {
+            "RANK": str(rank.index),
+            "WORLD_SIZE": str(rank.count),
+            "LOCAL_RANK": str(rank.local_index),
+            "LOCAL_WORLD_SIZE": str(rank.local_count),
+        }

@@ -204,25 +204,29 @@ class Sandbox:
         try:
             return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
         except (CudaTouched, fork_server.ImportsTakeTooLong) as error:
-            left = self._leave_imports_to_jobs()
-            if not left:
-                raise
-            if isinstance(error, CudaTouched):
-                _log.warning(
-                    "%s initializes CUDA, after which no job on a GPU can be forked; each job imports that itself, "
-                    "which takes seconds each time: make it look for devices later, when it is used", left,
-                )  # fmt: skip
-            else:
-                _log.warning("%s has not ended after %g s; each job runs that itself", left, _IMPORT_SECONDS)
-        fork_server.stop()
+            self._leave_imports_to_jobs(error)
         return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
 
-    def _leave_imports_to_jobs(self) -> str:
-        """Make the next fork server import no module that only the workload needs, and return what it leaves out."""
+    def _leave_imports_to_jobs(self, error: CudaTouched | fork_server.ImportsTakeTooLong) -> None:
+        """Have the next fork server import no module that only the workload needs, or raise the error if there is none.
+
+        Args:
+            error: what is wrong with the fork server that runs.
+        """
         statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
         kept = [statement for statement in statements if imports.is_of_required_package(statement)]
+        if kept == statements:
+            raise error
         self._environment[fork_server.PRELOAD_VARIABLE] = "\n".join(kept)
-        return "; ".join(statement for statement in statements if statement not in kept)
+        left = "; ".join(statement for statement in statements if statement not in kept)
+        if isinstance(error, CudaTouched):
+            _log.warning(
+                "%s initializes CUDA, after which no job on a GPU can be forked; each job imports that itself, "
+                "which takes seconds each time: make it look for devices later, when it is used", left,
+            )  # fmt: skip
+        else:
+            _log.warning("%s has not ended after %g s; each job runs that itself", left, _IMPORT_SECONDS)
+        fork_server.stop()
 
     def _in_processes_of_one_server(
         self,
@@ -362,6 +366,8 @@ def _do(
         sender.send(AmpTrackError(missing))
         return
     process_setup.set_up_process()
+    if task in ("run", "measure"):
+        process_setup.announce(rank)
     if sys.modules[_PRELOAD_MODULE].is_left_to_jobs and (missing := _import_before_torch(job, task, sender)):
         sender.send(AmpTrackError(_CANNOT_IMPORT.format(missing)))
         return

@@ -155,9 +155,12 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return step
         multiple = self.goal.multiple_up_to(step.largest_batch)
         tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
+        is_refuted = _is_refuted(done, precision)
         whole = {task.batch_size for task in tasks if task.kind != "probe" or self.goal.whole_probes}
-        if multiple and multiple not in whole:
-            return Task(precision, multiple, "multiple", f"the largest multiple of {self.goal.multiple_of}")
+        confirmed = {task.batch_size for task in tasks if task.kind == "confirm"}
+        if multiple and multiple not in (confirmed if is_refuted else whole):
+            kind = "confirm" if is_refuted else "multiple"
+            return Task(precision, multiple, kind, f"the largest multiple of {self.goal.multiple_of}")
         return self._beyond(done, tasks, step, precision)
 
     def _beyond(self, done: Done, tasks: Sequence[Task], edge: Edge, precision: str) -> Task | None:
@@ -170,9 +173,9 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return None
         above = edge.first_failing_batch + 1
         why = f"whether any above {edge.first_failing_batch} fits"
-        failed = [task for task, outcome, _ in done if task.precision == precision and not outcome.fits]
-        if any(task.kind == "confirm" for task in failed):
-            known = {task.batch_size for task in failed} | {task.batch_size for task in tasks if task.kind == "confirm"}
+        if _is_refuted(done, precision):
+            failed = {task.batch_size for task, outcome, _ in done if task.precision == precision and not outcome.fits}
+            known = failed | {task.batch_size for task in tasks if task.kind == "confirm"}
             is_open = above not in known and above <= self.goal.limit.batch_size
             return Task(precision, above, "confirm", why, should_fit=False) if is_open else None
         tried = {task.batch_size for task in tasks}
@@ -298,6 +301,11 @@ def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
         and (task := _claim_of(trial)) is not None
         and (outcome := storage.outcome_of(trial)) is not None
     ]
+
+
+def _is_refuted(done: Done, precision: str) -> bool:
+    """Return whether a longer training ran out of memory where a probe had not."""
+    return any(task.precision == precision and task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
 
 
 def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:

@@ -133,12 +133,12 @@ def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
     """
     if edge.first_failing_batch is None:
         return ()
-    was_refuted = any(task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
+    is_refuted = any(task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
     found = {
         task.batch_size: outcome.fits
         for task, outcome, _ in done
         if task.batch_size > edge.first_failing_batch
-        and (task.kind == "confirm" if was_refuted else task.kind == "beyond" or outcome.fits)
+        and (task.kind == "confirm" if is_refuted else task.kind == "beyond" or outcome.fits)
     }
     return tuple(sorted(found.items()))
 

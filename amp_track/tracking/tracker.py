@@ -15,6 +15,7 @@ from typing import TypeVar
 import mlflow
 import requests
 from mlflow.entities import Run as StoredRun
+from pydantic import TypeAdapter, ValidationError
 
 from amp_track.records import addresses
 from amp_track.records import metrics as names
@@ -46,7 +47,7 @@ class Resumable:
 
     job: Job
     workload_digest: str
-    workload_imports: tuple[str, ...]
+    workload_imports: tuple[str, ...] | None
     is_finished: bool
 
 
@@ -211,7 +212,7 @@ class Tracker:
         return Resumable(
             job=Job.from_json(tags["amp_track.job"]),
             workload_digest=tags.get(DIGEST_TAG, ""),
-            workload_imports=tuple(json.loads(tags.get(IMPORTS_TAG, "[]"))),
+            workload_imports=_imports_on_record(tags.get(IMPORTS_TAG)),
             is_finished=run.info.status == "FINISHED",
         )
 
@@ -332,3 +333,11 @@ def warm_up(uri: str) -> None:
         if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
             private.empty_store()
     private.context_tags()
+
+
+def _imports_on_record(text: str | None) -> tuple[str, ...] | None:
+    """Return the files that a run's workload imported; None if the tag is missing, or was cut for its length."""
+    try:
+        return TypeAdapter(tuple[str, ...]).validate_json(text or "")
+    except ValidationError:
+        return None

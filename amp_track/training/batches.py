@@ -144,8 +144,8 @@ class Batches:
 
     @property
     def has_smaller_batch(self) -> bool:
-        """True if the batch size does not divide the data, so that an epoch ends with a smaller batch."""
-        return self._sizes[-1] < self._sizes[0]
+        """True if the batch size does not divide the data, and the job gets to the smaller batch that ends an epoch."""
+        return self._sizes[-1] < self._sizes[0] and self.total_steps >= self.steps_per_epoch
 
     def last_step(self) -> Iterator[Part]:
         """Yield the smaller batch that ends an epoch, if there is one, for a probe: it may need a larger workspace."""

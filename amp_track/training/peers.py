@@ -120,17 +120,6 @@ class Peers:
             distributed.broadcast(buffer, src=0)
 
 
-def announce(rank: Rank) -> None:
-    """Set the environment variables by which torchrun tells a process its rank: a workload may read them."""
-    if rank.count > 1:
-        os.environ |= {
-            "RANK": str(rank.index),
-            "WORLD_SIZE": str(rank.count),
-            "LOCAL_RANK": str(rank.local_index),
-            "LOCAL_WORLD_SIZE": str(rank.local_count),
-        }
-
-
 @contextmanager
 def connected(rank: Rank, device: Device) -> Iterator[Peers]:
     """Connect this process to the others of its job, and yield the connection.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
+_MODE = 0o644
+"""Of a lock file whose store is yet to be made, or on a server."""
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
     file = lock_file(url, part)
     interrupts.check()
     begun, has_warned = time.monotonic(), False
-    while (lock := _acquire(file)) is None:
+    while (lock := _acquire(file, _mode_of_lock(url))) is None:
         interrupts.sleep(_POLL_SECONDS)
         if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
             has_warned = True
@@ -74,11 +78,20 @@ def why_unusable(file: Path) -> str:
     return "it is a folder" if file.is_dir() else ""
 
 
-def _acquire(file: Path) -> FileLock | None:
+def _mode_of_lock(url: str) -> int:
+    """Return the permissions of a store's lock file: those who may write to the store may lock it."""
+    store = identity(url)
+    try:
+        return stat.S_IMODE(os.stat(store).st_mode) if isinstance(store, Path) else _MODE
+    except OSError:
+        return _MODE
+
+
+def _acquire(file: Path, mode: int) -> FileLock | None:
     """Return the lock, held; None while another process holds it."""
     from filelock import FileLock, Timeout  # 60 ms that a command without stores need not pay
 
-    lock = FileLock(file, fallback_to_soft=False)  # the kernel releases the lock of a killed process
+    lock = FileLock(file, mode=mode, fallback_to_soft=False)  # the kernel releases the lock of a killed process
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock.acquire(blocking=False)

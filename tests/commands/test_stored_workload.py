@@ -82,6 +82,28 @@ def test_a_file_outside_the_working_folder_needs_trust(
     assert content_of_stores() == before
 
 
+def test_nothing_beside_a_link_into_the_working_folder_is_imported(amp_track: Command, outside: Path) -> None:
+    """Whoever made the link chose what lies beside it, and would bring code along."""
+    Path("mine.py").write_text(f"{TINY}\nimport outside\n")
+    link = outside.with_name("link.py")
+    link.symlink_to(Path("mine.py").resolve())
+    digest = sources.digest(Path("mine.py"))
+    assert digest is not None
+    done = amp_track("train", "--resume", store_run(str(link), digest))
+    assert done.returncode == 2
+    assert "No module named 'outside'" in done.stderr
+    assert not outside.with_suffix(".ran").exists()
+
+
+@pytest.mark.parametrize("imports", [["a\0.py"], ["x" * 5000 + ".py"], ["/proc/self/environ"], ["no.py"]])
+def test_odd_names_of_imported_files_are_another_version(amp_track: Command, imports: list[str]) -> None:
+    Path("mine.py").write_text(MARKS)
+    run_id = store_run("mine.py", str(sources.digest(Path("mine.py"))), tuple(imports))
+    done = amp_track("train", "--resume", run_id)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not Path("mine.ran").exists()
+
+
 @pytest.mark.parametrize("trusts", ["--trust-store", "the file on the command line"])
 def test_a_trusted_file_outside_the_working_folder_runs(amp_track: Command, outside: Path, trusts: str) -> None:
     digest = sources.digest(outside)

@@ -11,8 +11,9 @@ from amp_track.sandbox.imports import leading_imports, may_share_server
 
 INSTALLED = ["import torch", "import numpy as np", "from sklearn.datasets import load_digits", "import PIL, torch"]
 SKIPPED = ["import os", "from __future__ import annotations", "'a docstring'", "# a comment", "",
+           "__all__ = ['Mine', 'Other']",
            "if TYPE_CHECKING:\n    import pandas"]  # fmt: skip
-OTHERS = ["os.environ['A'] = '1'", "import helper", "from . import helper", "import torch, helper", "x = 1",
+OTHERS = ["os.environ['A'] = '1'", "import helper", "from . import helper", "import torch, helper", "x = f()",
           "import no_such_package_anywhere", "torch.foo = 1", "class A: pass",
           "try:\n    import PIL\nfinally: pass"]  # fmt: skip
 
@@ -56,10 +57,20 @@ def test_a_module_beside_the_workload_is_not_taken_for_an_installed_one(folder: 
         (folder / "sklearn.py").unlink()
 
 
+def test_a_package_is_looked_into_as_a_module_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "__init__.py").write_text("import os\nos.environ['A'] = '1'\nimport torch\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = leading_imports("whole:Mine")
+    assert found.statements == ()
+    assert found.stopped_at.endswith("__init__.py, line 2")
+    assert leading_imports("not_there.at_all:Mine").statements == (), "nothing is known of it"
+
+
 def test_the_packages_of_a_module_are_imported_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "trainings"
     package.mkdir()
-    (package / "digits.py").write_text("import torch\nx = 1\n")
+    (package / "digits.py").write_text("import torch\nx = f()\n")
     monkeypatch.chdir(tmp_path)
     assert leading_imports("trainings.digits:Digits").statements == ("import torch",)
     (package / "__init__.py").write_text("import os\nos.environ['A'] = '1'\n")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import FAULTS
+from support import FAULTS, ROOT
 
 from amp_track.sandbox import sandbox
 
@@ -274,3 +275,19 @@ def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None
     program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.nightly
+def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_path: Path) -> None:
+    """As under `mlflow run`, which starts the command in the project's folder and has installed the project once."""
+    installed = tmp_path / "site-packages"
+    shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
+    job_process = installed / "amp_track" / "sandbox" / "job_process.py"
+    job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
+    command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"PYTHONPATH": str(installed)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of the installed copy" not in done.stderr + done.stdout

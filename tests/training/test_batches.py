@@ -46,6 +46,16 @@ def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, bat
     assert not torch.equal(*orders), "each epoch has a new order"
 
 
+@pytest.mark.parametrize(("settings", "smaller"), [({"epochs": 1}, True), ({"steps": 4}, True), ({"steps": 3}, False)])
+def test_a_job_that_ends_before_its_epoch_has_no_smaller_batch(
+    workload: Workload, settings: dict[str, int], smaller: bool
+) -> None:
+    """Of 64 samples, the fourth batch of 20 has 4."""
+    batches = Batches(Job(workload=FAULTS, batch_size=20, **settings), workload)  # type: ignore[arg-type]
+    assert batches.has_smaller_batch is smaller
+    assert [batch_length(part.batch[0]) for part in batches.last_step()] == [4] * smaller
+
+
 @given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3), epoch_steps=st.integers(1, 9))
 def test_an_epoch_that_is_cut_short_keeps_its_last_step(
     workload: Workload, batch_size: int, accumulate: int, epoch_steps: int

@@ -130,7 +130,7 @@ def test_every_epoch_has_a_new_order(sandbox: Sandbox) -> None:
     assert sum(by_epoch[0]) == pytest.approx(sum(by_epoch[1])), "the same samples"
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
 @pytest.mark.nightly
 def test_batch_norm_and_all_that_a_step_can_do_work_together(sandbox: Sandbox, precision: str) -> None:
     """On the digits, whose statistics of batch norm are shared before each evaluation."""

@@ -150,3 +150,11 @@ def test_a_lock_that_is_held_is_waited_for_told_and_interruptible(
     assert "x.db.lock" in record.getMessage()
     with store_lock(X):  # nothing is left held
         pass
+
+
+@pytest.mark.parametrize(("url", "name"), [("sqlite:///x.db", "x.db"), ("x.log", "x.log")])
+def test_those_who_may_write_to_a_store_may_lock_it(url: str, name: str, tmp_path: Path) -> None:
+    Path(name).touch()
+    Path(name).chmod(0o664)
+    with store_lock(url):
+        assert stat.S_IMODE(locks.lock_file(url).stat().st_mode) == 0o664

@@ -16,7 +16,7 @@ from amp_track.records.values import format_bytes
 if TYPE_CHECKING:
     from amp_track.commands.session.session import Session
 
-_METER_VERSION = 5
+_METER_VERSION = 6
 """Raise it when the same job is limited, metered or confirmed otherwise: edges found before are others then."""
 
 

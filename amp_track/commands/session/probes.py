@@ -82,11 +82,20 @@ def accumulation_of(session: Session) -> int:
     return _ACCUMULATED_BATCHES if will_accumulate else session.job.accumulate
 
 
+def _steps(session: Session, batch_size: int) -> int | None:
+    """Return the steps of a job of the fit study that trains on as many samples as the job that was asked for."""
+    effective, steps = session.request.fit_options.effective_batch_size, session.job.steps
+    if steps is None or effective is None:
+        return steps
+    return max(round(steps * effective / (batch_size * session.job.processes * _ACCUMULATED_BATCHES)), 1)
+
+
 def job_of(session: Session, task: Task, budget_bytes: int | None, probes: Sequence[Outcome] = ()) -> Job:
     """Return the job of one task of the fit study, within `budget_bytes`; `probes` says how long a training takes."""
     loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
     job = dataclasses.replace(
         session.job,
+        steps=_steps(session, task.batch_size),
         precision=task.precision,
         batch_size=task.batch_size,
         memory_budget_bytes=budget_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import sqlite3
@@ -137,7 +138,7 @@ def _of_sqlite(error: BaseException, url: str) -> str:
     file = addresses.store_file(url)
     folder = file.resolve().parent if file is not None else Path()
     is_moved = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED
-    if is_moved or (file is not None and not file.exists()):
+    if is_moved or (file is not None and not os.path.exists(file)):
         return f"{url}: the file was deleted or moved while the command was running; put it back, or start over"
     if code == sqlite3.SQLITE_FULL:
         return f"{url}: {_is_full(folder)}"

@@ -20,7 +20,7 @@ class StoredWorkload:
         owner: the run or the study, for messages.
         reference: its file, or `package.module:Class`.
         digest: of its source files.
-        imports: those besides the workload's own file, relative to its folder.
+        imports: those besides the workload's own file, relative to its folder; None if that is not on record.
         with_workload: the command line that names the workload itself.
         if_changed: what to do where the source files have changed.
     """
@@ -28,7 +28,7 @@ class StoredWorkload:
     owner: str
     reference: str
     digest: str
-    imports: tuple[str, ...]
+    imports: tuple[str, ...] | None
     with_workload: str
     if_changed: str
 
@@ -36,7 +36,8 @@ class StoredWorkload:
 def checked(stored: StoredWorkload, request: Request) -> str:
     """Return the workload to run: the one given on the command line, else the one that the store names.
 
-    Whoever can write to the store can name any file there. Such a file runs only if it lies in the working folder.
+    Whoever can write to the store can name any file there. Such a file runs only if it lies in the working folder, and
+    without the symbolic links that led to it: modules beside a link are not those beside the file.
 
     Raises:
         BadInput: the store names a file that is missing here or lies elsewhere, or the source files are not those on
@@ -56,7 +57,10 @@ def checked(stored: StoredWorkload, request: Request) -> str:
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it yourself "
             f"({stored.with_workload}), or add --trust-store if everyone who can write to the store may run code here."
         )
-    if request.resumption.allow_changed_workload or not files:  # a module that only its import finds is checked later
+    if not is_given and ":" not in reference and os.path.abspath(reference) != str(files[0]):
+        reference = str(files[0])
+    # A module that only its import finds, and one whose imports are not on record, are compared after the import.
+    if request.resumption.allow_changed_workload or not files or stored.imports is None:
         return reference
     if stored.digest not in [sources.digest(file, stored.imports) for file in files]:
         raise changed(stored, reference)

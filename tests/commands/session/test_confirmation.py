@@ -102,3 +102,15 @@ def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
     probes_seconds = math.fsum(outcome.wall_seconds for outcome in tried)
     assert probes_seconds > 400
     assert 3.9 * probes_seconds < trained_seconds + evaluated_twice_seconds <= 4 * probes_seconds
+
+
+def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> None:
+    """Of 40 batches an epoch, 5 make one of the job's steps, and 2 one of a probe: 200 steps are 500, and 25 epochs."""
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, steps=200)
+    asked = request(job, confirm_steps=10, effective_batch_size=5 * MAX_BATCH)
+    session = Session.prepare_readonly(asked, ("fp32",), sandbox=SimulatedSandbox(samples=40 * MAX_BATCH))
+    probe, confirm = (
+        probes.job_of(session, Task("fp32", MAX_BATCH, kind, ""), BUDGET) for kind in ("probe", "confirm")
+    )
+    assert (probe.steps, probe.accumulate) == (500, 2)
+    assert (confirm.steps, confirm.epoch_steps) == (10, 8), "it trains after an evaluation, as the job does"
