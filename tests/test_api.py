@@ -206,6 +206,7 @@ def test_search_and_compare_return_what_a_notebook_shows() -> None:
         assert "bf16" in shown
 
 
+@pytest.mark.nightly
 def test_errors_are_exceptions() -> None:
     with pytest.raises(WorkloadFailed, match="the labels are off by one"):
         amp_track.train(FAULTS, precision="fp32", set={"fault": "raise"}, **stores())

@@ -205,6 +205,7 @@ def test_every_metric_is_on_the_page_about_mlflow() -> None:
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 
+@pytest.mark.nightly
 def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
     command = [sys.executable, "docs/generate.py", "--run", "work-slurm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": ""})

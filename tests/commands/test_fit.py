@@ -146,6 +146,7 @@ class TestEdges:
         assert found.runs_at_edge == 3
         assert "Each of these batches ran in 3 fresh processes" in " ".join(fit_notes(result))
 
+    @pytest.mark.nightly
     def test_a_trainings_edge_runs_three_times_too(self) -> None:
         """Longer trainings take more than probes, and have stepped down; the repeated probe fails once."""
         ran: list[int | None] = []
@@ -216,6 +217,7 @@ class TestEdges:
         fit(asked(study="planned"), sandbox=idle)
         assert (idle.jobs, idle.forecasts_asked) == ([], 0)
 
+    @pytest.mark.nightly
     def test_why_there_is_no_plan_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         fit(asked("fp32", "bf16"), sandbox=SimulatedSandbox())
         said = "no plan of the memory (it is made up): the search begins without one"
@@ -306,7 +308,9 @@ class TestResuming:
         ):
             fit(asked(study="mine", job={"accumulate": 2}), sandbox=SimulatedSandbox())
 
-    @pytest.mark.parametrize(("epochs", "is_known"), [(2, False), (3, False), (4, True)])
+    @pytest.mark.parametrize(
+        ("epochs", "is_known"), [pytest.param(2, False, marks=pytest.mark.nightly), (3, False), (4, True)]
+    )
     def test_an_edge_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
         self, epochs: int, is_known: bool
     ) -> None:
@@ -315,6 +319,7 @@ class TestResuming:
         fit(asked(job={"epochs": 10}), sandbox=again)
         assert (not again.jobs) == is_known
 
+    @pytest.mark.nightly
     def test_more_precisions_are_added_to_what_is_known(self) -> None:
         fit(asked("fp32", study="grows"), sandbox=SimulatedSandbox())
         sandbox = SimulatedSandbox()

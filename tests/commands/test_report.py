@@ -46,7 +46,7 @@ def test_a_fit_is_reported_as_it_was() -> None:
     assert reported() == found
 
 
-@pytest.mark.parametrize("precisions", [("fp32", "bf16"), ("fp32",)])
+@pytest.mark.parametrize("precisions", [("fp32", "bf16"), pytest.param(("fp32",), marks=pytest.mark.nightly)])
 def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
     searched = search(asked(trials=4, seeds=2), sandbox=SimulatedSandbox())
     page = Path(searched.report).read_text()

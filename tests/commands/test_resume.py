@@ -23,6 +23,7 @@ def losses(run_id: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in client().get_metric_history(run_id, "train/step_loss"))
 
 
+@pytest.mark.nightly
 def test_more_steps_go_on_in_the_middle_of_an_epoch(amp_track: Command) -> None:
     command = ["train", DIGITS, "--precision", "fp32", "--checkpoint-every", "3", "--json", "--steps"]
     expected = json.loads(amp_track(*command, "30").stdout)

@@ -149,6 +149,7 @@ def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_o
     assert "are made so far" not in " ".join(notes(whole))
 
 
+@pytest.mark.nightly
 def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is up in the middle of the third seed: the command's clock jumps there."""
     hours = [0.0]

@@ -62,6 +62,7 @@ def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> Non
     assert not {"precision", "batch_size", "max_batch_size"} & set(params), "what varies, and what was not asked for"
 
 
+@pytest.mark.nightly
 def test_the_dashboard_is_led_to_the_pictures_of_a_study_and_of_its_best_trainings_once() -> None:
     asked = request(JOB, study="s", precisions=("fp32", "bf16"), trials=3)
     found = search(asked, sandbox=SimulatedSandbox())
@@ -78,6 +79,7 @@ def test_the_dashboard_is_led_to_the_pictures_of_a_study_and_of_its_best_trainin
     assert pictures("c/compare") == {compared.run_id}
 
 
+@pytest.mark.nightly
 def test_charts_of_a_studys_trainings_are_kept_and_ui_leads_to_them() -> None:
     found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2), sandbox=SimulatedSandbox())
     compared = compare(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,7 @@ def trials(part: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=part, storage=stores()["storage"]).trials
 
 
-@pytest.mark.parametrize("interrupted_at", [2, 12])
+@pytest.mark.parametrize("interrupted_at", [2, pytest.param(12, marks=pytest.mark.nightly)])
 def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
     options: dict[str, Any] = {"trials": 5, "learning_rates": (1e-3, 1e-2), "multiple_of": 8}
     with pytest.raises(KeyboardInterrupt):
@@ -125,6 +127,16 @@ def test_a_worker_needs_the_workload() -> None:
         work(request(Job(), study="mine"))
 
 
+@pytest.fixture(scope="module")
+def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both stores, in which the study mine has been found."""
+    folder = tmp_path_factory.mktemp("begun")
+    shutil.copytree(store_templates, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        fit(asked(max_batch_size=64), sandbox=Named())
+    return folder
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -168,9 +180,9 @@ def test_a_worker_needs_the_workload() -> None:
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_one_line_and_nothing_is_started(
-    arguments: list[str], message: str, amp_track: Command, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, amp_track: Command, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(asked(max_batch_size=64), sandbox=Named())
+    shutil.copytree(begun, Path.cwd(), dirs_exist_ok=True)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     monkeypatch.setenv("PATH", "")  # a machine may have SLURM
     monkeypatch.setenv("RAY_ADDRESS", "nowhere")

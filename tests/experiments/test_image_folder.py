@@ -242,6 +242,7 @@ def test_the_split_of_caltech256_is_the_write_ups() -> None:
     assert stratified_split(images, seed=1) != (training, evaluation)
 
 
+@pytest.mark.nightly
 @given(sizes=st.lists(st.integers(0, 21), max_size=6), seed=st.integers(0, 9))
 def test_every_split_has_each_image_once_and_trains_on_every_class(sizes: list[int], seed: int) -> None:
     images = fake(sizes)

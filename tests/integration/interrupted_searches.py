@@ -62,7 +62,7 @@ def search_once(
     if stop_after_seconds is not None:
         signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
     # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
-    search_options = {"precisions": ("fp32",), "trials": 1, "study": "stopped", "storage": storage}
+    search_options = {"precisions": ("fp32",), "trials": 2, "study": "stopped", "storage": storage}
     asked = request(Job(workload=DIGITS), owns_process=True, **search_options)
     search(asked, sandbox=SimulatedSandbox())
     signal.setitimer(signal.ITIMER_REAL, 0)

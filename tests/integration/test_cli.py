@@ -20,12 +20,14 @@ def test_a_workload_whose_loss_raises_is_exit_code_1(amp_track: Command) -> None
     assert OUR_FRAMES not in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_job_that_hangs_is_given_up(amp_track: Command) -> None:
     done = amp_track("train", FAULTS, "--set", "fault=hang", "--precision", "fp32", "--timeout", "3")
     assert done.returncode == 1
     assert "gave up after 3 s (--timeout) at fp32, batch 4" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_batch_that_does_not_fit_is_exit_code_3(amp_track: Command) -> None:
     done = amp_track("train", DIGITS, "--precision", "fp32", "--memory-budget", "1MiB", "--batch-size", "1", "--json")
     assert done.returncode == 3

@@ -55,6 +55,7 @@ def test_json_is_one_object_with_every_operation(amp_track: Command) -> None:
     assert {one["layer"] for one in report["operations"]} == {*map(str, range(12)), "(loss)"}
 
 
+@pytest.mark.nightly
 def test_an_unreachable_tracking_server_does_not_matter(amp_track: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     done = amp_track("dtypes", DIGITS, "--device", "cpu", "--precision", "fp32")

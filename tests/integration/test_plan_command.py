@@ -29,6 +29,7 @@ def test_it_prints_edges_what_holds_the_memory_and_what_is_left_out(amp_track: C
     assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
 
 
+@pytest.mark.nightly
 def test_json_is_one_object(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--capacity", "32MiB", "--capacity", "1GiB", "--batch-size", "100", "--json")
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
     assert pixels_of(picture, (148, 103, 189)) == 0, "bf16 has no scale"
 
 
+@pytest.mark.nightly
 def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
     result = fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
     experiment_id = client.get_run(result.run_id).info.experiment_id

@@ -25,6 +25,7 @@ def forecast_of(
     return sandbox.forecast(job, task)
 
 
+@pytest.mark.nightly
 def test_it_ends_below_the_budget() -> None:
     found = forecast_of("relu")
     assert found.reason == ""

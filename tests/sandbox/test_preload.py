@@ -114,6 +114,7 @@ def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Pa
     assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
 
 
+@pytest.mark.nightly
 def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -> None:
     """Programs that it starts look for modules where they always do."""
     workload = tmp_path / "workload.py"

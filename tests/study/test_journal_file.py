@@ -71,6 +71,7 @@ def test_a_lock_that_was_left_behind_is_broken(target: str, lock: JournalLock) -
     assert os.listdir() == ["x.log"]
 
 
+@pytest.mark.nightly
 def test_a_lock_whose_holder_writes_is_not_broken(lock: JournalLock) -> None:
     Path("x.log.lock").symlink_to("x.log")
     waiting = threading.Thread(target=lock.acquire, daemon=True)

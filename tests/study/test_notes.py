@@ -50,6 +50,7 @@ def test_a_failure_says_what_happened() -> None:
     assert optuna_dashboard.get_note(trial) == "**oom** in backward\n\nIt had 60 MiB, and asked for 4 MiB more."
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_edge() -> None:
     found = fit(request(JOB, study="s", precisions=("fp32", "bf16")), sandbox=SimulatedSandbox())

@@ -179,6 +179,7 @@ while True:
 """
 
 
+@pytest.mark.nightly
 def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
     """Killed while it writes, at any moment: what is found is the beginning of what it wrote, with no gap."""
     writer = subprocess.Popen(

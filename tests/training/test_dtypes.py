@@ -293,6 +293,7 @@ def test_operations_are_named_without_who_implements_them(aten: str, understood:
     assert readable_name(packet.__name__) == understood
 
 
+@pytest.mark.nightly
 def test_a_fresh_process_finds_the_same(sandbox: Sandbox) -> None:
     job = Job(workload=DIGITS, precision="amp", batch_size=2, device="cpu")
     report = sandbox.dtypes(resolve(job, sandbox.inspect(job)))

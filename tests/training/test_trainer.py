@@ -23,6 +23,7 @@ def strict(sandbox: Sandbox, digits: Job) -> Outcome:
     return sandbox.run(digits)
 
 
+@pytest.mark.nightly
 def test_digits_learn_in_the_default_epochs(strict: Outcome) -> None:
     assert strict.quality is not None
     assert strict.quality >= 0.97

@@ -15,6 +15,7 @@ from amp_track.records.inspection import Inspection
 from amp_track.records.job import Job
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
     """Else each command waits for it afterwards, for half a second."""

@@ -139,6 +139,7 @@ def digits(sandbox: Sandbox) -> Job:
     return resolve(Job(workload=DIGITS, precision="fp32", memory_budget_bytes=64 * MEBIBYTE), found)
 
 
+@pytest.mark.nightly
 def test_the_peak_of_a_job_is_always_the_same(sandbox: Sandbox, digits: Job) -> None:
     job = dataclasses.replace(digits, batch_size=300, probe=True)
     peaks = [sandbox.run(job).max_memory_bytes or 0 for _ in range(4)]
@@ -163,6 +164,7 @@ def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:
     assert second == pytest.approx(first, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_a_budget_just_below_the_peak_is_out_of_memory(sandbox: Sandbox, digits: Job) -> None:
     job = dataclasses.replace(digits, batch_size=300, probe=True)
     peak = sandbox.run(job).max_memory_bytes

@@ -127,6 +127,7 @@ def test_a_cpu_is_shared() -> None:
     assert local.devices(3, "cpu", each=2) == [{}, {}, {}]
 
 
+@pytest.mark.nightly
 def test_devices_that_no_variable_lists_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code = "import torch; print(torch.accelerator.device_count())"

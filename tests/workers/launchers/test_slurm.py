@@ -61,7 +61,9 @@ def test_what_workers_are_told_is_in_no_file() -> None:
     assert not any(b"hunter2" in file.read_bytes() for file in kept)
 
 
-@pytest.mark.parametrize("first", [signal.SIGUSR2, signal.SIGTERM])  # its time is up; it is preempted, or cancelled
+@pytest.mark.parametrize(
+    "first", [signal.SIGUSR2, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)  # its time is up; it is preempted, or cancelled
 def test_a_job_that_is_told_to_go_ends_its_runs_and_may_be_queued_again(first: signal.Signals) -> None:
     said: list[str] = []
     told: list[signal.Signals] = []
