@@ -262,7 +262,8 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
             raise TypeError(f"{command}() got an unexpected keyword argument {name!r}{instead}")
         if value is not None:
             given[flags[name].parameter] = _given(name, flags[name], value)
-    return request_of(command, None if workload is None else _reference(workload), given)
+    is_left_out = workload is None and command == "train"
+    return request_of(command, None if is_left_out else _reference(workload), given)
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:
