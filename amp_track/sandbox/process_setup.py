@@ -29,9 +29,9 @@ def set_up_process(*, is_job: bool = True) -> None:
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     streams.open_closed_streams()
+    streams.make_lossy()  # before stdout is another file, which Python may take for one that it can seek in
     sys.stdout.flush()
     os.dup2(2, 1)  # stdout belongs to the command's result
-    streams.make_lossy()
     if is_job:
         _raise_oom_score()
         _end_with_parent()
