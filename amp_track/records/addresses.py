@@ -140,7 +140,7 @@ def masked_within(text: str, secrets: Iterable[str] | None = None) -> str:
 
     Args:
         text: a message, which may repeat what a database's driver says.
-        secrets: those of `secrets_of`; by default of all addresses that this process was told to remember.
+        secrets: those of `secrets_of`; by default of all addresses given to `remember`.
     """
     text = re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
     for secret in sorted(_known_secrets if secrets is None else secrets, key=len, reverse=True):

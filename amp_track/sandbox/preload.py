@@ -69,14 +69,14 @@ def _leave(server: int) -> None:
         os._exit(0)
     starter, _ = _starter()
     deadline = time.monotonic() + _SECONDS_TO_DIE
-    while os.getppid() == starter and time.monotonic() < deadline:  # its files close a moment before it is gone
+    while os.getppid() == starter and time.monotonic() < deadline:  # its files close a moment before it ends
         time.sleep(0.01)
     _leave_orphaned()
     os._exit(0)
 
 
 def _leave_orphaned(*_: object) -> None:
-    """Leave if the command that started this server is gone, and take the folder of its socket along."""
+    """End this server and delete the folder of its socket if the command that started it has ended."""
     starter, sockets = _starter()
     if os.getppid() != starter:
         shutil.rmtree(sockets, ignore_errors=True)

@@ -47,7 +47,7 @@ class Link:
 
     Args:
         connection: the pipe.
-        end: waits until that process has told the other ranks that this command has ended.
+        end: waits until that process has reported the end of this command to the other ranks.
     """
 
     def __init__(self, connection: Connection[Any, Any], end: Callable[[], None] = lambda: None) -> None:
@@ -258,7 +258,7 @@ class Orders:
 
     @property
     def ends(self) -> Sequence[Any]:
-        """Ready when rank 0 has written something, or is gone."""
+        """Ready when rank 0 has written something, or has ended."""
         return (self._link.connection,)
 
     def next(self) -> tuple[Order, str, str | None] | None:

@@ -152,7 +152,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Received:
-    """Another rank's command is told of a changed board, once the checkpoint is on its machine."""
+    """A changed board for another rank's command, sent once the checkpoint is on its machine."""
 
     session: str
     board: Board
