@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_d
 
 CAPACITY = 1024
 """How many batches' losses the buffer on the device holds. When it is full, they are fetched even if nobody reads."""
+
+_begun: weakref.WeakSet[TrainStep] = weakref.WeakSet()
+"""Every TrainStep that has trained: no other one may clear the gradients that it is accumulating."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,8 @@ class TrainStep:
         scaler: GradScaler | None = None,
         data_parallel: bool = False,
     ) -> None:
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.optimizer = optimizer
+        self._parameters = self._own_parameters()
         if not self._parameters:
             raise ValueError("the optimizer got no parameters, expected the model's")
         _check_needs_no_closure(optimizer)
@@ -150,7 +155,6 @@ class TrainStep:
         # Gradients stay in the buckets they are sent in (and are zeroed there, not freed): otherwise each takes twice
         # the memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
-        self.optimizer = optimizer
         if is_scaled := self.scaler.is_enabled():
             keep_momentum_written(optimizer)
         self.diagnosis = (
@@ -229,23 +233,33 @@ class TrainStep:
             self._free_gradients()
 
     def _begin_step(self) -> None:
-        """Clear gradients that are not this step's own. Waits for the device only after an update that failed."""
+        """Clear the gradients that are left in the model, except those that another TrainStep is accumulating.
+
+        Waits for the device only after an update that failed.
+        """
+        _begun.add(self)
+        others = self._others
+        if others:
+            others = others.difference(*(step._own_parameters() for step in _begun if step._batches))
         if self._parallel is None:
             self._free_gradients()
+            for parameter in others:
+                parameter.grad = None
         else:
             self.optimizer.zero_grad(set_to_none=False)
-            for parameter in self._others:
+            for parameter in others:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         if self._is_updating and self.history is not None:
             self.scaler.update(self.scaler.get_scale())  # to the same scale: it forgets that gradients were unscaled
         self._is_updating = False
 
+    def _own_parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
     def _free_gradients(self) -> None:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-        for parameter in self._others:
+        """Free the gradients that the optimizer uses."""
+        for parameter in self._own_parameters():
             parameter.grad = None
 
     def _train_on(self, input: Any, target: Any, *, share: float, update: bool) -> Tensor:

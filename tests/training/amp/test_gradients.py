@@ -135,8 +135,84 @@ def test_gradients_of_parameters_outside_the_optimizer_do_not_grow() -> None:
         step(*batch(1), share=0.5, update=False)
         first.append(net[0].weight.grad.clone())
         step(*batch(1), share=0.5)
-        assert gradients_of(net) == []
+        assert gradients_of(net[2]) == []
     assert torch.equal(first[0], first[2])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_another_optimizer_of_the_model_is_the_plain_loop_to_the_bit(precision: str) -> None:
+    """It uses the gradients that the step leaves in parameters which its own optimizer does not have."""
+    ours, plain = layers(16, 4), layers(16, 4)
+    others = [torch.optim.SGD(net[0].parameters(), lr=0.1) for net in (ours, plain)]
+    step = TrainStep(ours, torch.optim.Adam(ours[2].parameters(), lr=1e-2), functional.cross_entropy, precision)
+    optimizer = torch.optim.Adam(plain[2].parameters(), lr=1e-2)
+    for number in range(UPDATES):
+        step(*batch(number), share=0.5, update=False)
+        step(*batch(number + 100), share=0.5)
+        others[0].step()
+        others[0].zero_grad()
+        for inputs, targets in (batch(number), batch(number + 100)):
+            with torch.autocast("cpu", enabled=precision == "bf16"):
+                loss = functional.cross_entropy(plain(inputs), targets)
+            (loss * 0.5).backward()
+        for each in (optimizer, others[1]):
+            each.step()
+            each.zero_grad()
+    assert_equal(ours, plain)
+    assert not torch.equal(ours[0].weight, layers(16, 4)[0].weight), "it has trained"
+
+
+class TwoHeads(nn.Module):
+    """A body that nothing trains, and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = layers(16, 16, seed=1), nn.ModuleList(layers(16, 4, seed=seed) for seed in (2, 3))
+
+    def forward(self, inputs: Tensor) -> list[Tensor]:
+        features = self.body(inputs)
+        return [head(features) for head in self.heads]
+
+
+def train_two_heads(net: TwoHeads, train: Callable[[int, int, bool], Any]) -> None:
+    """Let the two heads take turns within a step."""
+    for number in range(UPDATES):
+        for part in (0, 1):
+            for head in (0, 1):
+                train(head, 4 * number + 2 * part + head, part == 1)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_two_steps_of_one_model_that_take_turns_are_the_plain_loop_to_the_bit(precision: str) -> None:
+    ours, plain = TwoHeads(), TwoHeads()
+    steps = [
+        TrainStep(
+            ours,
+            torch.optim.Adam(ours.heads[head].parameters(), lr=1e-2),
+            lambda outputs, target, head=head: functional.cross_entropy(outputs[head], target),
+            precision,
+        )
+        for head in (0, 1)
+    ]
+    optimizers = [torch.optim.Adam(plain.heads[head].parameters(), lr=1e-2) for head in (0, 1)]
+    scalers = [torch.amp.GradScaler("cpu", enabled=precision == "amp") for _ in optimizers]
+
+    def plain_step(head: int, number: int, update: bool) -> None:
+        inputs, targets = batch(number)
+        with torch.autocast("cpu", dtype=DTYPES[precision] or torch.bfloat16, enabled=precision != "fp32"):
+            loss = functional.cross_entropy(plain(inputs)[head], targets)
+        scalers[head].scale(loss * 0.5).backward()
+        if update:
+            scalers[head].step(optimizers[head])
+            scalers[head].update()
+            optimizers[head].zero_grad()
+
+    def our_step(head: int, number: int, update: bool) -> None:
+        steps[head](*batch(number), share=0.5, update=update)
+
+    train_two_heads(ours, our_step)
+    train_two_heads(plain, plain_step)
+    assert_equal(ours, plain)
 
 
 @pytest.fixture
