@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -84,6 +84,13 @@ class ScaleHistory:
         self._adopt(scaler)
         _claim(scaler, self)
         self._hook_into(optimizer)
+
+    def __reduce__(self) -> NoReturn:
+        """Reject copying and pickling: the copied optimizer would lack the hook, and every step look skipped."""
+        raise TypeError(
+            "A ScaleHistory, or a TrainStep that has one, cannot be copied or pickled. Save its state_dict() and load "
+            "that into a new one."
+        )
 
     def _hook_into(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep each step's `found_inf`, without keeping the history alive for as long as the optimizer lives."""

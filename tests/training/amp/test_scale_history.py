@@ -1,5 +1,8 @@
+import copy
 import itertools
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -201,6 +204,16 @@ def test_a_new_step_takes_over_optimizer_and_scaler_of_one_that_is_deleted(kind:
     assert [change for change in totals.scale_changes if change[0] > 4] == [
         (number + 4, after) for number, after in changes_of(true)
     ]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_history_is_not_copied_without_the_hook_of_its_optimizer(duplicate: Callable[[Any], Any]) -> None:
+    step = step_of("fused SGD")
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled. Save its state_dict\(\)"):
+        duplicate(step.history)
+    if duplicate is not copy.copy:  # which shares the optimizer
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled. Save its state_dict\(\)"):
+            duplicate(step)
 
 
 def test_a_step_that_could_not_be_made_keeps_no_scaler() -> None:
