@@ -34,7 +34,7 @@ class EvalStep:
         loss: (output, target) -> scalar tensor, the mean over the batch.
         score: (output, target) -> one number per sample, shape (N,).
         precision: the mode of the training, or its name: fp32, tf32, amp, bf16.
-        device: the model's device.
+        device: the model's device, or its name.
         channels_last: give four-dimensional inputs that memory order.
 
     Raises:
@@ -47,7 +47,7 @@ class EvalStep:
         loss: Callable[[Any, Any], Tensor],
         score: Callable[[Any, Any], Tensor],
         precision: Precision | str,
-        device: torch.device,
+        device: torch.device | str,
         *,
         channels_last: bool = False,
     ) -> None:
@@ -55,9 +55,9 @@ class EvalStep:
         self._loss = loss
         self._score = score
         self._precision = Precision.named(precision)
-        self._device = device
+        self._device = torch.device(device)
         self._channels_last = channels_last
-        self._sums = torch.zeros(2, dtype=sum_dtype(device), device=device)
+        self._sums = torch.zeros(2, dtype=sum_dtype(self._device), device=self._device)
         self._samples = 0
 
     @torch.inference_mode()
@@ -73,8 +73,9 @@ class EvalStep:
             output = self._model(input)
             loss = check_loss(self._loss(output, target))
         count = batch_length(input)
+        score_sum = sum_of_scores(self._score(output, target), count)
         self._sums[0].add_(loss, alpha=count)
-        self._sums[1].add_(sum_of_scores(self._score(output, target), count))
+        self._sums[1].add_(score_sum)
         self._samples += count
 
     def read(self) -> EvalTotals:

@@ -34,6 +34,12 @@ def test_a_precision_may_be_a_name_everywhere(name: str) -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_device_may_be_a_name() -> None:
+    step = EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output[:, 0], "fp32", "cpu")
+    step(torch.ones(2, 4), torch.tensor([0, 1]))
+    assert step.read().samples == 2
+
+
 def test_a_name_that_does_not_exist_is_rejected_everywhere() -> None:
     with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
         EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output, "fp16", CPU)

@@ -43,6 +43,17 @@ def test_a_mean_is_no_score() -> None:
             step(*batch)
 
 
+def test_a_batch_that_was_rejected_is_not_counted() -> None:
+    scores = [torch.ones(4), torch.ones(3), torch.zeros(4)]
+    step = EvalStep(nn.Identity(), lambda output, target: output.mean(), lambda *_: scores.pop(0), "fp32", "cpu")
+    step(torch.full((4, 1), 1.0), None)
+    with pytest.raises(ValueError, match="one number for each of the 4 samples"):
+        step(torch.full((4, 1), 100.0), None)
+    step(torch.full((4, 1), 3.0), None)
+    totals = step.read()
+    assert (totals.samples, totals.loss, totals.quality) == (8, 2.0, 0.5)
+
+
 def test_it_sees_the_weights_as_they_are_now() -> None:
     """Autocast caches weights: those of a step before must not be used."""
     torch.manual_seed(0)
