@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -39,8 +38,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         mapped = {name: map_tensors(function, value) for name, value in batch.items()}
         if not isinstance(batch, UserDict):
             return mapped
-        same_type = copy.copy(batch)
-        same_type.update(mapped)
+        same_type = UserDict.__copy__(batch)  # not the subclass's, and no item is set: it may be read-only
+        same_type.data = mapped
         return same_type
     if isinstance(batch, list | tuple):
         values = [map_tensors(function, value) for value in batch]

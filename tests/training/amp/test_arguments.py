@@ -92,6 +92,30 @@ def test_every_mapping_is_moved_and_measured_as_a_dict_is(kind: str) -> None:
     assert isinstance(moved["mask"], tuple)
 
 
+class ReadOnly(Encoding):
+    def __init__(self, data: dict[str, Any]) -> None:
+        super().__init__({})
+        self.data = data
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError("read-only")
+
+
+class CopiedAsItself(Encoding):
+    def __copy__(self) -> CopiedAsItself:
+        return self
+
+
+@pytest.mark.parametrize("kind", [ReadOnly, CopiedAsItself])
+def test_a_userdict_that_is_not_copied_or_written_stays_as_it_is(kind: type[Encoding]) -> None:
+    given = torch.ones(2, 3, 4, 4)
+    batch = kind({"images": given})
+    moved = move(batch, CPU, channels_last=True)
+    assert batch["images"] is given
+    assert moved["images"].is_contiguous(memory_format=torch.channels_last)
+    assert (type(moved), moved.tokenizer) == (kind, "wordpiece")
+
+
 @pytest.mark.parametrize("kind", MAPPINGS)
 def test_models_train_and_are_evaluated_on_every_mapping(kind: str) -> None:
     net = Classifier()
