@@ -222,6 +222,15 @@ def new_optimizer(workload: Workload, model: nn.Module, learning_rate: float) ->
     return optimizer
 
 
+def new_schedule(workload: Workload, total_steps: int) -> Callable[[int], float] | None:
+    """Return the workload's schedule. Raises InvalidReturnValue if it is no function."""
+    schedule: object = workload.schedule(total_steps)
+    if schedule is not None and not callable(schedule):
+        expected = "None, or a function from the number of updates to a factor of the learning rate"
+        raise InvalidReturnValue.of_type("schedule()", schedule, expected)
+    return schedule
+
+
 def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
     """Return the workload's example batch. Raises InvalidReturnValue if it is no pair."""
     batch: object = workload.example(size)

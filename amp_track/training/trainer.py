@@ -26,7 +26,7 @@ from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
 from amp_track.training.peers import JSON, Peers
 from amp_track.training.tally import Tally
-from amp_track.workload import Workload, new_model, new_optimizer
+from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
@@ -169,7 +169,7 @@ class Trainer:
             optimizer,
             self._workload.loss,
             self._precision,
-            schedule=self._workload.schedule(total_steps),
+            schedule=new_schedule(self._workload, total_steps),
             clip_norm=self._job.clip_norm,
             channels_last=self._job.channels_last,
             compile=self._job.compile,

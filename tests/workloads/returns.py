@@ -13,7 +13,7 @@ from amp_track import Workload
 
 Wrong = Literal[
     "nothing", "model", "optimizer", "closure", "loss: None", "loss: float", "loss: (1,)", "score", "schedule",
-    "train item", "eval item", "train length", "eval length", "overflowing length", "example",
+    "schedule: number", "train item", "eval item", "train length", "eval length", "overflowing length", "example",
 ]  # fmt: skip
 
 
@@ -60,6 +60,8 @@ class Returns(Workload):
         return None if self.wrong == "optimizer" else super().optimizer(parameters, lr)
 
     def schedule(self, total_steps: int) -> Any:
+        if self.wrong == "schedule: number":
+            return 0.5
         return (lambda updates: 1.0 if updates < 2 else float("nan")) if self.wrong == "schedule" else None
 
     def loss(self, output: Tensor, target: Tensor) -> Any:

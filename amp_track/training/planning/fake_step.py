@@ -21,7 +21,7 @@ from amp_track.training.amp.tensors import batch_length, check_loss, map_tensors
 from amp_track.training.layers import LayerWatch
 from amp_track.training.planning import cuda_kernels, internals
 from amp_track.training.planning.tracker import StorageTracker
-from amp_track.workload import Workload, new_model, new_optimizer
+from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _HOST = torch.device("meta")
 """Where fake batches lie before they are copied to the device: any device but the one whose memory counts."""
@@ -94,7 +94,7 @@ class FakeStep:
             optimizer,
             self._loss,
             precision,
-            schedule=self._workload.schedule(steps),
+            schedule=new_schedule(self._workload, steps),
             clip_norm=self._job.clip_norm,
             channels_last=self._job.channels_last,
         )
