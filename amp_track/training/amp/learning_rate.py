@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amp_track.records.errors import InvalidReturnValue
+from amp_track.records.errors import InvalidReturnValue, describe_type
 
 Schedule = Callable[[int], float]
 """Maps the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
+
+
+def check_schedule(schedule: object) -> None:
+    """Raise ValueError if it is no function, or InvalidReturnValue if its first factor is none."""
+    if not callable(schedule):
+        raise ValueError(
+            f"schedule is {describe_type(schedule)}; it must be a function from the number of updates to a factor of "
+            "the learning rate"
+        )
+    _factor(schedule, 0)
 
 
 class LearningRates:
@@ -25,12 +37,9 @@ class LearningRates:
 
     Args:
         optimizer: the optimizer, whose groups still have their own learning rates.
-        schedule: a pure function, because it is called ahead of time.
+        schedule: a pure function, because it is called ahead of time, which `check_schedule` accepts.
         on_device: whether only the device knows if a step was skipped.
         capacity: the largest number of steps between two calls of `set_updates`.
-
-    Raises:
-        InvalidReturnValue: the schedule's first factor is negative, inf or NaN.
     """
 
     def __init__(
@@ -46,23 +55,17 @@ class LearningRates:
             self._rates = [torch.zeros(capacity + 1, device=device) for _ in self._base]
             self._current = [torch.zeros(1, device=device) for _ in self._base]
         self.set_updates(0)
-        self.check()
 
     def check(self) -> None:
-        """Raise InvalidReturnValue if the next step would use a factor that is negative, inf or NaN.
+        """Raise InvalidReturnValue if the next step would use a factor that is none, or the schedule's own error.
 
         A factor that no step uses, such as one after the end of the schedule, does no harm. Waits for the device only
         if such a factor lies as many updates ahead as there were steps since `set_updates`.
         """
-        if self._invalid_ahead is None or self._steps < self._invalid_ahead:
-            return
-        updates = self._updates + (int(self._made) if self._on_device else 0)
-        factor = float(self._schedule(updates))
-        if not _is_valid(factor):
-            raise InvalidReturnValue(
-                f"schedule returned {factor:g} for {updates} updates; it must return a finite factor of the learning "
-                "rate, 0 or more"
-            )
+        if self._steps >= self._known:
+            updates = self._updates + (int(self._made) if self._on_device else 0)
+            _factor(self._schedule, updates)
+            self.set_updates(updates)  # the schedule has a factor by now
 
     def after_step(self, skipped: Tensor | bool) -> None:
         """Count one attempted step: `skipped` is a bool, or a tensor on the device that is above 0 if it was."""
@@ -75,17 +78,27 @@ class LearningRates:
             self.set_updates(self._updates + 1)
 
     def set_updates(self, updates: int) -> None:
-        """Set how many updates have been made in all, and the learning rates that follow from it."""
+        """Set how many updates have been made in all, and the learning rates that follow from it.
+
+        They stay as they are where the schedule has no factor: `check` raises before a step uses them.
+        """
         self._updates = updates
         self._steps = 0
         ahead = range(len(self._rates[0]) if self._on_device else 1)
-        factors = [self._schedule(updates + number) for number in ahead]
-        self._invalid_ahead = next((number for number in ahead if not _is_valid(float(factors[number]))), None)
+        factors: list[float] = []
+        with contextlib.suppress(Exception):  # `check` raises it
+            for number in ahead:
+                factors.append(_factor(self._schedule, updates + number))
+        self._known = len(factors)
+        if self._on_device:
+            self._made.zero_()
+        if not factors:
+            return
         if not self._on_device:
             for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-                group["lr"] = float(base * factors[0])  # not numpy's, which torch.load(weights_only=True) refuses
+                group["lr"] = base * factors[0]
             return
-        self._made.zero_()
+        factors += factors[-1:] * (len(ahead) - self._known)
         groups = zip(self._optimizer.param_groups, self._base, self._rates, self._current, strict=True)
         for group, base, rates, current in groups:
             rates.copy_(torch.tensor([base * factor for factor in factors]))
@@ -102,5 +115,19 @@ class LearningRates:
         self.set_updates(state["updates"])
 
 
-def _is_valid(factor: float) -> bool:
-    return 0 <= factor < math.inf
+def _factor(schedule: Schedule, updates: int) -> float:
+    """Return a factor as a plain number: `torch.load(weights_only=True)` rejects numpy's.
+
+    Raises:
+        InvalidReturnValue: it is no real number, or negative, inf or NaN.
+    """
+    expected = "a finite factor of the learning rate, 0 or more"
+    factor: Any = schedule(updates)
+    if getattr(factor, "ndim", None) == 0:
+        factor = factor.item()
+    if not isinstance(factor, Real):
+        raise InvalidReturnValue.of_type("schedule", factor, expected)
+    number = float(factor)
+    if not 0 <= number < math.inf:
+        raise InvalidReturnValue(f"schedule returned {number:g} for {updates} updates; it must return {expected}")
+    return number

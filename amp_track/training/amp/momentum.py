@@ -13,14 +13,8 @@ from typing import Any
 import torch
 
 
-def keep_momentum_written(optimizer: torch.optim.Optimizer) -> None:
-    """Let each step of a fused SGD begin with zeros where a parameter has no momentum yet; leave any other alone.
-
-    The first update is then the same to the bit, since `momentum * 0 + gradient` is the gradient.
-
-    Raises:
-        ValueError: the optimizer dampens, which would take its part of the first gradient, too.
-    """
+def check_dampening(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if a fused SGD dampens: with momentum of zeros it would dampen the first gradient as well."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in filter(_has_fused_momentum, optimizer.param_groups):
@@ -29,7 +23,15 @@ def keep_momentum_written(optimizer: torch.optim.Optimizer) -> None:
                 f"torch.optim.SGD: got fused=True with dampening={group['dampening']:g}, expected no dampening under "
                 "amp, whose first steps may be skipped; leave fused=True out"
             )
-    optimizer.register_step_pre_hook(_write_zeros)
+
+
+def keep_momentum_written(optimizer: torch.optim.Optimizer) -> None:
+    """Let each step of a fused SGD begin with zeros where a parameter has no momentum yet; leave any other alone.
+
+    The first update is then the same to the bit, since `momentum * 0 + gradient` is the gradient.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        optimizer.register_step_pre_hook(_write_zeros)
 
 
 def _write_zeros(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

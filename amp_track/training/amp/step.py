@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
-from amp_track.training.amp.learning_rate import LearningRates, Schedule
-from amp_track.training.amp.momentum import keep_momentum_written
+from amp_track.training.amp.learning_rate import LearningRates, Schedule, check_schedule
+from amp_track.training.amp.momentum import check_dampening, keep_momentum_written
 from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.scalar_log import ScalarLog
 from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
@@ -118,8 +118,8 @@ class TrainStep:
 
     Raises:
         ValueError: the optimizer has no parameters, needs a closure, or is under amp a fused SGD with dampening; there
-            is no such precision; the scaler is another TrainStep's, or for another device; the schedule begins with a
-            factor that is negative, inf or NaN.
+            is no such precision; the scaler is another TrainStep's, or for another device; the schedule is no function,
+            or begins with a factor that is no number, negative, inf or NaN. The optimizer and scaler stay as they are.
     """
 
     def __init__(
@@ -149,13 +149,19 @@ class TrainStep:
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
         if self.scaler.is_enabled() or self.precision.grad_scaler:
             _check_device(self.scaler, self.device)
+        if schedule is not None:
+            check_schedule(schedule)
+        if is_scaled := self.scaler.is_enabled():
+            check_dampening(optimizer)
+        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
+        # Nothing is rejected from here on, where the caller's model and optimizer are changed.
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
         """The model as it is called: compiled, or itself."""
         # Gradients stay in the buckets they are sent in (and are zeroed there, not freed): otherwise each takes twice
         # the memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
-        if is_scaled := self.scaler.is_enabled():
+        if is_scaled:
             keep_momentum_written(optimizer)
         self.diagnosis = (
             GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
@@ -181,7 +187,6 @@ class TrainStep:
         self._is_updating = False
         """True during an update, and after one that raised."""
         self._clear_fetched()
-        self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
 
     def _clear_fetched(self) -> None:
         self._parts: list[tuple[float, int, bool]] = []
@@ -204,7 +209,7 @@ class TrainStep:
 
         Raises:
             InvalidReturnValue: the loss is no scalar tensor, the score has not one number per sample, or the schedule's
-                factor is negative, inf or NaN.
+                factor is no number, negative, inf or NaN.
         """
         if not self._batches:
             self._begin_step()

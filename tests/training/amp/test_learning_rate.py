@@ -1,6 +1,9 @@
 import math
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -165,3 +168,121 @@ def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -
     assert step.read().steps == total
     with pytest.raises(ValueError, match="for 4 updates"):
         step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+
+
+def train_once(step: TrainStep) -> None:
+    step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("factor", "returned"),
+    [(None, "None"), ("0.5", "an object of type str"), (0.5j, "an object of type complex"),
+     (torch.ones(2), "an object of type Tensor"), (numpy.complex64(1), "an object of type complex")],
+)  # fmt: skip
+def test_a_factor_that_is_no_number_is_rejected_before_a_step_uses_it(
+    precision: str, fused: bool, factor: Any, returned: str
+) -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
+    message = f"schedule returned {returned}; it must return a finite factor"
+    with pytest.raises(ValueError, match=message):
+        TrainStep(net, optimizer, functional.cross_entropy, precision, schedule=lambda updates: factor)
+    step = TrainStep(
+        net, optimizer, functional.cross_entropy, precision, schedule=lambda updates: 1.0 if updates < 2 else factor
+    )
+    for _ in range(2):
+        train_once(step)
+    with pytest.raises(ValueError, match=message):
+        train_once(step)
+    assert step.read().steps == 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "number",
+    [0.5, Fraction(1, 2), numpy.float32(0.5), numpy.array(0.5), torch.tensor(0.5), torch.tensor(0.5).double()],
+)
+def test_a_factor_may_be_any_real_number(fused: bool, number: Any) -> None:
+    net = network()
+    step = TrainStep(
+        net, torch.optim.SGD(net.parameters(), lr=0.5, fused=fused), functional.cross_entropy, "amp",
+        schedule=lambda updates: number,
+    )  # fmt: skip
+    assert rates_of(step.optimizer) == [0.25]
+    train_once(step)
+    assert rates_of(step.optimizer) == [0.25]
+
+
+def test_a_schedule_that_is_no_function_is_rejected() -> None:
+    net = network()
+    with pytest.raises(ValueError, match="schedule is an object of type float; it must be a function from the number"):
+        TrainStep(net, torch.optim.SGD(net.parameters()), functional.cross_entropy, "fp32", schedule=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_schedule_that_raises_ends_no_step_that_was_made(precision: str, fused: bool) -> None:
+    """A list of factors has none for the update after its last step."""
+    factors = [1.0, 0.5, 0.25]
+    net = network()
+    step = TrainStep(
+        net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
+        schedule=lambda updates: factors[updates],
+    )  # fmt: skip
+    for _ in factors:
+        train_once(step)
+    before = [parameter.clone() for parameter in net.parameters()]
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            train_once(step)
+    assert step.read().steps == 3
+    assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
+    assert rates_of(step.optimizer) == pytest.approx([0.025]), "the last one that there was"
+    factors += [0.125, 0.0]
+    used: list[float] = []
+    step.optimizer.register_step_pre_hook(lambda *_: used.extend(rates_of(step.optimizer)))
+    train_once(step)
+    assert used == pytest.approx([0.0125])
+    assert step.read().steps == 1
+
+
+def warm_up(updates: int) -> float:
+    return updates / 10
+
+
+REJECTED: dict[str, Callable[[torch.amp.GradScaler], dict[str, Any]]] = {
+    "factor": lambda used: {"schedule": lambda updates: math.nan},
+    "no function": lambda used: {"schedule": 0.5},
+    "scaler in use": lambda used: {"schedule": warm_up, "scaler": used},
+    "scaler of another device": lambda used: {"schedule": warm_up, "scaler": torch.amp.GradScaler("xpu")},
+    "precision": lambda used: {"schedule": warm_up, "precision": "fp16"},
+    "no process group": lambda used: {"schedule": warm_up, "data_parallel": True},
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("why", REJECTED)
+def test_a_step_that_is_rejected_leaves_the_optimizer_as_it_was(why: str, fused: bool) -> None:
+    net, other = network(), network()
+    scaler = torch.amp.GradScaler("cpu")
+    user = TrainStep(other, torch.optim.SGD(other.parameters()), functional.cross_entropy, "amp", scaler=scaler)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    settings = {"precision": "amp"} | REJECTED[why](scaler)
+    with pytest.raises(ValueError):
+        TrainStep(net, optimizer, functional.cross_entropy, **settings)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1]
+    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=cosine)
+    assert rates_of(optimizer) == pytest.approx([0.1])
+    for each in (step, user):
+        train_once(each)
+        assert each.read().skipped_steps == ()
+
+
+def test_a_fused_sgd_that_dampens_keeps_its_learning_rate() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, dampening=0.5, fused=True)
+    with pytest.raises(ValueError, match="dampening"):
+        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=warm_up)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1]
