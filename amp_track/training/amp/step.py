@@ -100,7 +100,8 @@ class TrainStep:
     Args:
         model: the model, on its device and in float32; autocast chooses the dtypes.
         optimizer: an optimizer of the model's parameters, fused, foreach or plain. A fused one needs no host sync under
-            amp. One that needs a closure, such as LBFGS, is rejected.
+            amp. One whose step requires a closure, such as LBFGS, is rejected; if it only asserts that it got one, as
+            the usual SAM does, its first step raises.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         precision: the mode, or its name: fp32, tf32, amp, bf16.
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
