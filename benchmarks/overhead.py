@@ -187,8 +187,9 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     settings = {
         "precision": case.precision, "batch_size": str(case.batch_size), "device": case.device,
         "steps": str(WARM_UP_STEPS + case.steps), "channels_last": case.channels_last, "synthetic": case.synthetic,
-        "diagnose_every": str(diagnose_every or ""),
     }  # fmt: skip
+    if diagnose_every is not None:
+        settings["diagnose_every"] = str(diagnose_every)
     given = {f"job_{name}": value for name, value in settings.items()}
     result = train(request_of("train", case.reference, given, owns_process=True))
     outcome = result.outcome
