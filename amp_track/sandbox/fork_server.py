@@ -26,6 +26,8 @@ from amp_track.workers import interrupts, processes, programs
 
 SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
 """Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
+SELF_CONTAINED_VARIABLE = "AMP_TRACK_SELF_CONTAINED"
+"""Set for a workload that imports nothing else, so that a server which has imported more may serve it."""
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
 """Environment variable that tells the fork server which import statements the workload begins with, one a line."""
 PACKAGE_FOLDER = str(Path(__file__).parents[2])
@@ -81,7 +83,9 @@ def start(environment: Mapping[str, str]) -> None:
     preload = environment.get(PRELOAD_VARIABLE, "")
     with _ONE_AT_A_TIME:
         is_ours = _server.pid is not None and _server.pid == _pid()
-        if is_ours and not imports.may_share_server(_server.preload.splitlines(), preload.splitlines()):
+        running, wanted = _server.preload.splitlines(), preload.splitlines()
+        is_self_contained = bool(environment.get(SELF_CONTAINED_VARIABLE))
+        if is_ours and not imports.may_share_server(running, wanted, is_self_contained=is_self_contained):
             with interrupts.waiting():
                 _ONE_AT_A_TIME.wait_for(lambda: _server.users == 0)
             stop()

@@ -28,6 +28,9 @@ class LeadingImports:
     """Those of installed packages, in the file's order; not those of Python's own modules."""
     stopped_at: str = ""
     """The first statement that is none of them: `train.py, line 3`."""
+    is_self_contained: bool = False
+    """Whether the file imports nothing else but Python's own modules and packages that every job needs. What else a
+    fork server has imported makes no difference to it."""
 
 
 def leading_imports(workload: str) -> LeadingImports:
@@ -51,10 +54,13 @@ def leading_imports(workload: str) -> LeadingImports:
     for file in files:
         for node in _top_level(file):
             if not isinstance(node, ast.Import | ast.ImportFrom) or not _is_installed(node, path):
-                return LeadingImports(tuple(statements), f"{file}, line {node.lineno}")
+                contained = all(_imports_only(each, statements) for each in files)
+                return LeadingImports(tuple(statements), f"{file}, line {node.lineno}", contained)
             if not all(_is_of_python(name) for name in _imported_packages(node)):
                 statements.append(ast.unparse(node))
-    return LeadingImports((*statements, "import torch"))  # nothing comes before what every job imports
+    return LeadingImports(
+        (*statements, "import torch"), is_self_contained=True
+    )  # nothing precedes what every job needs
 
 
 def is_of_required_package(statement: str) -> bool:
@@ -62,15 +68,29 @@ def is_of_required_package(statement: str) -> bool:
     return all(name in _REQUIRED for name in _imported_packages(_parsed(statement)))
 
 
-def may_share_server(running: Sequence[str], wanted: Sequence[str]) -> bool:
+def may_share_server(running: Sequence[str], wanted: Sequence[str], *, is_self_contained: bool = False) -> bool:
     """Return whether a fork server that has run some statements may serve a workload that begins with others.
 
     It may if both begin with torch, and it has imported nothing else that this workload may import later.
+
+    Args:
+        running: the statements of the server.
+        wanted: those of the workload.
+        is_self_contained: whether the workload imports nothing else, see `LeadingImports`.
     """
     if list(running) == list(wanted):
         return True
     others = {statement for statement in running if not is_of_required_package(statement)}
-    return others <= set(wanted) and any(map(_imports_torch, running)) and any(map(_imports_torch, wanted))
+    if not is_self_contained and not others <= set(wanted):
+        return False
+    return any(map(_imports_torch, running)) and any(map(_imports_torch, wanted))
+
+
+def _imports_only(file: str, statements: Sequence[str]) -> bool:
+    """Return whether a file, its functions too, imports only what every job needs, and what some statements import."""
+    allowed = {*_REQUIRED, *(name for statement in statements for name in _imported_packages(_parsed(statement)))}
+    imported = [node for node in ast.walk(_parsed_file(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return all(_is_of_python(name) or name in allowed for node in imported for name in _imported_packages(node))
 
 
 def _imports_torch(statement: str) -> bool:
@@ -99,13 +119,16 @@ def _files_of_module(module: str, path: Sequence[str]) -> list[str]:
     return []
 
 
+def _parsed_file(file: str) -> ast.Module:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
+        return ast.Module([], [])
+
+
 def _top_level(file: str) -> Iterator[ast.stmt]:
     """Yield the statements of a file that do anything when it is imported."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
-        return
-    for node in tree.body:
+    for node in _parsed_file(file).body:
         match node:
             case ast.Expr(value=ast.Constant()):  # a docstring
                 continue

@@ -79,11 +79,13 @@ class Sandbox:
         self._context.set_forkserver_preload([_PRELOAD_MODULE])
         self._notes: list[str] = []
         self._has_logged_notes = False
+        leading = imports.leading_imports(workload)
         # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
         # blocks in every command, not only within one.
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            fork_server.PRELOAD_VARIABLE: "\n".join(imports.leading_imports(workload).statements),
+            fork_server.PRELOAD_VARIABLE: "\n".join(leading.statements),
+            fork_server.SELF_CONTAINED_VARIABLE: "yes" if leading.is_self_contained else "",
             # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
             "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }

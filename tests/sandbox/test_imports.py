@@ -83,7 +83,21 @@ def test_a_server_is_shared_only_by_workloads_that_begin_with_all_that_it_has_im
     with_torch = [[torch], ["from torch import nn"], ["from amp_track import Workload"], [torch, sklearn]]
     for running, wanted in itertools.product(with_torch, with_torch):
         assert may_share_server(running, wanted) == (sklearn not in running or sklearn in wanted)
+        assert may_share_server(running, wanted, is_self_contained=True)
     for without in ([], ["import numpy"], ["import amp_track"], [sklearn]):
         assert may_share_server(without, without)
         assert not may_share_server(without, [torch])
         assert not may_share_server([torch], without)
+
+
+@pytest.mark.parametrize(
+    ("later", "is_self_contained"),
+    [("import os", True), ("from torch import nn", True), ("import PIL.Image", True), ("import sklearn", False),
+     ("import helper", False), ("def f():\n    import sklearn", False)],
+)  # fmt: skip
+def test_a_file_is_self_contained_if_it_imports_no_other_package(
+    folder: Path, later: str, is_self_contained: bool
+) -> None:
+    file = folder / "workload.py"
+    file.write_text(f"import torch\nimport PIL\nx = f()\n{later}\n")
+    assert leading_imports(str(file)).is_self_contained is is_self_contained
