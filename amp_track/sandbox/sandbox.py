@@ -324,9 +324,11 @@ def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
     started = time.monotonic()
     workload_import.import_ahead(job.workload)
     failure: str = sys.modules[_PRELOAD_MODULE].import_required()
+    if task != "inspect":
+        return failure
     leading = imports.leading_imports(job.workload)
     is_why = os.environ.get(fork_server.PRELOAD_VARIABLE) == "\n".join(leading.statements)
-    if task == "inspect" and is_why and leading.stopped_at:
+    if is_why and leading.stopped_at:
         sender.send(
             Noted(
                 text=f"{leading.stopped_at} runs before torch is imported, so each job imports torch itself, which "

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,7 +62,7 @@ class _CommandEnded(Exception):
     """The command has closed its end of the pipe."""
 
 
-class Exchange:
+class Exchange(ABC):
     """Exchanges the messages of one rank's command.
 
     Args:
@@ -112,16 +113,16 @@ class Exchange:
             )
         )
 
-    def _start(self) -> None:
+    def _start(self) -> None:  # noqa: B027 — only rank 0 has keys to prepare
         """Prepare the keys of this rank."""
 
+    @abstractmethod
     def _exchange(self) -> None:
-        """Read what other ranks have written, and tell the command."""
-        raise NotImplementedError
+        """Read what other ranks have written, and send it to the command."""
 
+    @abstractmethod
     def _handle(self, message: Any) -> None:
         """Write to the store what the command has sent."""
-        raise NotImplementedError
 
     def _read_command(self) -> None:
         try:

@@ -155,7 +155,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return step
         multiple = self.goal.multiple_up_to(step.largest_batch)
         tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
-        is_refuted = _is_refuted(done, precision)
+        is_refuted = was_refuted(done, precision)
         whole = {task.batch_size for task in tasks if task.kind != "probe" or self.goal.whole_probes}
         confirmed = {task.batch_size for task in tasks if task.kind == "confirm"}
         if multiple and multiple not in (confirmed if is_refuted else whole):
@@ -173,7 +173,7 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             return None
         above = edge.first_failing_batch + 1
         why = f"whether any above {edge.first_failing_batch} fits"
-        if _is_refuted(done, precision):
+        if was_refuted(done, precision):
             failed = {task.batch_size for task, outcome, _ in done if task.precision == precision and not outcome.fits}
             known = failed | {task.batch_size for task in tasks if task.kind == "confirm"}
             is_open = above not in known and above <= self.goal.limit.batch_size
@@ -303,7 +303,7 @@ def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
     ]
 
 
-def _is_refuted(done: Done, precision: str) -> bool:
+def was_refuted(done: Done, precision: str) -> bool:
     """Return whether a longer training ran out of memory where a probe had not."""
     return any(task.precision == precision and task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
 

@@ -11,7 +11,7 @@ from amp_track.planner.frontier import Edge
 from amp_track.records.outcome import Outcome, Verdict
 from amp_track.results.fit import PrecisionFit, ProbeResult
 from amp_track.study import storage, trials
-from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks
+from amp_track.study.edge_sampler import POLL_SECONDS, Busy, Done, EdgeSampler, Task, done_tasks, was_refuted
 from amp_track.workers import interrupts
 
 
@@ -95,7 +95,7 @@ def _fit_of(done_everywhere: Done, precision: str, edge: Edge, sampler: EdgeSamp
         runs_at_edge=sum(outcome.fits for _, outcome, _ in at_edge),
         largest_multiple=multiple if any(t.batch_size == multiple and o.fits for t, o, _ in done) else None,
         throughput=tuple(sorted(speeds.items())),
-        beyond=_beyond(edge, done),
+        beyond=_beyond(edge, done, precision),
     )
 
 
@@ -126,14 +126,14 @@ def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int 
     return max(fits, default=0), fails
 
 
-def _beyond(edge: Edge, done: Done) -> tuple[tuple[int, bool], ...]:
+def _beyond(edge: Edge, done: Done, precision: str) -> tuple[tuple[int, bool], ...]:
     """Return (batch size, whether it fits) of what was tried above the first batch that fails.
 
     Where a longer training ran out of memory, a probe proves nothing: only the longer trainings count.
     """
     if edge.first_failing_batch is None:
         return ()
-    is_refuted = any(task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
+    is_refuted = was_refuted(done, precision)
     found = {
         task.batch_size: outcome.fits
         for task, outcome, _ in done

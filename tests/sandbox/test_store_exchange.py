@@ -50,8 +50,10 @@ class Network:
         self.store = self.client()
 
     def client(self) -> PrefixStore:
-        timeout = datetime.timedelta(seconds=5)
-        return PrefixStore("launch", TCPStore("127.0.0.1", self._server.port, is_master=False, timeout=timeout))
+        seconds = datetime.timedelta(seconds=60)  # to connect, beside other tests
+        store = TCPStore("127.0.0.1", self._server.port, is_master=False, timeout=seconds)
+        store.set_timeout(datetime.timedelta(seconds=5))
+        return PrefixStore("launch", store)
 
     def first(self, session: str = SESSION, count: int = 3) -> OtherRanks:
         link, connection = self._link()
