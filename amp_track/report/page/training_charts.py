@@ -173,6 +173,7 @@ def seeds(quality_name: str, compared: SeedsResult, *, where: str = "") -> Chart
         margin = compared.margin.of(mean)
         axes.axvspan(mean - margin, mean + margin, color=PRECISION_COLORS[REFERENCE], alpha=0.12, linewidth=0)
     axes.set_yticks(range(len(names)), labels=names)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(names) - 0.4)
     return Chart(
         f"{quality_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
