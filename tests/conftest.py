@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DIGITS, FAULTS, ROOT, Done, make_stores, write_without_waiting_for_the_disk
+from simulated import SimulatedSandbox
+from support import DIGITS, FAULTS, ROOT, Done, make_stores, small_request, write_without_waiting_for_the_disk
 
 from amp_track import cli
+from amp_track.commands.fit import fit
 from amp_track.records import addresses
 from amp_track.records.inspection import Inspection, resolve
 from amp_track.records.job import Job
+from amp_track.results.fit import FitResult
 from amp_track.sandbox import children
 from amp_track.sandbox.sandbox import Sandbox
 
@@ -154,6 +157,24 @@ def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{clean_folder}/mlflow.db")
     for name in ("mlflow.db", "optuna.db"):
         shutil.copy(store_templates / name, clean_folder / name)
+
+
+@pytest.fixture(scope="session")
+def small_study(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
+    """A folder with both stores, in which the study mine is finished: fp32 and bf16, at most batch 64."""
+    folder = tmp_path_factory.mktemp("small")
+    shutil.copytree(store_templates, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        return folder, fit(small_request(), sandbox=SimulatedSandbox())
+
+
+@pytest.fixture
+def found(fresh_stores: None, small_study: tuple[Path, FitResult]) -> FitResult:
+    """Copy both stores of `small_study` into the test's folder and return the result, whose page is not copied."""
+    folder, result = small_study
+    for name in ("mlflow.db", "optuna.db"):
+        shutil.copy(folder / name, name)
+    return result
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import dataclasses
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -55,6 +56,17 @@ def request(job: Job, **settings: Any) -> Request:
         search_options=SearchOptions(**taken(SearchOptions)),
         **settings,
     )  # fmt: skip
+
+
+def some_nightly(values: Iterable[str], *, quick: Collection[str]) -> list[ParameterSet]:
+    """Return values to parametrize a test with, of which all but some are for `make test-nightly`."""
+    return [pytest.param(value, marks=[] if value in quick else [pytest.mark.nightly]) for value in values]
+
+
+def small_request(**options: Any) -> Request:
+    """Return the question that the fixture `found` holds the answer of."""
+    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
+    return request(job, precisions=("fp32", "bf16"), study="mine", max_batch_size=64, **options)
 
 
 def make_stores(folder: Path) -> None:

@@ -109,10 +109,6 @@ INSPECTED = [
         "--set data_dir: got nowhere",
     ),
     (
-        ["compare", str(ROOT / "experiments/caltech256.py"), "--over", "data_dir=nowhere,elsewhere"],
-        "--over data_dir: got nowhere",
-    ),
-    (
         ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
         "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
     ),

@@ -49,7 +49,7 @@ class TestEdges:
     def test_a_precision_that_is_left_out_is_said_unless_others_were_asked_for(
         self, precisions: tuple[str, ...] | None, is_said: bool, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        fit(request(Job(workload=DIGITS), precisions=precisions, max_batch_size=8), sandbox=SimulatedSandbox())
+        fit(request(Job(workload=DIGITS), precisions=precisions, max_batch_size=1), sandbox=SimulatedSandbox())
         assert ("tf32 skipped: " in capsys.readouterr().err) == is_said
 
     def test_the_edge_is_exact_proven_and_confirmed(self) -> None:
@@ -67,8 +67,10 @@ class TestEdges:
         [
             (1, None, False),
             (1, 3, True),
-            (2, None, True),
-            *(pytest.param(1, *rest, marks=pytest.mark.nightly) for rest in (("epoch", False), (4, False), (0, True))),
+            *(
+                pytest.param(*rest, marks=pytest.mark.nightly)
+                for rest in ((2, None, True), (1, "epoch", False), (1, 4, False), (1, 0, True))
+            ),
         ],
     )
     def test_probes_leave_the_end_of_an_only_epoch_to_a_training_that_makes_it(
@@ -84,7 +86,9 @@ class TestEdges:
         assert to_the_ends[FP32_EDGE][0] is are_whole
         assert all(to_the_ends[FP32_EDGE][1:])
 
-    @pytest.mark.parametrize(("epochs", "probes"), [(1, [False, True]), (2, [True])])
+    @pytest.mark.parametrize(
+        ("epochs", "probes"), [(1, [False, True]), pytest.param(2, [True], marks=pytest.mark.nightly)]
+    )
     def test_a_multiple_that_only_such_a_probe_has_run_is_probed_whole(self, epochs: int, probes: list[bool]) -> None:
         sandbox = SimulatedSandbox(epochs=epochs, batch_size=100)
         found = fit(asked(study="mine", multiple_of=100), sandbox=sandbox).precisions["fp32"]
@@ -210,6 +214,7 @@ class TestEdges:
         assert None not in predicted, "every probe says what was predicted, the first one too"
         assert sandbox.forecasts_asked == 1
 
+    @pytest.mark.nightly
     def test_a_finished_search_makes_no_plan(self) -> None:
         slopes = {"fp32": 40_000}
         fit(asked(study="planned"), sandbox=SimulatedSandbox(planned_bytes_per_sample=slopes))
@@ -282,9 +287,12 @@ class TestEdges:
 
     def test_without_a_budget_the_edge_is_that_of_the_free_memory_when_the_study_began(self) -> None:
         without = {"memory_budget_bytes": None}
-        first = fit(asked(job=without, study="free"), sandbox=SimulatedSandbox())
+        question = asked(job=without, study="free", confirm_steps=0)
+        first = fit(question, sandbox=SimulatedSandbox())
         assert first.edges == {"fp32": (64 - 2) * MEBIBYTE // 40_000}
-        later = fit(asked(job=without, study="free"), sandbox=SimulatedSandbox(free_bytes=32 * MEBIBYTE))
+        later = fit(
+            asked(job=without, study="free", confirm_steps=0), sandbox=SimulatedSandbox(free_bytes=32 * MEBIBYTE)
+        )
         assert later.edges == first.edges
 
 
@@ -301,15 +309,15 @@ class TestResuming:
         table = json.loads(Path(client().download_artifacts(second.run_id, "probes.json")).read_text())
         assert len(table["data"]) == len(before)
 
+    @pytest.mark.usefixtures("found")
     def test_another_question_under_the_same_name_is_refused(self) -> None:
-        fit(asked(study="mine"), sandbox=SimulatedSandbox())
         with pytest.raises(
             BadInput, match="--study: got accumulate 2, expected the 1 that study mine/fit was made with"
         ):
             fit(asked(study="mine", job={"accumulate": 2}), sandbox=SimulatedSandbox())
 
     @pytest.mark.parametrize(
-        ("epochs", "is_known"), [pytest.param(2, False, marks=pytest.mark.nightly), (3, False), (4, True)]
+        ("epochs", "is_known"), [*(pytest.param(few, False, marks=pytest.mark.nightly) for few in (2, 3)), (4, True)]
     )
     def test_an_edge_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
         self, epochs: int, is_known: bool

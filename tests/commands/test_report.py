@@ -48,16 +48,16 @@ def test_a_fit_is_reported_as_it_was() -> None:
 
 @pytest.mark.parametrize("precisions", [("fp32", "bf16"), pytest.param(("fp32",), marks=pytest.mark.nightly)])
 def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
-    searched = search(asked(trials=4, seeds=2), sandbox=SimulatedSandbox())
+    searched = search(asked(trials=2, seeds=2, max_batch_size=64), sandbox=SimulatedSandbox())
     page = Path(searched.report).read_text()
     job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, seed=3)
-    fit(request(job, precisions=precisions, study="mine"), sandbox=SimulatedSandbox())
+    fit(request(job, precisions=precisions, study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
     assert Path(searched.report).read_text() == page
     assert reported() == searched
 
 
+@pytest.mark.usefixtures("found")
 def test_what_another_version_remembers_is_no_reason_to_refuse_a_command() -> None:
-    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
     optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).set_user_attr("command", "{}")
     found = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
     assert reported() == found
@@ -76,7 +76,10 @@ def test_a_comparison_is_reported_as_it_was() -> None:
 def test_neither_workload_nor_tracking_store_is_needed_for_a_file(tmp_path: Path) -> None:
     workload = tmp_path / "gone.py"
     workload.write_text(Path(DIGITS).read_text())
-    made = fit(request(Job(workload=str(workload)), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    made = fit(
+        request(Job(workload=str(workload)), precisions=("fp32",), study="mine", max_batch_size=8),
+        sandbox=SimulatedSandbox(),
+    )
     workload.unlink()
     Path("mlflow.db").unlink()
     assert dataclasses.replace(reported(out="page.md"), report=made.report) == made
@@ -117,19 +120,18 @@ def test_a_comparison_that_was_interrupted_shows_the_values_that_are_whole() -> 
     assert found.missing == 1
 
 
-def test_a_run_that_has_ended_is_not_touched_but_for_its_page() -> None:
-    result = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: FitResult) -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
-    before = client.get_run(result.run_id).info
-    Path(result.report).unlink()
+    before = client.get_run(found.run_id).info
+    Path(found.report).unlink()
     reported()
-    after = client.get_run(result.run_id).info
+    after = client.get_run(found.run_id).info
     assert (after.status, after.end_time) == (before.status, before.end_time)
-    assert Path(result.report).exists()
+    assert Path(found.report).exists()
 
 
+@pytest.mark.usefixtures("found")
 def test_a_study_of_an_older_version_says_what_to_do() -> None:
-    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
     study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
     study.set_user_attr("command", "{}")
     with pytest.raises(Exception, match="cannot read"):
@@ -139,6 +141,7 @@ def test_a_study_of_an_older_version_says_what_to_do() -> None:
         reported()
 
 
+@pytest.mark.usefixtures("found")
 @pytest.mark.parametrize(
     ("study", "out", "message"),
     [
@@ -149,7 +152,6 @@ def test_a_study_of_an_older_version_says_what_to_do() -> None:
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(study: str, out: str | None, message: str) -> None:
-    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
     Path("folder.md").mkdir()
     before = sorted(Path().rglob("*"))
     with pytest.raises(BadInput, match=message):

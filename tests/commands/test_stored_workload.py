@@ -154,7 +154,10 @@ def test_what_only_the_import_finds_is_compared_after_it(
 
 
 def make_study(reference: str = "mine.py") -> None:
-    fit(request(Job(workload=reference), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    fit(
+        request(Job(workload=reference), precisions=("fp32",), study="mine", max_batch_size=8),
+        sandbox=SimulatedSandbox(),
+    )
 
 
 def change_study(change: Callable[[dict[str, Any]], None]) -> None:

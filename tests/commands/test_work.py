@@ -68,9 +68,9 @@ def trials(part: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=part, storage=stores()["storage"]).trials
 
 
-@pytest.mark.parametrize("interrupted_at", [2, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("interrupted_at", [2, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
-    options: dict[str, Any] = {"trials": 5, "learning_rates": (1e-3, 1e-2), "multiple_of": 8}
+    options: dict[str, Any] = {"trials": 4, "learning_rates": (1e-3, 1e-2), "multiple_of": 8, "max_batch_size": 64}
     with pytest.raises(KeyboardInterrupt):
         search(asked(**options), sandbox=InterruptedAt(interrupted_at))
     result = work(named("mine"), sandbox=SimulatedSandbox())
@@ -78,16 +78,14 @@ def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_a
     assert isinstance(result, SearchResult)
     assert result.fit.edges == whole.fit.edges
     assert result.fit.job == whole.fit.job
-    assert len(result.trials) == len(whole.trials) == 5
+    assert len(result.trials) == len(whole.trials) == 4
     assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)
 
 
-def test_a_worker_of_a_finished_study_repeats_nothing() -> None:
-    made = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+def test_a_worker_of_a_finished_study_repeats_nothing(found: FitResult) -> None:
     device = SimulatedSandbox()
-    assert work(named("mine/fit"), sandbox=device) == made
+    assert work(named("mine/fit"), sandbox=device) == found
     assert not device.jobs
-    assert isinstance(made, FitResult)
 
 
 def test_a_worker_joins_a_comparison() -> None:
@@ -99,12 +97,11 @@ def test_a_worker_joins_a_comparison() -> None:
     assert sum(len(cell.trainings) for cell in result.cells) == 8
 
 
-def test_a_worker_on_another_device_is_refused_and_both_are_named() -> None:
-    made = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+def test_a_worker_on_another_device_is_refused_and_both_are_named(found: FitResult) -> None:
     before = trials("mine/fit")
     with pytest.raises(BadInput, match="STUDY: got mine/fit on a machine with device another device, expected the "):
         work(named("mine"), sandbox=Named())
-    with pytest.raises(BadInput, match=rf"{made.hardware.title} that it was made with; start its workers where"):
+    with pytest.raises(BadInput, match=rf"{found.hardware.title} that it was made with; start its workers where"):
         work(named("mine"), sandbox=Named())
     assert trials("mine/fit") == before
 
@@ -121,7 +118,10 @@ def test_a_worker_joins_a_study_in_a_journal() -> None:
 def test_a_worker_needs_the_workload() -> None:
     copy = Path("digits.py")
     copy.write_text(Path(DIGITS).read_text())
-    fit(request(Job(workload="digits.py"), study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    fit(
+        request(Job(workload="digits.py"), precisions=("fp32",), study="mine", max_batch_size=8),
+        sandbox=SimulatedSandbox(),
+    )
     copy.unlink()
     with pytest.raises(BadInput, match=r"^Study mine trains digits\.py, which is no file here\. Start the command in "):
         work(request(Job(), study="mine"))
@@ -129,11 +129,11 @@ def test_a_worker_needs_the_workload() -> None:
 
 @pytest.fixture(scope="module")
 def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both stores, in which the study mine has been found."""
+    """A folder with both stores, in which the study mine has been found on a CPU."""
     folder = tmp_path_factory.mktemp("begun")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
     with contextlib.chdir(folder):
-        fit(asked(max_batch_size=64), sandbox=Named())
+        fit(asked(max_batch_size=8, confirm_steps=0), sandbox=Named())
     return folder
 
 
@@ -194,10 +194,10 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_started(
     assert sorted(Path.cwd().iterdir()) == before
 
 
+@pytest.mark.usefixtures("found")
 def test_the_address_of_the_study_may_come_from_the_environment(
     amp_track: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
     os.rename("optuna.db", "elsewhere.db")
     assert amp_track("report", "mine").returncode == 2
     monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")

@@ -284,9 +284,8 @@ def job(request: pytest.FixtureRequest, sandbox: Sandbox, tree: Path) -> Job:
     return job_of(sandbox, CALTECH256, options)
 
 
-@pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("amp", "bf16"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
 def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
     outcome = outcome_in(sandbox, job, precision)
     assert outcome.verdict is Verdict.FITS, outcome.traceback

@@ -81,6 +81,7 @@ def test_the_first_samples_are_taken_resized_and_normalised(data: Path) -> None:
     assert evaluation[0][1] == TRAINING % 10
 
 
+@pytest.mark.nightly
 def test_model_and_optimizer_are_the_write_ups() -> None:
     workload = cifar10()
     with torch.device("meta"):  # counting needs no weights

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support import WORKLOADS
+from support import WORKLOADS, some_nightly
 
 from amp_track.records.inspection import resolve
 from amp_track.records.job import Job
@@ -48,7 +48,7 @@ def run(sandbox: Sandbox) -> Callable[..., Outcome]:
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.nightly) if "server" in fault else fault for fault in DEATHS]
+    "fault", some_nightly(DEATHS, quick={"sigkill in forward", "sigkill while sending", "os._exit"})
 )
 def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], fault: str) -> None:
     outcome = run(fault)
@@ -56,7 +56,10 @@ def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], 
     assert run("none").fits
 
 
-@pytest.mark.parametrize("fault", ["hang without the GIL released", "hang and ignore signals"])
+@pytest.mark.parametrize(
+    "fault",
+    some_nightly(["hang without the GIL released", "hang and ignore signals"], quick={"hang and ignore signals"}),
+)
 def test_however_a_job_hangs_it_is_given_up(run: Callable[..., Outcome], fault: str) -> None:
     assert run(fault, timeout_seconds=1.0).verdict is Verdict.TIMED_OUT
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support import OUR_FRAMES, WORKLOADS
+from support import OUR_FRAMES, WORKLOADS, some_nightly
 
 from amp_track.records.causes import SUMMARY_CHARACTERS, TRACEBACK_CHARACTERS
 from amp_track.records.errors import BadInput, WorkloadFailed
@@ -54,7 +54,7 @@ def run(sandbox: Sandbox) -> Run:
     return both
 
 
-@pytest.mark.parametrize("fault", SPOKEN)
+@pytest.mark.parametrize("fault", some_nightly(SPOKEN, quick={"str raises", "control characters", "sys.exit"}))
 def test_whatever_an_exception_says_is_told_and_safe_to_print(run: Run, fault: str) -> None:
     outcome = run(fault)
     assert outcome.verdict is Verdict.CRASHED
@@ -95,7 +95,7 @@ def test_what_a_loader_process_raises_is_told_as_if_it_were_not_one(run: Run) ->
     assert OUR_FRAMES not in outcome.traceback
 
 
-@pytest.mark.parametrize("fault", HARMLESS)
+@pytest.mark.parametrize("fault", some_nightly(HARMLESS, quick={"fork returns", "chdir", "ignore signals"}))
 def test_what_a_workload_does_to_its_own_process_stays_there(run: Run, fault: str) -> None:
     outcome = run(fault)
     assert outcome.fits

@@ -99,9 +99,8 @@ def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_soc
         assert [name for name in os.listdir(temporary) if name.startswith(("amp_track", "pymp"))] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["random", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("torch", "numpy"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["random", "torch", "numpy"])
 def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
     """Python looks there first. A `torch.py` made budgets wrong by what the real one takes; a `random.py` was imported
     by the server before it could do anything about it."""
