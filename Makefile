@@ -22,7 +22,7 @@ test-slow: $(VENV)/installed-dev  ## what no simulated test can prove: nine minu
 test-all: test test-slow  ## the quick and the slow tests: twelve minutes on two cores
 
 test-oldest: $(OLDEST)/installed  ## training and planning on the oldest torch that is supported, whose private interfaces differ; two minutes
-	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(BOUND) -m "not slow and not nightly" tests/training tests/planner tests/sandbox/test_forecast.py
+	$(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(BOUND) -m "not slow and not nightly" tests/training tests/memory_plan tests/batch_search
 
 test-nightly: $(VENV)/installed-dev test-oldest  ## all other tests, every property with 100 new examples, and the oldest torch: an hour on two cores
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(BOUND) $(ARGS) -m "(nightly and not slow) or property"
@@ -38,10 +38,11 @@ audit: $(VENV)/installed  ## every installed package against the public lists of
 mutants: $(VENV)/installed-dev  ## every small change of the pure modules that their tests do not notice; a quarter of an hour
 	$(BIN)/python tests/tools/mutants.py
 
-lint: $(VENV)/installed-dev  ## ruff (check and format) and mypy
+lint: $(VENV)/installed-dev  ## ruff (check and format), mypy, and the rules on imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from amp_track._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from amp_track.api import compare, fit, plan, search, train
+    from amp_track.config.job import Job
     from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, WorkloadFailed
-    from amp_track.records.job import Job
-    from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+    from amp_track.records.result import Outcome, ScaleReport, Verdict
     from amp_track.results.compare import CompareResult
-    from amp_track.results.fit import FitResult
+    from amp_track.results.max_batch import FitResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from amp_track.training.amp.step import StepTotals, TrainStep
     from amp_track.workload import Quality, Workload, load_workload
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AmpTrackError",
@@ -65,13 +66,13 @@ _HOMES = {
     "api": ["compare", "fit", "plan", "search", "train"],
     "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "StoreFailed", "WorkloadFailed"],
     "results.compare": ["CompareResult"],
-    "results.fit": ["FitResult"],
+    "results.max_batch": ["FitResult"],
     "results.plan": ["PlanResult"],
     "results.search": ["SearchResult"],
     "results.train": ["TrainResult"],
     "training.amp.evaluation": ["EvalStep", "EvalTotals"],
-    "records.job": ["Job"],
-    "records.outcome": ["Outcome", "ScaleReport", "Verdict"],
+    "config.job": ["Job"],
+    "records.result": ["Outcome", "ScaleReport", "Verdict"],
     "training.amp.precision": ["Precision", "float32_precision"],
     "training.amp.scale_history": ["ScaleChanges", "ScaleHistory"],
     "training.amp.step": ["StepTotals", "TrainStep"],

@@ -18,15 +18,15 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
-from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.commands.flags import Flag
-from amp_track.commands.request import Request
+from amp_track.config.cli_params import Flag
+from amp_track.config.commands import FLAGS, request_of
+from amp_track.config.job import DEFAULT_WORKLOAD
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
-from amp_track.records.job import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from amp_track.results.compare import CompareResult
-    from amp_track.results.fit import FitResult
+    from amp_track.results.max_batch import FitResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
@@ -193,7 +193,7 @@ def fit(
         workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
         **settings: the flags of `amp-track fit` with underscores; see `amp-track fit --help`.
     """
-    from amp_track.commands import fit as command
+    from amp_track.commands import max_batch as command
     from amp_track.report import html
 
     result = command.fit(_request("fit", workload, settings))

@@ -12,9 +12,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from amp_track.commands import flags, printing
-from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.records import addresses
+from amp_track.commands import printing
+from amp_track.config import cli_params, torchrun
+from amp_track.config.commands import FLAGS, request_of
+from amp_track.config.job import DEFAULT_WORKLOAD
+from amp_track.records import masking
 from amp_track.records.causes import lack_of_space
 from amp_track.records.errors import (
     INTERRUPTED_EXIT_CODE,
@@ -23,8 +25,6 @@ from amp_track.records.errors import (
     BadInput,
     StoreFailed,
 )
-from amp_track.records.job import DEFAULT_WORKLOAD
-from amp_track.sandbox import torchrun
 from amp_track.workers import streams
 
 app = typer.Typer(
@@ -63,7 +63,7 @@ _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in 
 
 
 @app.command("train")
-@flags.with_flags(FLAGS["train"])
+@cli_params.with_flags(FLAGS["train"])
 def train_command(
     workload: Annotated[
         str | None,
@@ -99,20 +99,20 @@ def train_command(
 
 
 @app.command("fit")
-@flags.with_flags(FLAGS["fit"])
+@cli_params.with_flags(FLAGS["fit"])
 def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the largest batch that fits, at every precision: exact, and confirmed by a longer training.
 
     amp-track fit experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
     request = request_of("fit", workload, given, owns_process=True)
-    from amp_track.commands import fit
+    from amp_track.commands import max_batch
 
-    printing.print_study(printing.print_or_return(fit.fit, request, as_json), request)
+    printing.print_study(printing.print_or_return(max_batch.fit, request, as_json), request)
 
 
 @app.command("search")
-@flags.with_flags(FLAGS["search"])
+@cli_params.with_flags(FLAGS["search"])
 def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the largest batches, then train inside them, and compare speed and quality.
 
@@ -125,7 +125,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
 
 @app.command("dtypes")
-@flags.with_flags(FLAGS["dtypes"])
+@cli_params.with_flags(FLAGS["dtypes"])
 def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Show which operation of every layer runs in which dtype: one batch forward and backward. Writes nothing.
 
@@ -144,7 +144,7 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 
 
 @app.command("plan")
-@flags.with_flags(FLAGS["plan"])
+@cli_params.with_flags(FLAGS["plan"])
 def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Predict the largest batch at each precision on cards that are not here, and where the memory goes.
 
@@ -172,7 +172,7 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
 
 
 @app.command("compare")
-@flags.with_flags(FLAGS["compare"])
+@cli_params.with_flags(FLAGS["compare"])
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Train the same job at every precision, all else equal: from where on does it pay?
 
@@ -188,7 +188,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
 
 
 @app.command("report")
-@flags.with_flags(FLAGS["report"])
+@cli_params.with_flags(FLAGS["report"])
 def report_command(
     study: Study,
     as_json: Json = False,
@@ -208,7 +208,7 @@ def report_command(
 
 
 @app.command("ui")
-@flags.with_flags(FLAGS["ui"])
+@cli_params.with_flags(FLAGS["ui"])
 def ui_command(
     study: Annotated[
         str | None,
@@ -234,7 +234,7 @@ def ui_command(
 
 
 @app.command("work")
-@flags.with_flags(FLAGS["work"])
+@cli_params.with_flags(FLAGS["work"])
 def work_command(
     study: Study,
     workload: Annotated[
@@ -254,9 +254,9 @@ def work_command(
     """
     request = request_of("work", workload, given, owns_process=True)
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
-    from amp_track.commands import work
+    from amp_track.commands import worker
 
-    printing.print_study(printing.print_or_return(work.work, request, as_json), request)
+    printing.print_study(printing.print_or_return(worker.work, request, as_json), request)
 
 
 def main() -> NoReturn:
@@ -276,12 +276,12 @@ def _run() -> int:
     """Run the command, print what went wrong, and return the exit code."""
     logging.getLogger("amp_track").handlers = [_Lines()]
     for argument in sys.argv:  # a message repeats what was given, which may be an address in the wrong place
-        addresses.remember(argument)
+        masking.remember(argument)
     # A server that does not answer is asked again by amp_track.tracking: MLflow's own seven attempts take minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     try:
-        arguments = flags.normalized(sys.argv[1:], _SWITCHES)
+        arguments = cli_params.normalized(sys.argv[1:], _SWITCHES)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
             raise KeyboardInterrupt  # typer has turned it into a return value
     except AmpTrackError as error:
@@ -327,8 +327,8 @@ def _say(exit_code: int, message: str, detail: str = "") -> int:
     if not torchrun.says_errors():
         return exit_code
     if detail:
-        print(addresses.masked_within(detail.rstrip()), file=sys.stderr)
-    print(f"amp-track: {_in_one_line(addresses.masked_within(message))}", file=sys.stderr)
+        print(masking.masked_within(detail.rstrip()), file=sys.stderr)
+    print(f"amp-track: {_in_one_line(masking.masked_within(message))}", file=sys.stderr)
     return exit_code
 
 

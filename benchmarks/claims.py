@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 import amp_track
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome, Verdict
 from amp_track.results.compare import CompareResult
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.runner.runner import Sandbox
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 NOT_HERE = "not measurable here"

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.provenance import provenance, versions
 

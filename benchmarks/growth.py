@@ -33,9 +33,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import REQUIRED_MODULES, Sandbox
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
+from amp_track.runner.runner import REQUIRED_MODULES, Sandbox
 from benchmarks import processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
@@ -67,7 +67,7 @@ class NotedSandbox(Sandbox):
 def search(trials: int, sandbox: Sandbox) -> None:
     """Search in the current folder until there are so many trainings."""
     from amp_track.commands import search
-    from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
+    from amp_track.config.options import FitOptions, Request, SearchOptions, Stores
 
     search.search(
         Request(

@@ -26,11 +26,11 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from amp_track.records.inspection import Inspection, resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import Sandbox
-from amp_track.training.batches import Batches
+from amp_track.config.inspection import Inspection, resolve
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
+from amp_track.runner.runner import Sandbox
+from amp_track.training.data import Batches
 from amp_track.workload import load_workload
 from benchmarks.provenance import provenance, sentence
 

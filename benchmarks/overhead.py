@@ -180,8 +180,8 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
     """`amp-track train` as a user calls it, and what it left in MLflow."""
     import mlflow
 
-    from amp_track.commands.arguments import request_of
     from amp_track.commands.train import train
+    from amp_track.config.commands import request_of
 
     # Not amp_track.train, which leaves the priority of the process that calls it as it is.
     settings = {
@@ -246,7 +246,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
     import mlflow
     import torch
 
-    from amp_track.training.devices.opening import open_device
+    from amp_track.training.devices.open import open_device
 
     found = []
     for case in cases:

@@ -61,7 +61,7 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch._dynamo
 
     from amp_track.training.amp.precision import Precision, float32_precision
-    from amp_track.training.devices.opening import open_device
+    from amp_track.training.devices.open import open_device
     from amp_track.workload import load_workload
 
     workload: Any = load_workload(case.workload, case.options)

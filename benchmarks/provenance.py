@@ -8,7 +8,7 @@ import importlib.metadata
 import os
 from typing import Any
 
-from amp_track.records.inspection import Inspection
+from amp_track.config.inspection import Inspection
 
 
 def provenance(found: Inspection) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from typing import Any
 from torch import nn
 from torchvision.models import resnet50
 
+from amp_track.config.job import Job
 from amp_track.records.events import Event, StepsRecorded
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import format_bytes
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Outcome, Verdict
+from amp_track.records.units import format_bytes
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 from benchmarks.claims import (
     GIBIBYTE,

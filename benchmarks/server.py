@@ -42,8 +42,8 @@ def timed(command: list[str]) -> float:
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """Return the seconds of each way, and the ratio of each pair."""
-    from amp_track.records.job import Job
-    from amp_track.sandbox.sandbox import Sandbox
+    from amp_track.config.job import Job
+    from amp_track.runner.runner import Sandbox
 
     result = provenance.provenance(Sandbox(WORKLOAD).inspect(Job(workload=WORKLOAD))) | {"n": repeats, "steps": steps}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}

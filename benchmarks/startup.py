@@ -113,8 +113,8 @@ def first_line(command: list[str]) -> float:
 
 
 def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
-    from amp_track.records.job import Job
-    from amp_track.sandbox.sandbox import Sandbox
+    from amp_track.config.job import Job
+    from amp_track.runner.runner import Sandbox
 
     result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
     found: dict[str, Any] = {}

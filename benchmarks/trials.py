@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.commands import fit
-from amp_track.commands.request import Request, Stores
-from amp_track.commands.session.keep_curves import LatePictures, late_pictures
-from amp_track.commands.session.session import Session
-from amp_track.commands.session.studies import Studies, TrackedStudy
-from amp_track.commands.session.trial import run_trial
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.commands import max_batch
+from amp_track.config.job import Job
+from amp_track.config.options import Request, Stores
+from amp_track.records.result import Outcome
+from amp_track.runner.runner import Sandbox
+from amp_track.session.publish_curves import LatePictures, late_pictures
+from amp_track.session.run_job import run_trial
+from amp_track.session.session import Session
+from amp_track.session.study_session import Studies, TrackedStudy
 
 if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
     import optuna
@@ -101,7 +101,7 @@ class Trials:
         self.session = Session.prepare(request, ("fp32",), sandbox=self.sandbox)
         self.tracker = Tracker(self.session.tracking_uri)
         self.studies = Studies(self.session)
-        self.study, _ = fit.open_study(self.studies)
+        self.study, _ = max_batch.open_study(self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()
 
     def run(self, parent: Run, pictures: LatePictures, job: Job) -> tuple[Outcome, float]:

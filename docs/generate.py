@@ -28,7 +28,7 @@ import clusters  # noqa: E402
 from examples import EXAMPLES, read_record, run_and_record  # noqa: E402
 
 from amp_track import cli  # noqa: E402
-from amp_track.commands.arguments import FLAGS  # noqa: E402
+from amp_track.config.commands import FLAGS  # noqa: E402
 from amp_track.records import errors  # noqa: E402
 from benchmarks import finders, growth, overhead, server, trials  # noqa: E402
 from benchmarks.faults import faults  # noqa: E402

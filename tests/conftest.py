@@ -17,13 +17,13 @@ from simulated import SimulatedSandbox
 from support import DIGITS, FAULTS, ROOT, Done, make_stores, small_request, write_without_waiting_for_the_disk
 
 from amp_track import cli
-from amp_track.commands.fit import fit
-from amp_track.records import addresses
-from amp_track.records.inspection import Inspection, resolve
-from amp_track.records.job import Job
-from amp_track.results.fit import FitResult
-from amp_track.sandbox import children
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.commands.max_batch import fit
+from amp_track.config.inspection import Inspection, resolve
+from amp_track.config.job import Job
+from amp_track.records import masking
+from amp_track.results.max_batch import FitResult
+from amp_track.runner import job_processes
+from amp_track.runner.runner import Sandbox
 
 with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothesis, and such a machine may lack it
     from hypothesis import settings
@@ -102,7 +102,7 @@ def clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.chdir(tmp_path)
     for name in MLFLOW_SETTINGS + TERMINAL_SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(addresses, "_known_secrets", set())  # else one test's password is masked in another's messages
+    monkeypatch.setattr(masking, "_known_secrets", set())  # else one test's password is masked in another's messages
     return tmp_path
 
 
@@ -183,7 +183,7 @@ def amp_track(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     handlers = list(logging.getLogger("amp_track").handlers)
     # A command lowers its process's priority for good; this one has more tests to run.
-    monkeypatch.setattr(children, "_TRACKING_NICENESS", -20)
+    monkeypatch.setattr(job_processes, "_TRACKING_NICENESS", -20)
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["amp-track", *arguments])

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from support import MEBIBYTE
 
+from amp_track.config.inspection import Inspection, Support
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.steps import steps_per_epoch, total_steps
+from amp_track.config.values import PRECISIONS
 from amp_track.records import sources
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Inspection, Support
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Outcome, ScaleReport, Verdict
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask
-from amp_track.records.steps import steps_per_epoch, total_steps
-from amp_track.records.values import PRECISIONS
+from amp_track.records.result import Outcome, ScaleReport, Verdict
 from amp_track.workers import interrupts
 
 SPEED = {"fp32": 1000.0, "tf32": 2000.0, "amp": 3000.0, "bf16": 3000.0}

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from amp_track.planner.frontier import Edge, Hint, Limit, Probe, explore
-from amp_track.records.outcome import Verdict
+from amp_track.batch_search.search import Edge, Hint, Limit, Probe, explore
+from amp_track.records.result import Verdict
 
 UNLIMITED = Limit(2**24, "dataset")
 

@@ -16,8 +16,8 @@ from _pytest.mark import ParameterSet
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from amp_track.commands.request import FitOptions, Request, SearchOptions, Stores
-from amp_track.records.job import Job
+from amp_track.config.job import Job
+from amp_track.config.options import FitOptions, Request, SearchOptions, Stores
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "experiments" / "digits.py")

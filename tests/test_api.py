@@ -16,9 +16,9 @@ from support import DIGITS, FAULTS, WORKLOADS, stores
 
 import amp_track
 from amp_track import BadInput, NothingFits, Workload, WorkloadFailed, api
-from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.commands.request import CompareOptions, Request
-from amp_track.records.values import Headroom, Margin
+from amp_track.config.commands import FLAGS, request_of
+from amp_track.config.options import CompareOptions, Request
+from amp_track.config.values import Headroom, Margin
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support import ROOT
 
-from amp_track.commands.arguments import FLAGS
+from amp_track.config.commands import FLAGS
 
 DEPLOY = ROOT / "deploy"
 TOOLS = Path(sys.executable).parent

@@ -20,23 +20,23 @@ from markdown_it import MarkdownIt
 from support import ROOT
 
 from amp_track import cli
-from amp_track.planner.frontier import Edge
+from amp_track.batch_search.search import Edge
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
 from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan
+from amp_track.records.result import Outcome, Verdict
 from amp_track.records.trace import StepTrace
-from amp_track.records.values import Margin
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
-from amp_track.report import fit as fit_report
+from amp_track.report import max_batch as fit_report
 from amp_track.report import plan as plan_report
 from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.max_batch import FitResult, PrecisionFit
 from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult

@@ -25,8 +25,8 @@ def test_nothing_else_is_offered() -> None:
 
 def test_importing_the_package_and_its_commands_imports_neither_torch_nor_mlflow() -> None:
     program = (
-        "import sys, amp_track.api, amp_track.cli, amp_track.sandbox.sandbox; "
-        "from amp_track.commands import compare, dtypes, fit, plan, search, train; "
+        "import sys, amp_track.api, amp_track.cli, amp_track.runner.runner; "
+        "from amp_track.commands import compare, dtypes, max_batch, plan, search, train; "
         "print([name for name in ('torch', 'mlflow', 'optuna') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"

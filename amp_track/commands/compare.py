@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from amp_track.commands.request import Request
-from amp_track.commands.session import checks, keep, keep_notes, over, remembered
-from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
-from amp_track.commands.session.trial import run_trial, seed_text
+from amp_track.config.options import Request
+from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import PRECISIONS
+from amp_track.records.result import Outcome, Verdict
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
 from amp_track.report.pace import Pace
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
+from amp_track.session import checks, publish, publish_notes, study_manifest, varied_option
+from amp_track.session.run_job import run_trial, seed_text
+from amp_track.session.session import JobRunner, Session, interrupted_safely
+from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
     from amp_track.study import grid
@@ -59,18 +59,18 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
     tracker = base.open_tracker()
     study = studies.open("compare")
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
-        remembered.keep(tracked_study, "compare", compared=sessions)
+        study_manifest.keep(tracked_study, "compare", compared=sessions)
         tracked_study.parent.keep_view(batches_differ=False)
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
-        keep_notes.note_answer(studies, result, parts=("compare",))
+        publish_notes.note_answer(studies, result, parts=("compare",))
         result = dataclasses.replace(
-            result, report=keep.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
+            result, report=publish.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )
         if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
-        keep_notes.show_pictures(studies, "compare", result.run_id, trials={})
+        publish_notes.show_pictures(studies, "compare", result.run_id, trials={})
         return result
 
 
@@ -90,9 +90,9 @@ def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dic
         return base, {"": base}
     option, texts = request.compare_options.over
     options = request.job.options
-    over.check(request, [option])
+    varied_option.check(request, [option])
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with over.named([option]):
+    with varied_option.named([option]):
         base = Session.prepare(first, request.fit_options.precisions, sandbox=sandbox)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
@@ -101,7 +101,7 @@ def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dic
 
 def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None:
     from amp_track.study import grid, storage
-    from amp_track.study.fit import memory_violation
+    from amp_track.study.max_batches import memory_violation
 
     base = tracked_study.session
     option, param = _option(base.request), _param(base)

@@ -9,17 +9,18 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from amp_track.commands.request import Request
-from amp_track.commands.session import checks, keep, over, probes, store_checks
-from amp_track.commands.session.session import Session, interrupted_safely
-from amp_track.planner import cards
-from amp_track.records import addresses
+from amp_track.config.options import Request
+from amp_track.config.values import PRECISIONS, byte_size
+from amp_track.memory_plan import gpus
+from amp_track.records import masking
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import PlanTarget, PlanTask
-from amp_track.records.values import PRECISIONS, byte_size
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.runner.runner import Sandbox
+from amp_track.session import checks, probe_jobs, publish, varied_option
+from amp_track.session.session import Session, interrupted_safely
+from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts
 
 _MOST = 2**24
@@ -48,14 +49,14 @@ def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     """Return the capacities and cards that were asked for, each once."""
     options = request.plan_options
     sizes = [
-        PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=cards.blas_workspace_bytes())
+        PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
         for text in options.capacities
     ]
-    named = [_target_of(cards.card_named(name)) for name in options.device_names]
+    named = [_target_of(gpus.card_named(name)) for name in options.device_names]
     return tuple({target.name: target for target in [*sizes, *named]}.values())
 
 
-def _target_of(card: cards.Card) -> PlanTarget:
+def _target_of(card: gpus.Card) -> PlanTarget:
     return PlanTarget(
         name=card.name,
         capacity_bytes=card.capacity_bytes,
@@ -69,7 +70,7 @@ def _check(request: Request) -> None:
     checks.workload_exists(request.job.workload)
     if request.stores.tracking_uri is not None and not request.plan_options.track:
         raise BadInput(
-            f"--tracking-uri: got {addresses.masked(request.stores.tracking_uri)}, expected it together with --track: "
+            f"--tracking-uri: got {masking.masked(request.stores.tracking_uri)}, expected it together with --track: "
             "a plan writes nothing unless it is told to; add that, or leave it out"
         )
     effective, options = request.fit_options.effective_batch_size, request.plan_options
@@ -81,7 +82,7 @@ def _check(request: Request) -> None:
     if request.plan_options.track:
         with interrupts.waiting():  # for a server that may not answer
             store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
-    over.check(request, _values(request))
+    varied_option.check(request, _values(request))
 
 
 def _values(request: Request) -> dict[str, list[str]]:
@@ -109,7 +110,7 @@ class _Planner:
         self._sandbox = Sandbox(request.job.workload, steps_back=request.owns_process)
         self.varied = _values(request)
         combinations = itertools.product(*([(name, text) for text in texts] for name, texts in self.varied.items()))
-        with over.named(self.varied):
+        with varied_option.named(self.varied):
             self._sessions = self._inspected(request, list(combinations))
         self.session = next(iter(self._sessions.values()))
         assert self.session.job.batch_size is not None
@@ -120,7 +121,7 @@ class _Planner:
             targets=targets,
             max_batch_size=options.max_batch_size or _MOST,
             blas_workspace_bytes=max(
-                (each.blas_workspace_bytes for each in targets), default=cards.blas_workspace_bytes()
+                (each.blas_workspace_bytes for each in targets), default=gpus.blas_workspace_bytes()
             ),
             effective_batch_size=options.effective_batch_size,
         )
@@ -146,7 +147,7 @@ class _Planner:
         """Plan the workload with other options. Raises BadInput if they are none, or the step cannot be planned."""
         options = tuple(change for change in changes if change[0] != CHANNELS_LAST)
         session = self._sessions.get(options) or self.session.with_options((*self._options, *options))
-        job = dataclasses.replace(session.job, accumulate=probes.accumulation_of(session))
+        job = dataclasses.replace(session.job, accumulate=probe_jobs.accumulation_of(session))
         if len(options) < len(changes):
             job = dataclasses.replace(job, channels_last=not job.channels_last)
         with progress.working(f"{Variant.name_of(changes)}: running the training step on tensors without values"):
@@ -198,7 +199,7 @@ def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanRes
     title = f"{session.inspection.workload_name} plan"
     with tracker.run(title, tags={"amp_track.kind": "plan"}, run_id=tracking.run_id_of_environment()) as run:
         tracking.describe_plan(run, session.job, session.inspection, _settings(request, result, planner))
-        keep.keep_plan(result, run)
+        publish.keep_plan(result, run)
     return dataclasses.replace(result, run_id=run.run_id)
 
 

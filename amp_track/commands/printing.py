@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_track.commands.request import Request
-from amp_track.records import addresses
+from amp_track.config import torchrun
+from amp_track.config.options import Request
+from amp_track.records import masking
 from amp_track.records.errors import NothingFits
-from amp_track.sandbox import torchrun
+from amp_track.stores import addresses
 
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
@@ -42,7 +43,7 @@ def _result(command: Callable[[Request], Any], request: Request) -> Any:
     launch = torchrun.launch()
     if launch is None:
         return command(request)
-    from amp_track.sandbox import distributed  # late: `--help` need not wait for it
+    from amp_track.runner import distributed  # late: `--help` need not wait for it
 
     if not launch.is_first:
         distributed.follow(launch, request.job.workload)
@@ -73,13 +74,13 @@ def print_study(result: Any, request: Request) -> None:
     """
     if result is None:
         return
-    from amp_track.report import answer, links, terminal
+    from amp_track.report import links, summary, terminal
 
-    said = answer.answer(result)
-    for table in answer.tables(result):
+    said = summary.answer(result)
+    for table in summary.tables(result):
         terminal.print_table(table)
     print_notes(said.caveats)
-    study = answer.name(result)
+    study = summary.name(result)
     print(f"study {study}, on a page: {_from_here(result.report)}")
     _print_how_to_look(request, study, links.pages(result, ui_address(request)))
     print()
@@ -87,13 +88,13 @@ def print_study(result: Any, request: Request) -> None:
         print(line)
     if said.command is not None:
         runs = request.stores.tracking_uri
-        store = f" --tracking-uri {shlex.quote(addresses.masked(runs))}" if runs is not None else ""
+        store = f" --tracking-uri {shlex.quote(masking.masked(runs))}" if runs is not None else ""
         print(f"{said.to_train}:")
         print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{store}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
-    stores = [f"{name} {shlex.quote(addresses.masked(url))}" for name, url in _given_stores(request).items()]
+    stores = [f"{name} {shlex.quote(masking.masked(url))}" for name, url in _given_stores(request).items()]
     print("look at it with:")
     print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
     print("or with:")
@@ -101,7 +102,7 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
     for page in pages:
         print(f"    {page}")
     dashboard = _program("optuna-dashboard")
-    print(f"  {dashboard} {shlex.quote(addresses.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+    print(f"  {dashboard} {shlex.quote(masking.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
 
 
 def _from_here(path: str) -> str:
@@ -124,8 +125,8 @@ def ui_address(request: Request) -> str:
 def mlflow_ui(request: Request) -> str:
     uri = addresses.tracking_uri(request.stores.tracking_uri)
     if uri.startswith("http"):
-        return addresses.masked(uri)
-    store = shlex.quote(addresses.masked(uri))
+        return masking.masked(uri)
+    store = shlex.quote(masking.masked(uri))
     return f"{_program('mlflow')} ui --backend-store-uri {store} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
 
 

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.commands import compare, fit, search
-from amp_track.commands.request import Request
-from amp_track.commands.session import keep, probes, remembered, store_checks, study_pages
-from amp_track.commands.session.session import interrupted_safely
-from amp_track.commands.session.studies import Studies, StudyRun
-from amp_track.records import addresses
+from amp_track.commands import compare, max_batch, search
+from amp_track.config.options import Request
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.report.answer import Result
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
+from amp_track.report.summary import Result
+from amp_track.session import probe_jobs, publish, study_manifest, study_urls
+from amp_track.session.session import interrupted_safely
+from amp_track.session.study_session import Studies, StudyRun
+from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def report(request: Request) -> Result:
     from amp_track.study import reading
 
     with reading.reading(request.stores.storage) as shared:
-        name, part, study = remembered.load(request.stores, shared)
+        name, part, study = study_manifest.load(request.stores, shared)
         result = _read(request, name, part, study, shared)
         ui = addresses.ui(tracking_uri)
         kept = (
@@ -80,10 +81,10 @@ def _writer(out: str) -> Callable[[Result, str], str]:
 def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
     """Return the result of a study, finished or not, as it is in its storage."""
     from amp_track.study import storage
-    from amp_track.study.edge_sampler import EdgeSampler, NoForecasts
-    from amp_track.study.fit import proven
+    from amp_track.study.batch_sampler import EdgeSampler, NoForecasts
+    from amp_track.study.max_batches import proven
 
-    known = remembered.of(study)
+    known = study_manifest.of(study)
     session = known.session(dataclasses.replace(request.stores, study=name))
     parent_run_id, free_bytes = storage.parent_run_id_of(study), storage.free_bytes_of(study)
     run = StudyRun(
@@ -92,15 +93,15 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
     if part == "compare":
         compared = compare.result_of(session, study, known.compared(session), run)
         if not compared.cells:
-            raise study_pages.nothing_finished(name)
+            raise study_urls.nothing_finished(name)
         return compared
     if free_bytes is None:
-        raise study_pages.nothing_finished(name)
+        raise study_urls.nothing_finished(name)
     # A plan would start torch and the workload, only to say what an interrupted search would try next.
-    sampler = EdgeSampler(dataclasses.replace(probes.goal_of(session, free_bytes), forecasts=NoForecasts()))
-    fitted = fit.result_of(session, study, sampler, proven(study, sampler), run=run)
+    sampler = EdgeSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
+    fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
-        raise study_pages.nothing_finished(name)
+        raise study_urls.nothing_finished(name)
     searched = search.result_of(Studies(session, storage=shared), fitted, run)
     return searched if searched.trials or searched.seeds else fitted
 
@@ -110,7 +111,7 @@ def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, 
     from amp_track import tracking
     from amp_track.study import storage
 
-    run_id, store = storage.parent_run_id_of(study), addresses.masked(tracking_uri)
+    run_id, store = storage.parent_run_id_of(study), masking.masked(tracking_uri)
     tracker = None
     if addresses.exists(tracking_uri):
         tracker = tracking.Tracker(tracking_uri, spool_folder=addresses.spool_folder(storage_url), resumes=True)
@@ -120,4 +121,4 @@ def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, 
             "name that, or write the page to a file with --out"
         )
     with tracker.finished_run(run_id) as run:
-        return keep.keep_page(result, run, ui=ui)
+        return publish.keep_page(result, run, ui=ui)

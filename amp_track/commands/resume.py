@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from amp_track.commands.flags import flags_of
-from amp_track.commands.request import FitOptions, Request
-from amp_track.commands.session import store_checks, stored_workload
-from amp_track.commands.session.stored_workload import StoredWorkload
-from amp_track.records import addresses
+from amp_track.config.cli_params import flags_of
+from amp_track.config.job import Job
+from amp_track.config.options import FitOptions, Request
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
 from amp_track.report import progress
-from amp_track.workers import interrupts, sqlite_files
+from amp_track.session import stored_workload
+from amp_track.session.stored_workload import StoredWorkload
+from amp_track.stores import addresses, sqlite_files, store_checks
+from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
-    from amp_track.commands.session.session import Session
+    from amp_track.session.session import Session
     from amp_track.tracking import Resumable, Tracker
 
 
@@ -36,7 +37,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     with interrupts.waiting():  # for a server that may not answer
         store_checks.check_tracking("--tracking-uri", uri)
     if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
-        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {addresses.masked(uri)} yet")
+        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {masking.masked(uri)} yet")
     store_checks.check_storage("--storage", request.stores.storage)
     from amp_track.tracking import Tracker
 

@@ -8,20 +8,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from amp_track.commands import fit
-from amp_track.commands.request import Request
-from amp_track.commands.session import keep, keep_notes, remembered
-from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies, StudyRun, TrackedStudy, tracked
-from amp_track.commands.session.trial import run_trial, seed_text
+from amp_track.commands import max_batch
+from amp_track.config.job import Job
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 from amp_track.report import progress
 from amp_track.report.pace import Pace
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.session import publish, publish_notes, study_manifest
+from amp_track.session.run_job import run_trial, seed_text
+from amp_track.session.session import JobRunner, Session, interrupted_safely
+from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
     from amp_track.study import grid
@@ -47,21 +47,21 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     from amp_track import tracking
 
     tracker = session.open_tracker()
-    study, sampler = fit.open_study(studies)
+    study, sampler = max_batch.open_study(studies)
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
-        remembered.keep(tracked_study, "search")
+        study_manifest.keep(tracked_study, "search")
         tracked_study.parent.keep_view(batches_differ=True)
-        fitted = fit.find_edges(tracked_study, studies, sampler)
+        fitted = max_batch.find_edges(tracked_study, studies, sampler)
         _train_inside(tracked_study, studies, fitted, deadline)
         if compares_seeds:
             _train_seeds(tracked_study, studies, fitted, deadline)
         studies.fail_dead_trials("fit", "train", "seeds")
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
-        keep_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))
-        result = dataclasses.replace(result, report=keep.keep_search(result, tracked_study.parent, ui=session.ui))
+        publish_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))
+        result = dataclasses.replace(result, report=publish.keep_search(result, tracked_study.parent, ui=session.ui))
         best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
-        keep_notes.show_pictures(studies, "train", fitted.run_id, trials=best)
+        publish_notes.show_pictures(studies, "train", fitted.run_id, trials=best)
         return result
 
 

@@ -7,20 +7,20 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.commands import fit, resume
-from amp_track.commands.request import Request
-from amp_track.commands.session import checks
-from amp_track.commands.session.failures import raise_on_crash, why_it_does_not_fit
-from amp_track.commands.session.session import JobRunner, Session, interrupted_safely
-from amp_track.commands.session.studies import Studies
-from amp_track.commands.session.trial import advice_for, run_tracked
-from amp_track.records import addresses
+from amp_track.commands import max_batch, resume
+from amp_track.config import torchrun
+from amp_track.config.job import Job
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.job import Job
 from amp_track.report import progress
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.train import TrainResult
-from amp_track.sandbox import torchrun
+from amp_track.session import checks
+from amp_track.session.failures import raise_on_crash, why_it_does_not_fit
+from amp_track.session.run_job import advice_for, run_tracked
+from amp_track.session.session import JobRunner, Session, interrupted_safely
+from amp_track.session.study_session import Studies
+from amp_track.stores import addresses
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def train(request: Request, *, sandbox: JobRunner | None = None) -> TrainResult:
 
     tracker = session.open_tracker()
     if request.find_batch_size:
-        job = _at_the_edge(job, fit.fit_in(studies, tracker, given_run_id=None))
+        job = _at_the_edge(job, max_batch.fit_in(studies, tracker, given_run_id=None))
     title = f"{session.inspection.workload_name} {job.precision}"
     with tracker.run(title, tags={"amp_track.kind": "train"}, run_id=tracking.run_id_of_environment()) as run:
         return _train(session, job, run, title=title)

@@ -8,13 +8,14 @@ import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 
 from amp_track.commands import dashboard
-from amp_track.commands.request import Request
-from amp_track.commands.session import store_checks, study_pages
-from amp_track.commands.session.session import interrupted_safely
-from amp_track.records import addresses
+from amp_track.config.options import Request
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.report import progress
 from amp_track.results.pages import Pages
+from amp_track.session import study_urls
+from amp_track.session.session import interrupted_safely
+from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts, processes, servers
 
 _PORT, _DASHBOARD_PORT = "--port", "--dashboard-port"
@@ -39,7 +40,7 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     """
     _check(request)
     has_studies = _has_studies(request, study)
-    found = study_pages.find(request.stores, study) if has_studies else study_pages.find_runs(request.stores)
+    found = study_urls.find(request.stores, study) if has_studies else study_urls.find_runs(request.stores)
     # Where the links of a study's page lead.
     usual = {_PORT: addresses.UI_PORT}
     ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request, has_studies=has_studies), usual=usual)
@@ -68,8 +69,7 @@ def _check(request: Request) -> None:
     uri = addresses.tracking_uri(stores.tracking_uri)
     if uri.startswith("http") and port is not None:
         raise BadInput(
-            f"{_PORT}: got {port} with the tracking server {addresses.masked(uri)}, whose pages are its own; leave it "
-            "out"
+            f"{_PORT}: got {port} with the tracking server {masking.masked(uri)}, whose pages are its own; leave it out"
         )
     with interrupts.nothing_to_end(), interrupts.waiting():
         store_checks.check_tracking("--tracking-uri", uri)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amp_track.records.addresses import masked_within
+from amp_track.records.masking import masked_within
 
 INTERRUPTED_EXIT_CODE = 130
 STDOUT_LOST_EXIT_CODE = 141

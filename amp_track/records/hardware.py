@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.values import format_bytes
+from amp_track.records.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 
 Merge = Literal["first", "max"]
 """How one value is made of those of a job's processes: the first one's, or the largest that has been measured."""

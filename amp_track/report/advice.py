@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
-from amp_track.records.outcome import Outcome, ScaleReport
+from amp_track.records.result import Outcome, ScaleReport
 
 _SETTLED = 0.05
 """The part of a training in which a scale that only falls is still finding its level."""

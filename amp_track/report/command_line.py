@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 
 
 def train_command(job: Job) -> str:

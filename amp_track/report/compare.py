@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from amp_track.records.outcome import Verdict
-from amp_track.records.values import format_bytes
+from amp_track.records.result import Verdict
+from amp_track.records.units import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import (

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from amp_track.report import compare, fit, plan, search, train
+from amp_track.report import compare, max_batch, plan, search, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
@@ -76,7 +76,7 @@ def train_html(result: TrainResult) -> str:
 
 def fit_html(result: FitResult) -> str:
     """Return the largest batches that fit as an HTML fragment."""
-    return _html("Largest batch that fits", [fit.fit_table(result)], fit.fit_notes(result))
+    return _html("Largest batch that fits", [max_batch.fit_table(result)], max_batch.fit_notes(result))
 
 
 def search_html(result: SearchResult) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from amp_track.results.compare import CompareResult, as_numbers
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.search import SearchResult
 
 

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from rich.console import Console
 from rich.text import Text
 
-from amp_track.records.addresses import masked_within
+from amp_track.config.job import Job
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import format_bytes
-from amp_track.report.live_bar import live_bar
+from amp_track.records.masking import masked_within
+from amp_track.records.result import Outcome
+from amp_track.records.units import format_bytes
 from amp_track.report.notebook import CellOutput
+from amp_track.report.progress_bar import live_bar
 
 
 class _Console(Console):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.report.fit import edge_cells, edge_notes, precision_notes
+from amp_track.records.result import Outcome, Verdict
+from amp_track.report.max_batch import edge_cells, edge_notes, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title

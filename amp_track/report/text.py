@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amp_track.records.values import format_bytes
-from amp_track.results.fit import FitResult
+from amp_track.records.units import format_bytes
+from amp_track.results.max_batch import FitResult
 
 CPU_BUDGET_IS_SLOW = (
     "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without a budget "

@@ -9,14 +9,14 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
 from amp_track.records.hardware import Hardware
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import Margin
+from amp_track.records.result import Outcome, Verdict
 from amp_track.results.equivalence import Interval, interval
-from amp_track.results.fit import NO_SLOWER
+from amp_track.results.max_batch import NO_SLOWER
+from amp_track.results.notebook import Shown
 from amp_track.results.seeds import SeedResult, SeedsResult
-from amp_track.results.shown import Shown
 
 REFERENCE = "fp32"
 """The precision with which the others are compared."""

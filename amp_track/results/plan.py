@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.plan import PeakMemory, PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
-from amp_track.results.shown import Shown
+from amp_track.results.notebook import Shown
 
 Changes = tuple[tuple[str, str], ...]
 """Options of the workload with other values than they had; none for the workload as it is."""

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import Margin
-from amp_track.results.fit import FitResult
+from amp_track.config.values import Margin
+from amp_track.records.result import Outcome
+from amp_track.results.max_batch import FitResult
+from amp_track.results.notebook import Shown
 from amp_track.results.seeds import SeedsResult
-from amp_track.results.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

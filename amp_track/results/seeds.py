@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import PRECISIONS, Margin
+from amp_track.config.job import Job
+from amp_track.config.values import PRECISIONS, Margin
+from amp_track.records.result import Outcome
 from amp_track.results.equivalence import Comparison, Interval, compare, interval
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.inspection import Inspection
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.results.shown import Shown
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
+from amp_track.results.notebook import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

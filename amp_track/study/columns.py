@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import optuna
 
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 
 _MEBIBYTE = 2**20
 

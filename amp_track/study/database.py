@@ -21,9 +21,9 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from amp_track.records.addresses import masked, masked_within
 from amp_track.records.errors import StoreFailed
-from amp_track.study import private, private_trials
+from amp_track.records.masking import masked, masked_within
+from amp_track.study import optuna_internals, trial_reader
 from amp_track.workers import interrupts, processes
 
 Arguments = ParamSpec("Arguments")
@@ -85,7 +85,7 @@ class SharedStorage(RDBStorage):
     @functools.cached_property
     def cached(self) -> BaseStorage:
         """The same storage for the studies of a process, which together read each finished trial once."""
-        return private_trials.Memory(self)
+        return trial_reader.Memory(self)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -109,7 +109,7 @@ class SharedStorage(RDBStorage):
         trial_id_greater_than: int,
     ) -> list[FrozenTrial]:
         return self.patiently(
-            private_trials.read_trials, self, study_id, states, included_trial_ids, trial_id_greater_than
+            trial_reader.read_trials, self, study_id, states, included_trial_ids, trial_id_greater_than
         )
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
@@ -120,7 +120,7 @@ class SharedStorage(RDBStorage):
         given the grace period once more, by a clock that does not jump.
         """
         assert self.grace_period is not None
-        for trial_id in self.patiently(private.trials_without_heartbeat, self, study_id):
+        for trial_id in self.patiently(optuna_internals.trials_without_heartbeat, self, study_id):
             self.patiently(self.record_heartbeat, trial_id)
         stale, now = self.patiently(super()._get_stale_trial_ids, study_id), time.monotonic()
         self._stale_since = {trial_id: self._stale_since.get(trial_id, now) for trial_id in stale}
@@ -191,7 +191,7 @@ def _patient(
     return call
 
 
-for _name in BaseStorage.__abstractmethods__ | private.CALLED_BY_CACHE:
+for _name in BaseStorage.__abstractmethods__ | optuna_internals.CALLED_BY_CACHE:
     if _name not in vars(SharedStorage):
         setattr(SharedStorage, _name, _patient(getattr(RDBStorage, _name)))
 

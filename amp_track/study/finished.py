@@ -7,7 +7,7 @@ import math
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.study import private, storage
+from amp_track.study import optuna_internals, storage
 
 
 def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
@@ -31,7 +31,7 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
 
     By study name and number, whether the study has the trial's measurement.
     """
-    shared = private.storage_of(study)
+    shared = optuna_internals.storage_of(study)
     known = [name for name in optuna.get_all_study_names(shared) if name in others]
     studies = [study, *(optuna.load_study(study_name=name, storage=shared) for name in known)]
     for other in studies:

@@ -11,9 +11,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.records.outcome import Outcome
-from amp_track.study import columns, private, storage
-from amp_track.study.edge_sampler import POLL_SECONDS
+from amp_track.records.result import Outcome
+from amp_track.study import columns, optuna_internals, storage
+from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -138,7 +138,7 @@ def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseD
 
 def _point_of(trial: FrozenTrial) -> Point:
     """Return the point as it was queued."""
-    return private.asked_params(trial)
+    return optuna_internals.asked_params(trial)
 
 
 def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:

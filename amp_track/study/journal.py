@@ -17,13 +17,13 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.study import database, private
+from amp_track.study import database, optuna_internals
 from amp_track.study.journal_file import JournalFile
 
 _HEARTBEAT = "amp_track:heartbeat"
 
 
-class SharedJournal(JournalStorage, private.BaseHeartbeat):
+class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
     """A journal whose trials have heartbeats, each a line of it.
 
     Args:
@@ -84,7 +84,7 @@ class SharedJournal(JournalStorage, private.BaseHeartbeat):
         running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
         stale = []
         for trial in running:
-            trial_id, beat = private.id_of(trial), trial.system_attrs.get(_HEARTBEAT)
+            trial_id, beat = optuna_internals.id_of(trial), trial.system_attrs.get(_HEARTBEAT)
             known, since = self._seen.get(trial_id, (beat, now))
             if beat != known:
                 since = now

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import optuna
 
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import format_bytes
-from amp_track.study import private
+from amp_track.records.result import Outcome
+from amp_track.records.units import format_bytes
+from amp_track.study import optuna_internals
 
 
 def note_on(study: optuna.Study, text: str) -> None:
     """Replace the note on a study, unless it is the same."""
-    private.write_note(private.storage_of(study), private.study_id_of(study), None, text)
+    optuna_internals.write_note(optuna_internals.storage_of(study), optuna_internals.study_id_of(study), None, text)
 
 
 def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
@@ -24,16 +24,18 @@ def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -
         run_id: of the MLflow run that stands for the study; its pictures are kept there and not here.
         trials: the run ids of trials, by number.
     """
-    storage, study_id = private.storage_of(study), private.study_id_of(study)
-    private.link_picture(storage, study_id, None, run_id)
+    storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
+    optuna_internals.link_picture(storage, study_id, None, run_id)
     for trial in study.get_trials(deepcopy=False):
         if trial.number in trials:
-            private.link_picture(storage, study_id, private.id_of(trial), trials[trial.number])
+            optuna_internals.link_picture(storage, study_id, optuna_internals.id_of(trial), trials[trial.number])
 
 
 def note_failure(trial: optuna.Trial, outcome: Outcome) -> None:
     """Say on a trial that did not fit what happened to it."""
-    private.write_note(trial.storage, private.study_id_of(trial.study), private.id_of(trial), _failure(outcome))
+    optuna_internals.write_note(
+        trial.storage, optuna_internals.study_id_of(trial.study), optuna_internals.id_of(trial), _failure(outcome)
+    )
 
 
 def _failure(outcome: Outcome) -> str:

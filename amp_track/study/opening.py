@@ -10,13 +10,13 @@ import optuna
 import sqlalchemy
 from sqlalchemy.pool import StaticPool
 
-from amp_track.records import addresses
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.study import database, private
-from amp_track.study.alone import alone
+from amp_track.stores import addresses, sqlite_files
+from amp_track.study import database, optuna_internals
 from amp_track.study.database import SharedStorage
 from amp_track.study.journal import SharedJournal
-from amp_track.workers import sqlite_files
+from amp_track.study.study_lock import alone
 
 Storage = SharedStorage | SharedJournal
 """What several search workers share, and each of them opens."""
@@ -56,26 +56,26 @@ def open_storage(url: str) -> Storage:
             )
         except RuntimeError as error:
             raise _of_another_version(url, error) from None
-    if file is not None and (missing := private.tables() - sqlite_files.read(file).tables):
+    if file is not None and (missing := optuna_internals.tables() - sqlite_files.read(file).tables):
         storage.close()
         raise _lacking(url, missing)
     return storage
 
 
 def _of_another_version(url: str, error: RuntimeError) -> BadInput:
-    return BadInput(f"--storage: got {addresses.masked(url)}, expected one of this version; {error}")
+    return BadInput(f"--storage: got {masking.masked(url)}, expected one of this version; {error}")
 
 
 def _empty(url: str) -> BadInput:
     return BadInput(
-        f"--storage: got {addresses.masked(url)}, expected a storage that holds studies, and there is none yet; "
+        f"--storage: got {masking.masked(url)}, expected a storage that holds studies, and there is none yet; "
         "name another, or make a study with amp-track fit"
     )
 
 
 def _lacking(url: str, missing: set[str]) -> BadInput:
     return BadInput(
-        f"--storage: got {addresses.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
+        f"--storage: got {masking.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
         "makes; restore a copy of it, or name another"
     )
 
@@ -97,9 +97,9 @@ def open_existing_storage(url: str) -> Storage:
         engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
         tables = set(sqlalchemy.inspect(engine).get_table_names())
         engine.dispose()
-    if not tables & private.tables():
+    if not tables & optuna_internals.tables():
         raise _empty(url)
-    if missing := private.tables() - tables:
+    if missing := optuna_internals.tables() - tables:
         raise _lacking(url, missing)
     try:
         return SharedStorage(url, engine_kwargs=database.engine_arguments(url), skip_table_creation=True)

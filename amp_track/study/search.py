@@ -11,14 +11,14 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
 from amp_track.results.search import TrialResult
-from amp_track.study import columns, private, storage
+from amp_track.study import columns, optuna_internals, storage
+from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials
-from amp_track.study.edge_sampler import POLL_SECONDS
-from amp_track.study.fit import memory_violation
-from amp_track.study.so_far import SoFar
+from amp_track.study.max_batches import memory_violation
+from amp_track.study.trial_cache import SoFar
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -73,7 +73,7 @@ class Space:
         for trial in known:
             if not missing:
                 return  # mostly after the first few: landmarks are the first trials of a study
-            params = private.asked_params(trial) or trial.params
+            params = optuna_internals.asked_params(trial) or trial.params
             if params in missing and trial.state not in (TrialState.FAIL, TrialState.PRUNED):
                 missing.remove(params)
         for landmark in missing:
@@ -179,14 +179,16 @@ def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | N
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [_result_of(trial) for trial in finished], [trial.number for trial in private.pareto_front(study, finished)]
+    return [_result_of(trial) for trial in finished], [
+        trial.number for trial in optuna_internals.pareto_front(study, finished)
+    ]
 
 
 def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
     """Raise TrialPruned where another search worker, with an earlier trial, has begun the same, or the last one."""
-    asked = next((private.asked_params(trial) for trial in so_far.running if trial.number == number), None)
+    asked = next((optuna_internals.asked_params(trial) for trial in so_far.running if trial.number == number), None)
     earlier = (trial for trial in (*so_far.complete, *so_far.running) if trial.number < number)
-    if asked and any(private.asked_params(trial) == asked for trial in earlier):
+    if asked and any(optuna_internals.asked_params(trial) == asked for trial in earlier):
         raise optuna.TrialPruned("another search worker has queued it too")
     if so_far.begun_before(number) >= wanted:
         raise optuna.TrialPruned("another search worker trains the last one")

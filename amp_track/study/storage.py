@@ -17,15 +17,15 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, Json, TypeAdapter, ValidationError
 
+from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import PRECISIONS
-from amp_track.study import notes, private
-from amp_track.study.alone import alone
+from amp_track.records.result import Outcome
+from amp_track.stores.locks import store_lock
+from amp_track.study import notes, optuna_internals
 from amp_track.study.database import WORKER
 from amp_track.study.opening import Storage
+from amp_track.study.study_lock import alone
 from amp_track.workers import processes
-from amp_track.workers.locks import store_lock
 
 Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
@@ -208,7 +208,7 @@ def when_buried(shared: Storage, end_run: Callable[[str, int], None]) -> None:
 
 def bury(study: optuna.Study, trial: FrozenTrial) -> None:
     """Do for a trial that was failed here what Optuna does for one that had no heartbeat."""
-    heartbeat = private.heartbeat_of(study)
+    heartbeat = optuna_internals.heartbeat_of(study)
     callback = heartbeat.get_heartbeat_stale_trial_callback() if heartbeat is not None else None
     if callback is not None:
         callback(study, trial)
@@ -216,7 +216,7 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
 
 def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
     """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
-    private.keep(trial, OUTCOME, json.dumps(dataclasses.asdict(outcome)))
+    optuna_internals.keep(trial, OUTCOME, json.dumps(dataclasses.asdict(outcome)))
     if not outcome.fits:
         notes.note_failure(trial, outcome)
     if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
@@ -299,4 +299,4 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
     It is written twice, because optuna-dashboard 0.21 reads only the older list.
     """
     trial.set_constraint(name, violation)
-    private.set_dashboard_constraint(trial, violation)
+    optuna_internals.set_dashboard_constraint(trial, violation)

@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from amp_track.records.errors import StoreFailed
-from amp_track.study import database, private, storage
+from amp_track.study import database, optuna_internals, storage
 
 Objective = Callable[[optuna.Trial], float | tuple[float, ...]]
 _log = logging.getLogger("amp_track.study")
@@ -84,10 +84,10 @@ def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: t
 @contextmanager
 def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
     """Send a heartbeat of a trial now and then, from another thread, until the block ends."""
-    if (heartbeat := private.heartbeat_of(study)) is None:
+    if (heartbeat := optuna_internals.heartbeat_of(study)) is None:
         yield
         return
-    interval, trial_id = heartbeat.get_heartbeat_interval(), private.id_of(trial)
+    interval, trial_id = heartbeat.get_heartbeat_interval(), optuna_internals.id_of(trial)
     is_over = threading.Event()
 
     def beat() -> None:

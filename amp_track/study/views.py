@@ -10,10 +10,10 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.results.fit import ProbeResult
-from amp_track.study import private
+from amp_track.results.max_batch import ProbeResult
+from amp_track.study import optuna_internals
 from amp_track.study.columns import mebibytes
-from amp_track.study.fit import memory_violation, probe_results
+from amp_track.study.max_batches import memory_violation, probe_results
 
 _TRIAL = "trial of the search"
 
@@ -30,7 +30,7 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
     for precision in dict.fromkeys(probe.precision for probe in found):
         view = optuna.create_study(
             study_name=f"{study.study_name}/{precision}",
-            storage=private.storage_of(study),
+            storage=optuna_internals.storage_of(study),
             direction="maximize",
             load_if_exists=True,
         )
@@ -61,5 +61,5 @@ def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
         params={"batch_size": probe.batch_size},
         distributions={"batch_size": IntDistribution(1, max(most, probe.batch_size), log=True)},
         user_attrs=columns,
-        system_attrs=private.dashboard_constraint(memory_violation(outcome, limit_bytes)),
+        system_attrs=optuna_internals.dashboard_constraint(memory_violation(outcome, limit_bytes)),
     )

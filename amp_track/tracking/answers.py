@@ -8,7 +8,7 @@ import json
 import mlflow
 import requests
 
-from amp_track.records import addresses
+from amp_track.records import masking
 from amp_track.records.causes import chain
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
@@ -46,4 +46,4 @@ def reason_of(error: BaseException) -> str:
     """Return why a store did not answer, in the words of an error's first cause: `[Errno 111] Connection refused`."""
     *_, first = chain(error)
     text = (str(first).strip() or type(first).__name__).splitlines()[0]
-    return addresses.masked_within(text)[:_LONGEST_REASON]
+    return masking.masked_within(text)[:_LONGEST_REASON]

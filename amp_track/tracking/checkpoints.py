@@ -17,10 +17,10 @@ from pathlib import Path
 import mlflow
 from mlflow.entities import Run, RunTag
 
-from amp_track.records.addresses import masked_within
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
-from amp_track.tracking import private
+from amp_track.records.masking import masked_within
+from amp_track.tracking import mlflow_internals
 
 _log = logging.getLogger("amp_track.tracking")
 _FOLDER = "checkpoints"
@@ -78,7 +78,7 @@ def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
-                private.delete_artifact(client, run_id, file.path)
+                mlflow_internals.delete_artifact(client, run_id, file.path)
             except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
                 _warn_once(
                     f"older checkpoints stay in {file.path.rpartition('/')[0]}: "

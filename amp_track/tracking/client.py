@@ -6,18 +6,18 @@ import logging
 
 import mlflow
 
-from amp_track.records import addresses
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.tracking import private
+from amp_track.tracking import mlflow_internals
 
 
 def open_client(uri: str) -> mlflow.MlflowClient:
     """Return a client, which makes the tables of a server's new database. Raises BadInput for a schema of another."""
     expected = f"expected a store of MLflow {mlflow.__version__}"
-    if not uri.startswith("http") and (missing := private.missing_tables(uri)):
+    if not uri.startswith("http") and (missing := mlflow_internals.missing_tables(uri)):
         raise BadInput(
-            f"--tracking-uri: got {addresses.masked(uri)}, which lacks {min(missing)}, {expected}; if an older version "
-            f"has made it, take a backup and run `mlflow db upgrade {addresses.masked(uri)}`, else name another"
+            f"--tracking-uri: got {masking.masked(uri)}, which lacks {min(missing)}, {expected}; if an older version "
+            f"has made it, take a backup and run `mlflow db upgrade {masking.masked(uri)}`, else name another"
         )
     try:
         return mlflow.MlflowClient(tracking_uri=uri)
@@ -25,7 +25,7 @@ def open_client(uri: str) -> mlflow.MlflowClient:
         if error.__cause__ is not None:  # of the database itself
             raise
         said = str(error).partition("NOTE:")[0].strip()
-        raise BadInput(f"--tracking-uri: got {addresses.masked(uri)}, {expected}; it said: {said}") from None
+        raise BadInput(f"--tracking-uri: got {masking.masked(uri)}, {expected}; it said: {said}") from None
 
 
 def hush() -> None:

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import mlflow
 from mlflow.entities import Experiment
 
-from amp_track.records import addresses
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
+from amp_track.stores import addresses
 
 EXPERIMENT = "amp_track"
 _FIRST_EXPERIMENT = "0"
@@ -70,7 +71,7 @@ def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
         return None
     if found.lifecycle_stage != "active":
         raise BadInput(
-            f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} has been deleted, expected "
+            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} has been deleted, expected "
             "one that is there; restore it (mlflow experiments restore --experiment-id "
             f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
         )
@@ -108,8 +109,8 @@ def check_artifact_store(uri: str, found: Experiment | None) -> None:
     module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
     if module and not _is_installed(module):
         raise BadInput(
-            f"--tracking-uri: got {addresses.masked(uri)}, whose experiment {found.name} keeps files in "
-            f"{addresses.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
+            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} keeps files in "
+            f"{masking.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
             "or name another experiment with MLFLOW_EXPERIMENT_NAME"
         )
     folder = addresses.local_folder(location)
@@ -149,5 +150,5 @@ def check_new_store(uri: str) -> None:
 def not_there(uri: str, variable: str, got: str, expected: str) -> BadInput:
     """Return the error of a variable that names what the store lacks."""
     return BadInput(
-        f"{variable}: got {got}, expected {expected} in {addresses.masked(uri)}; unset it, or name the store it is in"
+        f"{variable}: got {got}, expected {expected} in {masking.masked(uri)}; unset it, or name the store it is in"
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlflow
 
-from amp_track.records import addresses
+from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.tracking import environment, private, views
+from amp_track.stores import addresses
+from amp_track.tracking import environment, mlflow_internals, views
 from amp_track.tracking.client import hush, open_client
 
 
@@ -22,9 +23,9 @@ class Lookup:
 
     def __init__(self, uri: str) -> None:
         hush()
-        if not addresses.exists(uri) or (not uri.startswith("http") and not private.has_tables(uri)):
+        if not addresses.exists(uri) or (not uri.startswith("http") and not mlflow_internals.has_tables(uri)):
             raise BadInput(
-                f"--tracking-uri: got {addresses.masked(uri)}, expected a store that holds runs, and there is none "
+                f"--tracking-uri: got {masking.masked(uri)}, expected a store that holds runs, and there is none "
                 "yet; name another, or make a run with amp-track train"
             )
         self._client = open_client(uri)

@@ -11,13 +11,13 @@ from typing import Any
 
 from mlflow.entities import Run as StoredRun
 
+from amp_track.config.inspection import Inspection
 from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.records.inspection import Inspection
 from amp_track.records.metrics import METRICS
-from amp_track.records.outcome import Outcome
-from amp_track.tracking.sinks import Sink
+from amp_track.records.result import Outcome
+from amp_track.tracking.outbox_sinks import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.inspection import Inspection
-from amp_track.records.job import Job
-from amp_track.tracking import abandoned
+from amp_track.tracking import stale_runs
 from amp_track.tracking.run import Run
 
 DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_imports"
@@ -72,7 +72,7 @@ def _source_tags(inspection: Inspection) -> dict[str, str]:
 
 
 def _resumable_tags(job: Job) -> dict[str, str]:
-    return abandoned.process_tag() | {"amp_track.job": job.as_json()}
+    return stale_runs.process_tag() | {"amp_track.job": job.as_json()}
 
 
 @functools.cache

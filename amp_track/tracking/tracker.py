@@ -17,22 +17,23 @@ import requests
 from mlflow.entities import Run as StoredRun
 from pydantic import TypeAdapter, ValidationError
 
-from amp_track.records import addresses
+from amp_track.config.job import Job
+from amp_track.records import masking
 from amp_track.records import metrics as names
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import PICTURES
-from amp_track.records.job import Job
-from amp_track.records.outcome import Verdict
-from amp_track.tracking import abandoned, checkpoints, environment, private
+from amp_track.records.result import Verdict
+from amp_track.stores import addresses, sqlite_files
+from amp_track.stores.locks import store_lock
+from amp_track.tracking import checkpoints, environment, mlflow_internals, stale_runs
 from amp_track.tracking.answers import reason_of
 from amp_track.tracking.client import hush, open_client
+from amp_track.tracking.outbox_sender import Sender, find_by_key, is_key
+from amp_track.tracking.outbox_sinks import sink_for
 from amp_track.tracking.run import Run
-from amp_track.tracking.sender import Sender, find_by_key, is_key
-from amp_track.tracking.sinks import sink_for
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG
 from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
-from amp_track.workers import interrupts, processes, sqlite_files
-from amp_track.workers.locks import store_lock
+from amp_track.workers import interrupts, processes
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
 """How long a command that was interrupted goes on delivering to a server; the next one delivers the rest."""
@@ -75,7 +76,7 @@ class Tracker:
             environment.check_new_store(uri)
         with store_lock(uri):
             if (file := addresses.sqlite_file(uri)) is not None:
-                private.make_store(file)
+                mlflow_internals.make_store(file)
             self._client = open_client(uri)
         self._sink = sink_for(uri, self._client, spool_folder)
         self._open_runs = 0
@@ -112,7 +113,7 @@ class Tracker:
             parent: the run under which the UI shows this one.
         """
         # At once, so that a later command can tell whether a run that is still RUNNING has died.
-        run = self._open(name, tags | abandoned.process_tag(), run_id, parent)
+        run = self._open(name, tags | stale_runs.process_tag(), run_id, parent)
         self._open_runs += 1
         status = "FAILED"
         try:
@@ -148,9 +149,9 @@ class Tracker:
             return self._opened_again(run_id, tags)
         if parent is not None:
             tags = tags | {"mlflow.parentRunId": parent.run_id}
-            parent.go_on(abandoned.process_tag())
+            parent.go_on(stale_runs.process_tag())
         experiment_id = parent.experiment_id if parent is not None else self._experiment_id
-        tags = private.context_tags() | tags
+        tags = mlflow_internals.context_tags() | tags
         write = CreateRun(experiment_id=experiment_id, name=name, tags=tags, start_time_ms=now_ms())
         if parent is not None:
             return Run(self._sink, self._sink.create(write), experiment_id, started_ms=write.start_time_ms)
@@ -183,7 +184,7 @@ class Tracker:
             if getattr(error, "error_code", None) in environment.NOT_THERE:
                 raise
             raise StoreFailed(
-                f"{addresses.masked(self.uri)} does not answer ({reason_of(error)}); nothing is lost: give the same "
+                f"{masking.masked(self.uri)} does not answer ({reason_of(error)}); nothing is lost: give the same "
                 "command again when it does"
             ) from error
 
@@ -195,14 +196,14 @@ class Tracker:
         """
         if not self.exists(run_id):
             raise BadInput(
-                f"--resume: got {run_id}, expected a run in {addresses.masked(self.uri)}; name its store with "
+                f"--resume: got {run_id}, expected a run in {masking.masked(self.uri)}; name its store with "
                 "--tracking-uri"
             )
         run = self._ask(lambda: self._client.get_run(run_id))
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: got run {run_id}, expected one that amp-track train has made")
-        process = json.loads(tags[abandoned.PROCESS])
+        process = json.loads(tags[stale_runs.PROCESS])
         if run.info.status == "RUNNING" and not processes.is_gone(process):
             raise BadInput(
                 f"--resume: got run {run_id}, expected one that has stopped: process {process['pid']} on "
@@ -280,7 +281,7 @@ class Tracker:
         orphans = [
             run
             for run in self._children(parent_run_id, "attributes.status = 'RUNNING'")
-            if _trial_of(run, finished_trials) is not None and not abandoned.is_at_work(run)
+            if _trial_of(run, finished_trials) is not None and not stale_runs.is_at_work(run)
         ]
         if not all(is_measured for of_study in finished_trials.values() for is_measured in of_study.values()):
             finished = self._children(parent_run_id, "attributes.status = 'FINISHED'")
@@ -304,7 +305,7 @@ class Tracker:
     def _end_abandoned(self, experiment_id: str) -> int:
         """End as KILLED the runs of an experiment whose process is gone. Return how many there were."""
         running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
-        gone = abandoned.among(running)
+        gone = stale_runs.among(running)
         for run in gone:
             self._kill(run)
         return len(gone)
@@ -329,10 +330,10 @@ def warm_up(uri: str) -> None:
     """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
     hush()
     if not uri.startswith("http"):
-        private.load_store()
+        mlflow_internals.load_store()
         if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
-            private.empty_store()
-    private.context_tags()
+            mlflow_internals.empty_store()
+    mlflow_internals.context_tags()
 
 
 def _imports_on_record(text: str | None) -> tuple[str, ...] | None:

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from amp_track.records.events import CheckpointWritten
-from amp_track.records.outcome import Verdict
+from amp_track.records.result import Verdict
 from amp_track.tracking import checkpoints, views
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from amp_track.config.job import JobFolder
 from amp_track.records.events import PICTURES, FileWritten
-from amp_track.records.job import JobFolder
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors, move
 from amp_track.training.disk import writing

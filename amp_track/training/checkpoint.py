@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from amp_track.config.job import JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
-from amp_track.records.job import JobFolder
 from amp_track.training.disk import writing
 
 _FORMAT = 2

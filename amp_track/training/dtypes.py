@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from amp_track.config.job import Job
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
-from amp_track.records.job import Job
 from amp_track.training import operations
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision

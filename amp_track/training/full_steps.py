@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.training.batches import Part
+from amp_track.training.data import Part
 from amp_track.training.devices.base import Device
 
 FEWEST_STEPS = 2

@@ -7,25 +7,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from amp_track.config.job import ALONE, Job, JobFolder
+from amp_track.config.steps import scaled_learning_rate
 from amp_track.records.causes import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
-from amp_track.records.job import ALONE, Job, JobFolder
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.steps import scaled_learning_rate
+from amp_track.records.result import Outcome, Verdict
 from amp_track.training import artifacts
 from amp_track.training.amp import random_state
 from amp_track.training.amp.evaluation import EvalStep, EvalTotals
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length
-from amp_track.training.batches import Batches, Part, Position
 from amp_track.training.checkpoint import Checkpoints
-from amp_track.training.clock import InputWait, TrainingClock
+from amp_track.training.data import Batches, Part, Position
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
-from amp_track.training.peers import JSON, Peers
-from amp_track.training.tally import Tally
+from amp_track.training.metrics_accumulator import Tally
+from amp_track.training.process_group import JSON, Peers
+from amp_track.training.timing import InputWait, TrainingClock
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _WARM_UP_STEPS = 3

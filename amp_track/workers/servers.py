@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.records.errors import BadInput, ServerFailed
-from amp_track.workers import interrupts, tether
+from amp_track.workers import interrupts, parent_death
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 10
 """How long one answer may take."""
 _START_SECONDS = 180
 """How long a server may take to answer for the first time: its imports alone are 20 s on a busy machine."""
-_STOP_SECONDS = tether.GRACE_SECONDS + 2
+_STOP_SECONDS = parent_death.GRACE_SECONDS + 2
 _LAST_LINES, _LAST_BYTES = 20, 20_000
 """How much of its log a server that has ended shows."""
 _WILDCARD = "0.0.0.0"
@@ -58,7 +58,7 @@ class _Server:
         self.program, self._log = program, log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", tether.__file__, *program.command],
+                [sys.executable, "-I", parent_death.__file__, *program.command],
                 stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **program.environment},
                 start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
             )  # fmt: skip

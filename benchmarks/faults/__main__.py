@@ -24,9 +24,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from amp_track.records.job import Job
-from amp_track.sandbox import fork_server
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.job import Job
+from amp_track.runner import fork_server
+from amp_track.runner.runner import Sandbox
 from benchmarks import provenance
 from benchmarks.faults import case, faults, results, works
 from benchmarks.faults.case import Case, Fault

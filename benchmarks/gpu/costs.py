@@ -84,7 +84,7 @@ def measure(request: Request, report: Reporter) -> None:
 
 
 def _measure_input(request: Request, report: Reporter) -> None:
-    from amp_track.sandbox.sandbox import Sandbox
+    from amp_track.runner.runner import Sandbox
     from benchmarks import input_pipeline
 
     images, batch = (_TINY_IMAGES, _TINY_BATCH_SIZE) if request.tiny else (_IMAGES, _BATCH_SIZE)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_track.planner import cards
-from amp_track.records.inspection import Inspection, resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.config.inspection import Inspection, resolve
+from amp_track.config.job import Job
+from amp_track.memory_plan import gpus
 from amp_track.records.plan import PlanTask, PrecisionPlan
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.runner import Sandbox
 from benchmarks.gpu.parts import PRECISIONS, Machine, Planned, Reporter, Request
 
 _MEASURED = (
@@ -65,7 +65,7 @@ class Jobs:
             batch_size=job.batch_size,
             targets=(),
             max_batch_size=job.batch_size,
-            blas_workspace_bytes=cards.blas_workspace_of(inspection.hardware),
+            blas_workspace_bytes=gpus.blas_workspace_of(inspection.hardware),
         )
         return sandbox.plan(job, task).precisions[0]
 

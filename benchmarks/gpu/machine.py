@@ -72,7 +72,7 @@ def _found(name: str) -> dict[str, Any]:
     import torch
 
     from amp_track.training.amp.precision import support
-    from amp_track.training.devices.opening import open_device
+    from amp_track.training.devices.open import open_device
 
     device = open_device(name)
     supports = {precision: support(precision, device.torch_device) for precision in PRECISIONS}

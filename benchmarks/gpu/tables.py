@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_track.records.values import format_bytes
+from amp_track.records.units import format_bytes
 from benchmarks.claims import SINUSOID, SIX_GIBIBYTES, Factor, over_claimed
 from benchmarks.gpu import caltech256, costs, edges, plan, planner, sinusoid, sizes, step
 from benchmarks.gpu.jobs import outcome_of

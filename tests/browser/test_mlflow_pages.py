@@ -11,7 +11,7 @@ from simulated import SimulatedSandbox
 from support import WORKLOADS, request
 
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 from amp_track.report import links
 from benchmarks.servers import Server, running_server
 

@@ -13,7 +13,7 @@ from simulated import SimulatedSandbox
 from support import MEBIBYTE, WORKLOADS, request
 
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html
 from amp_track.results.search import SearchResult

@@ -16,7 +16,7 @@ from simulated import SimulatedSandbox
 from support import WORKLOADS, request, stores
 
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

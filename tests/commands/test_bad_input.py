@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 from support import DIGITS, FAULTS, ROOT, WORKLOADS, Done
 
-from amp_track.records.job import Job
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
 
 Command = Callable[..., Done]
 

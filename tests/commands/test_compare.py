@@ -12,10 +12,10 @@ from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.request import CompareOptions, Request
+from amp_track.config.job import Job
+from amp_track.config.options import CompareOptions, Request
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 

@@ -13,15 +13,15 @@ from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.fit import fit
+from amp_track.commands.max_batch import fit
 from amp_track.commands.report import report
-from amp_track.commands.request import CompareOptions, ReportOptions, Request
 from amp_track.commands.search import search
+from amp_track.config.job import Job
+from amp_track.config.options import CompareOptions, ReportOptions, Request
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 from amp_track.results.compare import CompareResult
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.search import SearchResult
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

@@ -15,12 +15,12 @@ from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands import search as search_command
-from amp_track.commands.request import Request
 from amp_track.commands.search import search
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 from amp_track.report.search import notes
 from amp_track.study.database import WORKER
 from amp_track.workers import processes

@@ -15,13 +15,13 @@ import pytest
 from simulated import SimulatedSandbox
 from support import WORKLOADS, Done, request, stores
 
-from amp_track.commands.fit import fit
-from amp_track.commands.request import Trust
-from amp_track.commands.work import work
+from amp_track.commands.max_batch import fit
+from amp_track.commands.worker import work
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job
+from amp_track.config.options import Trust
 from amp_track.records import sources
 from amp_track.records.errors import BadInput
-from amp_track.records.inspection import Inspection
-from amp_track.records.job import Job
 from amp_track.workers import processes
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

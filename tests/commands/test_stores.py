@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support import WORKLOADS, Done
 
-from amp_track.commands.session import store_checks
 from amp_track.records.errors import BadInput
+from amp_track.stores import store_checks
 
 SMALL_MLP = str(WORKLOADS / "small_mlp.py")
 Command = Callable[..., Done]

@@ -13,7 +13,7 @@ import optuna
 import pytest
 from support import Done
 
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
 from amp_track.study.opening import open_storage
 from amp_track.study.storage import OUTCOME, PARENT_RUN_ID
 from amp_track.workers import servers

@@ -11,14 +11,14 @@ from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.fit import fit
-from amp_track.commands.request import CompareOptions, Stores
+from amp_track.commands.max_batch import fit
 from amp_track.commands.search import search
-from amp_track.commands.session.study_pages import find
-from amp_track.records import values
+from amp_track.config import values
+from amp_track.config.job import Job
+from amp_track.config.options import CompareOptions, Stores
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.job import Job
 from amp_track.report import links
+from amp_track.session.study_urls import find
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)

@@ -10,10 +10,10 @@ import numpy
 from PIL import Image
 from support import ROOT
 
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
+from amp_track.runner.runner import Sandbox
 
 CALTECH256 = str(ROOT / "experiments" / "caltech256.py")
 CIFAR10 = str(ROOT / "experiments" / "cifar10.py")

@@ -15,9 +15,9 @@ from torch import nn
 from torchvision import models
 
 from amp_track import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.job import Job
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 from resnet50 import IMAGENET, FrozenResNet, resnet50
 

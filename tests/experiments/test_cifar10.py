@@ -21,9 +21,9 @@ from torchvision import datasets
 from torchvision.datasets.utils import calculate_md5
 
 from amp_track import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.config.job import Job
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 
 IN_A_FILE = 4

@@ -5,10 +5,10 @@ from image_trees import job_of, outcome_in
 from support import ROOT
 from torch import nn
 
+from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 
 MLP = str(ROOT / "experiments" / "mlp.py")

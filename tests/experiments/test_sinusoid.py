@@ -7,11 +7,11 @@ from PIL import Image
 from support import ROOT
 from torch import nn
 
+from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event, FileWritten
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")

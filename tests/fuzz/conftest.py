@@ -17,8 +17,8 @@ from simulated import SimulatedSandbox
 from support import Done
 
 from amp_track import cli
-from amp_track.commands.session import session
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.runner.runner import Sandbox
+from amp_track.session import session
 
 ENDS = {0, 1, 2, 3, 130}
 _OF_OURS = re.compile(r'File "[^"]*/(amp_track|mlflow|optuna|sqlalchemy|alembic)/')

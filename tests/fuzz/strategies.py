@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from support import WORKLOADS
 
-from amp_track.commands.arguments import FLAGS
-from amp_track.commands.flags import Flag
+from amp_track.config.cli_params import Flag
+from amp_track.config.commands import FLAGS
 
 TINY = str(WORKLOADS / "tiny.py")
 COMMANDS = tuple(FLAGS)

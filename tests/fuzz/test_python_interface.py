@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track import BadInput, api
-from amp_track.commands.arguments import FLAGS
-from amp_track.commands.session import checks
+from amp_track.config.commands import FLAGS
+from amp_track.session import checks
 
 pytestmark = pytest.mark.nightly
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from support import request
 
 from amp_track.commands.compare import compare
-from amp_track.commands.request import CompareOptions
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
+from amp_track.config.options import CompareOptions
 from amp_track.study import database
 
 pytestmark = pytest.mark.nightly

@@ -16,10 +16,10 @@ from simulated import SimulatedSandbox
 from support import WORKLOADS, Done
 from syrupy.assertion import SnapshotAssertion
 
-from amp_track.commands.session import session
+from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
+from amp_track.session import session
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Check = Callable[[str, str], None]

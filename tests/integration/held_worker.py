@@ -16,10 +16,10 @@ from simulated import SimulatedSandbox
 from support import write_without_waiting_for_the_disk
 
 from amp_track import cli
-from amp_track.commands.session import session
+from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
+from amp_track.session import session
 from amp_track.study import database
 from amp_track.workers import interrupts
 

@@ -24,7 +24,7 @@ from simulated import SimulatedSandbox
 from support import DIGITS, make_stores, request, write_without_waiting_for_the_disk
 
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 
 _LONGEST_SECONDS = 60
 

@@ -8,10 +8,10 @@ import optuna
 import pytest
 from support import DIGITS, MEBIBYTE, WORKLOADS, request, stores
 
-from amp_track.commands.fit import fit
+from amp_track.commands.max_batch import fit
 from amp_track.commands.train import train
+from amp_track.config.job import Job
 from amp_track.records.errors import NothingFits
-from amp_track.records.job import Job
 
 URL = "sqlite:///optuna.db"
 GROWS = str(WORKLOADS / "grows.py")

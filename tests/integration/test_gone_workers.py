@@ -12,8 +12,8 @@ from optuna.trial import TrialState
 from simulated import SimulatedSandbox
 from support import DIGITS, request, skip_without_namespaces
 
-from amp_track.commands.fit import fit
-from amp_track.records.job import Job
+from amp_track.commands.max_batch import fit
+from amp_track.config.job import Job
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 STORAGES = ["sqlite:///optuna.db", "optuna.log"]

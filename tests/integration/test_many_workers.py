@@ -22,12 +22,12 @@ from ray_cluster import cluster  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request
 
-from amp_track.commands import work as work_command
-from amp_track.commands.fit import fit
-from amp_track.commands.request import WorkOptions
-from amp_track.commands.work import work
-from amp_track.records.job import Job
-from amp_track.results.fit import FitResult
+from amp_track.commands import worker as work_command
+from amp_track.commands.max_batch import fit
+from amp_track.commands.worker import work
+from amp_track.config.job import Job
+from amp_track.config.options import WorkOptions
+from amp_track.results.max_batch import FitResult
 from amp_track.study import storage
 from amp_track.workers.launchers import slurm
 from benchmarks.servers import running_server

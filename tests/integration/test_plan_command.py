@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from support import DIGITS, ROOT, Done
 
 Command = Callable[..., Done]
-WORKLOADS = ROOT / "tests" / "training" / "planning" / "workloads.py"
+WORKLOADS = ROOT / "tests" / "memory_plan" / "workloads.py"
 PRECISIONS = ["fp32", "tf32", "amp", "bf16"]
 
 

@@ -18,11 +18,11 @@ from postgresql import Server, line_to, server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request
 
-from amp_track.commands.fit import fit
-from amp_track.records import addresses
-from amp_track.records.job import Job
-from amp_track.study.alone import alone
+from amp_track.commands.max_batch import fit
+from amp_track.config.job import Job
+from amp_track.records import masking
 from amp_track.study.opening import open_storage
+from amp_track.study.study_lock import alone
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
 FIT = ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
@@ -91,7 +91,7 @@ def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, u
             server.start()
     assert "Traceback" not in worker.stderr
     last = worker.stderr.splitlines()[-1]
-    shown = addresses.masked_within(url)
+    shown = masking.masked_within(url)
     assert last.startswith(f"amp-track: --storage: got {shown}, expected a database that answers, and it has not for")
     assert "RUNNING" not in [run.info.status for run in runs()]
     with HeldWorker("two", *FIT, "--storage", url) as worker:
@@ -171,7 +171,7 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
 
 _TWO = """
 import sys
-from amp_track.study.alone import alone
+from amp_track.study.study_lock import alone
 print("asks", flush=True)
 with alone(sys.argv[1], "run"):
     print("is alone", flush=True)
@@ -194,7 +194,7 @@ def test_a_block_is_for_one_worker_of_all_machines_until_it_has_been_stopped_for
         assert select.select([waiting.stdout], [], [], 1.0)[0] == [], "it waits"
         waiting.kill()
     with monkeypatch.context() as patch:
-        patch.setattr("amp_track.study.alone._HOLD_SECONDS", 1)
+        patch.setattr("amp_track.study.study_lock._HOLD_SECONDS", 1)
         with alone(url, "run"):
             done = subprocess.run(command, stdout=pipe, text=True, env=other_machine, timeout=60)
     assert done.stdout.splitlines() == ["asks", "is alone"]

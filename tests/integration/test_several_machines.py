@@ -13,8 +13,8 @@ from postgresql import Server, server  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import DIGITS, request, skip_without_namespaces
 
-from amp_track.commands.fit import fit
-from amp_track.records.job import Job
+from amp_track.commands.max_batch import fit
+from amp_track.config.job import Job
 from benchmarks.servers import running_server
 
 pytestmark = pytest.mark.nightly

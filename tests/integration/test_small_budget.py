@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from support import MEBIBYTE, WORKLOADS, request
 
-from amp_track.commands.fit import fit
-from amp_track.records.job import Job
+from amp_track.commands.max_batch import fit
+from amp_track.config.job import Job
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from support import WORKLOADS, Done
 
+from amp_track.stores import sqlite_files
 from amp_track.study import opening
 from amp_track.tracking import Tracker
-from amp_track.workers import sqlite_files
 
 SMALL_MLP = str(WORKLOADS / "small_mlp.py")
 Command = Callable[..., Done]

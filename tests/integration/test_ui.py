@@ -26,9 +26,9 @@ from postgresql import server as postgresql  # noqa: F401  # a fixture
 from simulated import SimulatedSandbox
 from support import WORKLOADS, request, stores
 
-from amp_track.commands.fit import fit
+from amp_track.commands.max_batch import fit
 from amp_track.commands.search import search
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 from amp_track.report import links
 from amp_track.study.opening import open_storage
 from benchmarks.servers import running_server

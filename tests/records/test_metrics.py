@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from amp_track.records.metrics import METRICS, Metric, merged_fields, streamed_metrics
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
 
 FIELDS = [field.name for field in dataclasses.fields(Outcome)]
 

@@ -6,8 +6,8 @@ import dataclasses
 
 from table_samples import COMPARE, FIT, SEARCH, training
 
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.results.fit import ProbeResult
+from amp_track.records.result import Outcome, Verdict
+from amp_track.results.max_batch import ProbeResult
 from amp_track.results.search import SearchResult, TrialResult
 
 MEBIBYTE = 2**20

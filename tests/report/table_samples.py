@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from amp_track.planner.frontier import Edge
+from amp_track.batch_search.search import Edge
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Inspection
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, ScaleReport, Verdict
-from amp_track.records.values import Margin
+from amp_track.records.result import Outcome, ScaleReport, Verdict
 from amp_track.report.compare import table
 from amp_track.report.dtypes import dtypes_table
-from amp_track.report.fit import fit_table
+from amp_track.report.max_batch import fit_table
 from amp_track.report.search import search_table
 from amp_track.report.seeds import seeds_table
 from amp_track.report.train import diagnosis_table
 from amp_track.results.compare import Cell, CompareResult
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.max_batch import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.results.train import TrainResult

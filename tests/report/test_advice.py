@@ -3,7 +3,7 @@ import math
 import pytest
 
 from amp_track.records.diagnosis import Diagnosis, LayerSummary, NonFinite
-from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
+from amp_track.records.result import NonFiniteLosses, Outcome, ScaleReport, Verdict
 from amp_track.report.advice import explain
 
 

@@ -7,9 +7,9 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.commands.arguments import FLAGS, request_of
-from amp_track.records.job import Job
-from amp_track.records.values import PRECISIONS
+from amp_track.config.commands import FLAGS, request_of
+from amp_track.config.job import Job
+from amp_track.config.values import PRECISIONS
 from amp_track.report.command_line import train_command
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="=,\0", exclude_categories=("C", "Z")), min_size=1)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import DIGITS, request, stores
 
-from amp_track.commands.fit import fit
-from amp_track.commands.session.keep_curves import kept_curves, late_pictures
+from amp_track.commands.max_batch import fit
 from amp_track.commands.train import train
+from amp_track.config.job import Job
 from amp_track.records.errors import WorkloadFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
-from amp_track.records.job import Job
 from amp_track.report.curves import Curves, thinned
+from amp_track.session.publish_curves import kept_curves, late_pictures
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

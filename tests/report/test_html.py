@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 import pytest
 from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 
-from amp_track.report import compare, fit, html, search
+from amp_track.report import compare, html, max_batch, search
 from amp_track.report.html import table_html
 from amp_track.report.table import Column, Table
-from amp_track.results.shown import Shown
+from amp_track.results.notebook import Shown
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 
@@ -82,7 +82,7 @@ def test_text_is_never_taken_for_html() -> None:
 @pytest.mark.parametrize(
     ("fragment", "tables", "said"),
     [
-        (html.fit_html(FIT), [fit.fit_table(FIT)], fit.fit_notes(FIT)),
+        (html.fit_html(FIT), [max_batch.fit_table(FIT)], max_batch.fit_notes(FIT)),
         (html.search_html(SEARCH), search.search_tables(SEARCH), search.notes(SEARCH)),
         (html.compare_html(COMPARE), compare.tables(COMPARE), [*COMPARE.answers, *compare.notes(COMPARE)]),
         (html.compare_html(comparison(None)), compare.tables(comparison(None)), compare.notes(comparison(None))),

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from batch_search.traces import MIB, step_of
 from matplotlib.figure import Figure
-from planner.traces import MIB, step_of
 
-from amp_track.planner.replay import predict_peak
+from amp_track.memory_plan.replay import predict_peak
 from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
-from amp_track.report import memory_picture
+from amp_track.report import memory_plot
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
 from amp_track.results.plan import PlanResult, Variant
@@ -114,7 +114,7 @@ def test_the_picture_names_what_is_held(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs))
     )
-    memory_picture.draw(result_of(planned("fp32"), planned("amp"), variants=2), tmp_path / memory_picture.FILE)
+    memory_plot.draw(result_of(planned("fp32"), planned("amp"), variants=2), tmp_path / memory_plot.FILE)
     (figure,) = drawn
     assert len(figure.axes) == 1, "amp allocates what fp32 does"
     assert figure.get_suptitle() == "any.py, as it is, batch 8: predicted memory over one step"

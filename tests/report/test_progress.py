@@ -8,9 +8,9 @@ import termios
 
 import pytest
 
+from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
 from amp_track.report import progress
 
 JOB = Job(precision="bf16", batch_size=949, epochs=2)
@@ -65,7 +65,7 @@ def read_to_the_end(terminal: int) -> bytes:
 PROGRAM = """
 import time
 from amp_track.records.events import EpochEnded, Noted, Started, StepsDone, StepsRecorded
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 from amp_track.report import progress
 job = Job(epochs=2, precision="amp")
 with progress.following(job, "a [title]", "accuracy", epoch_lines=True, where="batch 64 fits") as show:

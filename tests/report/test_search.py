@@ -6,15 +6,15 @@ import numpy
 import pytest
 from PIL import Image, ImageColor
 
-from amp_track.planner.frontier import Edge
+from amp_track.batch_search.search import Edge
+from amp_track.config.job import Job
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, ScaleReport, Verdict
-from amp_track.report import fit as fit_report
+from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.report import max_batch as fit_report
 from amp_track.report import search as report
 from amp_track.report.terminal import render_text
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.results.max_batch import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 
 MEBIBYTE = 2**20

@@ -2,7 +2,7 @@ import dataclasses
 
 from table_samples import TABLES, TRAIN
 
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.records.result import Outcome, Verdict
 from amp_track.report.train import blocks
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from amp_track.records import values
+from amp_track.config import values
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
 from amp_track.records.hardware import Hardware
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, ScaleReport, Verdict
-from amp_track.records.values import Margin
+from amp_track.records.result import Outcome, ScaleReport, Verdict
 from amp_track.report import compare as compare_report
-from amp_track.report import compare_pictures
+from amp_track.report import compare_plots
 from amp_track.report.terminal import render_text
 from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
 from amp_track.results.seeds import SeedResult
@@ -313,14 +313,14 @@ def test_the_json_has_the_promised_shape() -> None:
     ],
 )
 def test_the_picture_is_drawn(result: CompareResult) -> None:
-    assert compare_pictures.draw(result, Path("compare.png"))
+    assert compare_plots.draw(result, Path("compare.png"))
     with Image.open("compare.png") as picture:
         assert len(picture.convert("L").getcolors()) > 20
 
 
 def test_without_anything_measured_there_is_no_picture() -> None:
     result = compared({"fp32": [None], "amp": [None]}, option=None)
-    assert not compare_pictures.draw(result, Path("compare.png"))
+    assert not compare_plots.draw(result, Path("compare.png"))
     assert not Path("compare.png").exists()
 
 
@@ -336,14 +336,14 @@ def test_pictures_stand_side_by_side_with_the_target_once() -> None:
         ("", "fp32"): {"learnt": grey("a.png", 50), "target": grey("t.png", 200)},
         ("", "amp"): {"learnt": grey("b.png", 100), "target": grey("t.png", 200)},
     }
-    assert compare_pictures.draw_side_by_side(result, pictures, file)
+    assert compare_plots.draw_side_by_side(result, pictures, file)
     with Image.open(file) as picture:
         middle = picture.convert("L").crop((0, picture.height // 2, picture.width, picture.height // 2 + 1))
     row = numpy.asarray(middle)[0].tolist()
     at = {level: [x for x, pixel in enumerate(row) if pixel == level] for level in (200, 50, 100)}
     assert max(at[200]) < min(at[50]) < max(at[50]) < min(at[100]), "target, fp32, amp"
     assert len(at[200]) < 1.2 * len(at[50]), "once"
-    assert not compare_pictures.draw_side_by_side(result, {("", "fp32"): {}}, file)
+    assert not compare_plots.draw_side_by_side(result, {("", "fp32"): {}}, file)
 
 
 @pytest.mark.parametrize("text", ["width", "width=", "width=4,,8", "a b=1", "=1"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from planner.traces import MIB, step_of
+from batch_search.traces import MIB, step_of
 
-from amp_track.planner.replay import predict_peak
+from amp_track.memory_plan.replay import predict_peak
 from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results.plan import PlanResult, Variant
 

@@ -1,11 +1,11 @@
 """What `search --json` says."""
 
-from amp_track.planner.frontier import Edge
+from amp_track.batch_search.search import Edge
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
 from amp_track.records.hardware import Hardware
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import Margin
-from amp_track.results.fit import FitResult, PrecisionFit
+from amp_track.records.result import Outcome, Verdict
+from amp_track.results.max_batch import FitResult, PrecisionFit
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 

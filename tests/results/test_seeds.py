@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import Margin
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
+from amp_track.records.result import Outcome, Verdict
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN
 from amp_track.results.seeds import SeedResult, SeedsResult
 

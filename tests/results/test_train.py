@@ -3,11 +3,11 @@
 import dataclasses
 import json
 
+from amp_track.config.inspection import Inspection, Support
+from amp_track.config.job import Job
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Inspection, Support
-from amp_track.records.job import Job
-from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
+from amp_track.records.result import NonFiniteLosses, Outcome, ScaleReport, Verdict
 from amp_track.results.train import TrainResult
 
 INSPECTION = Inspection(

@@ -13,7 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials, which_say_most
-from amp_track.study.so_far import SoFar
+from amp_track.study.trial_cache import SoFar
 
 DISTRIBUTIONS = {
     "precision": CategoricalDistribution(("fp32", "amp")),

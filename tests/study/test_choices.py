@@ -8,11 +8,11 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 from support import FAULTS, request
 
-from amp_track.commands import fit as commands
+from amp_track.commands import max_batch as commands
+from amp_track.config.job import Job
+from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.records.values import PRECISIONS
+from amp_track.records.result import Outcome
 from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 from amp_track.study.search import Space, train_inside

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from amp_track.study import database, opening, private, storage
+from amp_track.study import database, opening, optuna_internals, storage
 from amp_track.workers.processes import this_process
 
 URL = "sqlite:///optuna.db"
@@ -96,7 +96,7 @@ def test_trials_are_in_order_whoever_makes_them_and_whichever_ends_first(study: 
             assert numbers == [trial.number for trial in worker.get_trials()] == list(range(6))
             assert len(worker.get_trials(deepcopy=False, states=waiting)) == 6 - ended
         trial = study.trials[(5, 0, 3, 1, 4, 2)[ended]]
-        private.storage_of(both[ended % 2]).set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
+        optuna_internals.storage_of(both[ended % 2]).set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
     opened.close()
 
 

@@ -8,9 +8,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.records.values import Margin
+from amp_track.config.job import Job
+from amp_track.config.values import Margin
+from amp_track.records.result import Outcome, Verdict
 from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid

@@ -9,11 +9,11 @@ from simulated import SimulatedSandbox
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.fit import fit
-from amp_track.commands.request import CompareOptions
+from amp_track.commands.max_batch import fit
 from amp_track.commands.search import search
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.config.job import Job
+from amp_track.config.options import CompareOptions
+from amp_track.records.result import Outcome, Verdict
 from amp_track.study.notes import note_failure, note_on
 
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)

@@ -10,10 +10,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome, Verdict
 from amp_track.study import database, opening, storage
-from amp_track.study.fit import memory_violation
+from amp_track.study.max_batches import memory_violation
 from amp_track.study.search import Space, train_inside
 
 

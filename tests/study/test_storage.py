@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput
-from amp_track.records.outcome import Outcome, ScaleReport, Verdict
+from amp_track.records.result import Outcome, ScaleReport, Verdict
 from amp_track.study import opening, storage
 
 URL = "sqlite:///optuna.db"

@@ -21,11 +21,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
-    "planner/frontier", "training/amp/scale_history", "training/amp/learning_rate", "training/amp/diagnosis",
+    "batch_search/search", "training/amp/scale_history", "training/amp/learning_rate", "training/amp/diagnosis",
     "results/equivalence", "results/compare", "results/fit", "results/search", "results/seeds", "results/train",
-    "report/advice", "sandbox/ranks", "records/values",
+    "report/advice", "runner/ranks", "config/values",
 )  # fmt: skip
-"""Under amp_track/; the tests of planner/frontier are tests/planner/test_frontier.py."""
+"""Under amp_track/; the tests of batch_search/search are tests/batch_search/test_search.py."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,

@@ -9,7 +9,7 @@ from support import stores
 
 from amp_track.records.diagnosis import Diagnosis, LayerGradients
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
-from amp_track.records.outcome import NonFiniteLosses, Outcome, ScaleReport, Verdict
+from amp_track.records.result import NonFiniteLosses, Outcome, ScaleReport, Verdict
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")

@@ -8,11 +8,11 @@ import pytest
 from support import DIGITS, Done, request, stores
 
 from amp_track.commands.train import train
+from amp_track.config.job import Job
 from amp_track.records.events import StepsRecorded
-from amp_track.records.job import Job
-from amp_track.records.outcome import ScaleReport
+from amp_track.records.result import ScaleReport
 from amp_track.tracking import Run, Tracker, writes
-from amp_track.tracking.abandoned import PROCESS
+from amp_track.tracking.stale_runs import PROCESS
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 

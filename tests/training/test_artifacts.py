@@ -7,11 +7,11 @@ import torch
 from PIL import Image
 from support import MEBIBYTE, WORKLOADS
 
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event, FileWritten, Noted
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job, JobFolder
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.workload import load_workload
 
 PAINTER = str(WORKLOADS / "painter.py")

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from amp_track.config.job import JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import CheckpointWritten
-from amp_track.records.job import JobFolder
 from amp_track.training import checkpoint
 
 

@@ -11,14 +11,14 @@ import mlflow
 import pytest
 from support import DIGITS, MEBIBYTE, WORKLOADS, Done
 
-from amp_track.commands.request import Request
-from amp_track.commands.session import checks
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.events import EpochEnded, Event, StepsRecorded
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.runner import Sandbox
+from amp_track.session import checks
 
 PARALLEL = str(WORKLOADS / "parallel.py")
 Command = Callable[..., Done]

@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import get_model
 
 from amp_track import Workload
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.training.amp.precision import Precision
-from amp_track.training.devices.opening import open_device
+from amp_track.training.devices.open import open_device
 from amp_track.training.dtypes import DtypesWatch, readable_name
 from amp_track.workload import load_workload
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from amp_track.training import full_steps
-from amp_track.training.batches import Part
+from amp_track.training.data import Part
 from amp_track.training.full_steps import FullStepsTiming, make_full_steps
 
 

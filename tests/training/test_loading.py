@@ -8,9 +8,9 @@ import torch
 from support import WORKLOADS
 from torch.utils.data import Dataset, TensorDataset
 
-from amp_track.records.job import Job
+from amp_track.config.job import Job
 from amp_track.training.amp import random_state
-from amp_track.training.batches import Batches
+from amp_track.training.data import Batches
 from amp_track.training.loading import load
 from amp_track.workload import load_workload
 

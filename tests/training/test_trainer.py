@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support import DIGITS, WORKLOADS
 
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event
-from amp_track.records.inspection import resolve
-from amp_track.records.job import Job
-from amp_track.records.outcome import Outcome
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Outcome
+from amp_track.runner.runner import Sandbox
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amp_track.records.job import Job
-from amp_track.report import answer as answers
-from amp_track.report import compare, compare_pictures, fit, search
-from amp_track.report.answer import Answer, Result
-from amp_track.report.page import drawing, edge_charts, svg, training_charts, trials
+from amp_track.config.job import Job
+from amp_track.report import compare, compare_plots, max_batch, search
+from amp_track.report import summary as answers
+from amp_track.report.page import drawing, max_batch_charts, svg, training_charts, trials
 from amp_track.report.page.drawing import Chart
 from amp_track.report.page.training_charts import Training
 from amp_track.report.page.trials import TrialRow
 from amp_track.report.seeds import seeds_table
+from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Column, Table
 from amp_track.report.text import title
 from amp_track.results.compare import CompareResult, as_numbers
-from amp_track.results.fit import FitResult
+from amp_track.results.max_batch import FitResult
 from amp_track.results.search import SearchResult
 
 _SCALES = "What the GradScaler did"
@@ -75,14 +75,14 @@ def _page_of(result: Result) -> Page:
 
 
 def _of_fit(result: FitResult) -> list[Section]:
-    return [*_of_edges(result), Section(heading="Speed", charts=_there(edge_charts.speed(result)))]
+    return [*_of_edges(result), Section(heading="Speed", charts=_there(max_batch_charts.speed(result)))]
 
 
 def _of_edges(result: FitResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
-        Section(heading="The largest batch, and its proof", lines=proofs, tables=(fit.fit_table(result),)),
-        Section(heading="Memory", charts=_there(edge_charts.memory(result), edge_charts.predicted(result))),
+        Section(heading="The largest batch, and its proof", lines=proofs, tables=(max_batch.fit_table(result),)),
+        Section(heading="Memory", charts=_there(max_batch_charts.memory(result), max_batch_charts.predicted(result))),
     ]
 
 
@@ -99,7 +99,7 @@ def _of_search(result: SearchResult) -> list[Section]:
         Section(
             heading="Speed and quality",
             charts=_there(
-                edge_charts.speed(result),
+                max_batch_charts.speed(result),
                 training_charts.quality(trained, name, setting="batch size", note=note),
                 training_charts.quality_over_time(trained, name, note=note),
             ),
@@ -142,9 +142,9 @@ def _of_compare(result: CompareResult) -> list[Section]:
 def _measures(result: CompareResult) -> tuple[Chart, ...]:
     """Return a chart of speed and one of memory."""
     charts = []
-    for measure in compare_pictures.measures(result):
+    for measure in compare_plots.measures(result):
         figure, axes = drawing.figure("", "")
-        compare_pictures.draw_measure(axes, result, measure)
+        compare_plots.draw_measure(axes, result, measure)
         charts.append(Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers)))
     return tuple(charts)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from amp_track.records.values import PRECISIONS
+from amp_track.config.values import PRECISIONS
 from amp_track.report.page.svg import INK
 
 if TYPE_CHECKING:

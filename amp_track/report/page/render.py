@@ -9,16 +9,16 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from amp_track.records import addresses
-from amp_track.report import answer as answers
 from amp_track.report import links
-from amp_track.report.answer import Result
+from amp_track.report import summary as answers
 from amp_track.report.html import table_html
 from amp_track.report.page import svg
 from amp_track.report.page.content import Page
 from amp_track.report.page.drawing import Chart
+from amp_track.report.summary import Result
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
+from amp_track.stores import addresses
 
 
 def page_html(page: Page, *, ui: str) -> str:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.outcome import Outcome
+from amp_track.records.result import Outcome
 from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import MOST_POINTS, Chart, End

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from amp_track.report.answer import Result
+from amp_track.report.summary import Result
 from amp_track.report.table import Column
 from amp_track.results.compare import CompareResult
-from amp_track.results.fit import ProbeResult
+from amp_track.results.max_batch import ProbeResult
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult
 

@@ -1,6 +1,6 @@
 """The precision modes: what each one switches on, and which devices can train in it.
 
-A mode is one entry of `_MODES`; its name also stands in `amp_track.records.values.PRECISIONS`, for code without torch.
+A mode is one entry of `_MODES`; its name also stands in `amp_track.config.values.PRECISIONS`, for code without torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from amp_track.records.inspection import Support
-from amp_track.records.values import PRECISIONS
+from amp_track.config.inspection import Support
+from amp_track.config.values import PRECISIONS
 from amp_track.training.devices import cpu_units
 
 

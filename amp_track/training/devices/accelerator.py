@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Support
 from amp_track.training.devices.base import Device, MemoryPeak
 from amp_track.training.devices.driver import driver_version
 

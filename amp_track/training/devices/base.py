@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Support
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
-from amp_track.records.inspection import Support
-from amp_track.training.devices import control_group, cpu_units, heap, proc_status
+from amp_track.training.devices import cgroup, cpu_units, heap, proc_status
 from amp_track.training.devices.base import Device, MemoryPeak
 
 
@@ -61,12 +61,12 @@ class CpuDevice(Device):
 
     def capacity_bytes(self) -> int:
         total = int(psutil.virtual_memory().total)
-        group = control_group.limit_and_free_bytes()
+        group = cgroup.limit_and_free_bytes()
         return min(total, group[0]) if group else total
 
     def free_bytes(self) -> int:
         available = int(psutil.virtual_memory().available)
-        group = control_group.limit_and_free_bytes()
+        group = cgroup.limit_and_free_bytes()
         return min(available, group[1]) if group else available
 
     def budget_support(self) -> Support:

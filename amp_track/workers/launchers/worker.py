@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import tether
+from amp_track.workers import parent_death
 
 Say = Callable[[int, str], None]
 """Called with the number of a worker, from 0, and a line that it says."""
@@ -55,7 +55,7 @@ class Process:
     def __init__(self, worker: Worker, *, folder: str | None = None) -> None:
         with worker.output.open("ab") as output, worker.output.with_suffix(".out").open("ab") as result:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", tether.__file__, *worker.command],
+                [sys.executable, "-I", parent_death.__file__, *worker.command],
                 stdin=subprocess.PIPE, stdout=result, stderr=output, env={**os.environ, **worker.environment},
                 cwd=folder,
                 start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
@@ -64,7 +64,7 @@ class Process:
     def exit_code(self) -> int | None:
         """Return its exit code, 137 if it was killed, as a shell has it; None while it runs."""
         code = self._process.poll()  # of the tether, which may be killed, too
-        return tether.as_of_a_shell(code) if code is not None else None
+        return parent_death.as_of_a_shell(code) if code is not None else None
 
     def interrupt(self) -> None:
         """Ask it to end its runs and stop."""

@@ -10,10 +10,10 @@ import pytest
 from markdown_it import MarkdownIt
 from page_samples import PROBED, RESULTS, SEARCHED, search_of
 
-from amp_track.records.outcome import Outcome, Verdict
-from amp_track.report.answer import Result
+from amp_track.records.result import Outcome, Verdict
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
+from amp_track.report.summary import Result
 
 UI = "http://127.0.0.1:5000"
 HOSTILE = '</script><script>alert(1)</script> | [x](javascript:0) <b> & "q" `c`'

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from amp_track.records.values import PRECISIONS
+from amp_track.config.values import PRECISIONS
 from amp_track.training.amp.precision import Precision, float32_precision, support
 
 

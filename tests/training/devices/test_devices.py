@@ -6,18 +6,18 @@ import pytest
 import torch
 from support import DIGITS, MEBIBYTE
 
+from amp_track.config.inspection import resolve
+from amp_track.config.job import ALONE, Job, Rank
 from amp_track.records.errors import BadInput
-from amp_track.records.inspection import resolve
-from amp_track.records.job import ALONE, Job, Rank
-from amp_track.records.outcome import Verdict
-from amp_track.sandbox.sandbox import Sandbox
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
 from amp_track.training.devices.accelerator import (
     AcceleratorDevice,
     reserve_bytes,
     wait_until_settled,
 )
-from amp_track.training.devices.failures import is_kernel_limit, is_out_of_memory, requested_bytes
-from amp_track.training.devices.opening import check_budget, check_processes, free_bytes_each, open_device
+from amp_track.training.devices.oom import is_kernel_limit, is_out_of_memory, requested_bytes
+from amp_track.training.devices.open import check_budget, check_processes, free_bytes_each, open_device
 
 
 @pytest.mark.parametrize(

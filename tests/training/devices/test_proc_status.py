@@ -6,7 +6,7 @@ import torch
 from amp_track.records.errors import BadInput
 from amp_track.training.devices import proc_status
 from amp_track.training.devices.cpu import CpuDevice
-from amp_track.training.devices.opening import check_budget
+from amp_track.training.devices.open import check_budget
 
 SANDBOXED = """Name:\tpython
 VmSize:\t 3276800 kB

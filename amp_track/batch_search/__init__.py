@@ -1,0 +1,1 @@
+"""Choose the next batch size to probe."""

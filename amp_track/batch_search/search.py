@@ -1,0 +1,327 @@
+"""Choose which batch size to probe next to find the largest one that fits. Pure Python: no torch, no optuna, no clock.
+
+Peak memory is approximately `a + b·batch`, so a line through the measurements predicts the edge, and a bracket of what
+fits and what fails makes sure that every probe brings it closer, however wrong the line is. On a device that is exactly
+linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge). A plan of what the
+tensors take says where to begin and how steep the line is: then it takes 3, below the edge, at it, and above.
+
+No finder can tell n batches apart in fewer than log2(n) probes if the measurements say nothing about them: that is so
+for a jump of memory right at the edge, at an unknown one of n batches, and for noise that hides n of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from amp_track.batch_search.memory_line import SHORT, Line, Point, block_bytes, line_through
+from amp_track.records.result import Verdict
+
+_MARGIN = 1 / 12
+"""Fraction of the way to a far guess that is left out: a guess that fits is measured, one that fails says little."""
+_FAR = 1 / 3
+"""A guess is far if it lies more than this fraction of the measured stretch beyond that stretch."""
+_LEAST_MARGIN = 6
+"""Samples. Where the margin would be smaller, a line is exact enough without."""
+_TOO_FAR = 8
+"""A bracket this many times as long as the measured stretch is too long to correct a line that was wrong."""
+_NEARLY = 16
+"""A failure in the last 1/16 of the way to where the line ends may be just a small error of the line."""
+_WELL_BELOW = 0.7
+"""Fraction of the way to a failed batch at which the next one is tried."""
+_LEAST_OF_PLAN = 0.8
+"""A line that rises by less than this part of what a plan says is not believed: tensors alone take that much."""
+_BISECT_AFTER = range(12, 10_000, 2)
+"""Numbers of probes after which the search bisects: whatever the device does, it ends within twice log2 of what is
+left."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The result of trying one batch size.
+
+    If it fits, `peak_bytes` is the peak of the meter that the budget limits; otherwise it is roughly what the batch is
+    known to need: the peak when it failed, and what it then asked for. `allocated_bytes` is the peak of a finer meter,
+    for devices on which the first one counts in large blocks.
+    """
+
+    batch_size: int
+    verdict: Verdict
+    peak_bytes: int | None = None
+    allocated_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True if the batch ran to its end."""
+        return self.verdict is Verdict.FITS
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest batch worth trying, and what limits it: `dataset` or `max_batch_size`."""
+
+    batch_size: int
+    bound: str
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What is known before the first probe.
+
+    Args:
+        batch_size: the first batch size to try: one that someone trains with, or the edge at another precision.
+        reason: why it is tried, for people.
+        fixed_bytes: the memory of a batch without samples, according to another precision's line.
+        predicted_bytes: the memory of that first batch, according to a plan.
+        slope_bytes: how much memory each sample adds there, according to a plan.
+    """
+
+    batch_size: int = 8
+    reason: str = "to begin with"
+    fixed_bytes: float | None = None
+    predicted_bytes: int | None = None
+    slope_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Next:
+    """The batch size to probe next, the memory that it is expected to take, and the reason for it."""
+
+    batch_size: int
+    reason: str
+    predicted_bytes: int | None = None
+    """The expected peak of the finest meter that all measurements have; None without a line."""
+    should_fit: bool = True
+    """Whether that is within the budget."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The largest batch that fits, with its proof: it ran to its end, and `first_failing_batch` did not.
+
+    `largest_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
+    search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset`, `max_batch_size`; or `unsupported`
+    where the device has no kernel for any batch.
+    """
+
+    largest_batch: int
+    first_failing_batch: int | None
+    bound: str
+
+
+def explore(
+    probes: Iterable[Probe], limit: Limit, *, budget_bytes: int | None = None, hint: Hint | None = None
+) -> Next | Edge:
+    """Return the next batch size to probe, or the edge once it is proven. Depends on the set of probes alone.
+
+    A batch that once ran and once failed counts as failed, because an edge has to be reliable. Without `budget_bytes`
+    no line can be followed, and the search doubles and bisects.
+
+    Args:
+        probes: every batch size tried so far, in any order.
+        limit: the largest batch worth trying.
+        budget_bytes: the memory that a batch may take.
+        hint: where to begin.
+    """
+    probes = list(probes)
+    if any(probe.verdict is Verdict.UNSUPPORTED for probe in probes):
+        return Edge(0, 1, "unsupported")
+    failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)
+    ceiling = failing[0].batch_size if failing else limit.batch_size + 1
+    fitting = {probe.batch_size: probe for probe in probes if probe.fits and probe.batch_size < ceiling}
+    floor = max(fitting, default=0)
+    if ceiling - floor == 1:
+        if not failing:
+            return Edge(floor, None, limit.bound)
+        bound = "kernel" if failing[0].verdict is Verdict.KERNEL_LIMIT else "memory"
+        return Edge(floor, ceiling, bound)
+    hint = hint or Hint()
+    metered = sorted(fitting.values(), key=lambda probe: probe.batch_size)
+    if not fitting:
+        guess = _before_anything_fits(ceiling, hint, any_failed=bool(failing))
+    elif budget_bytes is None or len(probes) in _BISECT_AFTER or any(probe.peak_bytes is None for probe in metered):
+        guess = _by_bisection(floor, ceiling, any_failed=bool(failing))
+    else:
+        guess = _by_memory(metered, failing, ceiling, budget_bytes, hint)
+    batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
+    if batch_size == limit.batch_size and not failing:
+        return dataclasses.replace(
+            guess, batch_size=batch_size, reason=f"the most there is to try ({limit.bound})"
+        )  # fmt: skip
+    return dataclasses.replace(guess, batch_size=batch_size)
+
+
+def line_of(probes: Sequence[Probe]) -> Line | None:
+    """Return the line through the smallest and the largest batch that fits, or None if memory does not rise."""
+    points = _points(probe for probe in probes if probe.fits)
+    if len(points) < 2 or points[-1].size_bytes <= points[0].size_bytes:
+        return None
+    return Line(points[0].batch_size, points[-1], points[0].slope_to(points[-1]))
+
+
+def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next:
+    if not any_failed:
+        return Next(hint.batch_size, hint.reason, hint.predicted_bytes)
+    if (hint.fixed_bytes is not None or hint.slope_bytes is not None) and ceiling == hint.batch_size:
+        return Next(ceiling // 2, f"half of {ceiling}, which does not fit")
+    return Next(ceiling // 16, f"a sixteenth of {ceiling}, which does not fit")
+
+
+def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
+    if any_failed:
+        return Next((floor + ceiling) // 2, f"halfway between {floor}, which fits, and {ceiling}, which does not")
+    return Next(2 * floor, f"twice {floor}, which fits")
+
+
+def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint) -> Next:
+    """Return the batch at which the line through what fits crosses the budget, or another one if the line was wrong."""
+    points = _points(fitting)
+    room_bytes = _usable_bytes(fitting, budget_bytes)
+    floor = points[-1].batch_size
+    if len(points) == 1 and hint.fixed_bytes is not None and hint.fixed_bytes < points[0].size_bytes:
+        points = [Point(0, hint.fixed_bytes), *points]
+    line = line_through(points, room_bytes, planned_slope=hint.slope_bytes)
+    planned = _by_the_plan(points, failing, hint, room_bytes)
+    # A kernel that changes its ways may take less at a larger batch. Tensors never do.
+    if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):
+        line = planned
+    if line is None:
+        return _without_a_line(points[-1], ceiling, room_bytes)
+
+    def to(batch_size: int, reason: str) -> Next:
+        predicted = line.at(min(max(batch_size, floor + 1), ceiling - 1))
+        return Next(batch_size, reason, round(predicted), should_fit=predicted <= room_bytes)
+
+    crossing = line.reaches(room_bytes)
+    distance, measured = crossing - floor, floor - line.start
+    if distance <= 0:
+        # Nothing larger should fit, which one more sample proves; unless a line predicted the same before, and was
+        # wrong.
+        surprise = _surprise(points, room_bytes)
+        has_jumped_too_far = bool(failing) and ceiling <= floor + 2 * surprise and points[-2].batch_size < floor - 1
+        if surprise <= 0 or has_jumped_too_far:
+            return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
+        return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
+    margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
+    if crossing < ceiling:
+        is_guarded = bool(failing) and ceiling - floor < 2 * distance
+        if margin >= _LEAST_MARGIN and not is_guarded:
+            return to(crossing - margin, f"a little below {crossing}, where the budget should end")
+        return to(crossing, "where the budget should end")
+    if not failing:
+        return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
+    if line is planned:
+        return to(*_below_the_plan(crossing, floor, failing))
+    return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
+
+
+def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_bytes: float) -> Line | None:
+    """Return the line through the last measurement that rises as a plan says, or None if there is a better one.
+
+    Three measurements know better than a plan, and a batch that failed well below where this line ends disproves it.
+    """
+    if hint.slope_bytes is None or hint.slope_bytes <= 0 or len(points) > 2:
+        return None
+    line = Line(0, points[-1], hint.slope_bytes)
+    crossing = line.reaches(room_bytes)
+    if failing and (crossing - failing[0].batch_size) * _NEARLY > crossing - points[-1].batch_size:
+        return None
+    return line
+
+
+def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[int, str]:
+    """Choose a batch below one that failed though a plan said it fits: kernels take a little more than tensors."""
+    failed = sum(floor < probe.batch_size <= crossing for probe in failing)
+    less = round((crossing - floor) * (2**failed - 1) / _NEARLY)
+    batch_size = max(min(crossing - less, failing[0].batch_size - 1), (floor + failing[0].batch_size) // 2)
+    return batch_size, f"{failing[0].batch_size} failed though it should fit by the plan: a little less"
+
+
+def _surprise(points: Sequence[Point], room_bytes: float) -> int:
+    """Return how far the measurements go beyond where a line through the smaller ones said that nothing more fits.
+
+    The first such line counts: a later one is drawn through what surprised the first.
+    """
+    for count in range(1, len(points)):
+        line = line_through(points[:count], room_bytes)
+        if line is not None and line.reaches(room_bytes) <= line.point.batch_size:
+            return points[-1].batch_size - line.reaches(room_bytes)
+    before = line_through(points[:-1], room_bytes)
+    return points[-1].batch_size - before.reaches(room_bytes) if before is not None else 0
+
+
+def _below_a_surprise(
+    line: Line, crossing: int, points: list[Point], failing: list[Probe], budget_bytes: int, room_bytes: float
+) -> tuple[int, str]:
+    """Choose a batch below one that failed though the line says it fits: memory rises faster up there, or jumps."""
+    last, first = points[-1], failing[0]
+    ceiling, floor = first.batch_size, last.batch_size
+    surprised = f"{ceiling} failed though it should fit"
+    if first.verdict is Verdict.KERNEL_LIMIT:
+        return (floor + ceiling) // 2, f"halfway between {floor} and {ceiling}, which a kernel does not take"
+    if len(points) == 2 and ceiling - floor > _TOO_FAR * (floor - line.start):
+        # The measurements are too far below to correct the line. Measure not far below the failure, if that fits.
+        far = f"{surprised}, by what is known of far smaller ones"
+        if len(failing) == 1:
+            return floor + round(_WELL_BELOW * (ceiling - floor)), far
+        return round(math.sqrt(floor * ceiling)), far
+    halfway = (floor + ceiling) // 2
+    surprises = sum(probe.batch_size <= ceiling + 2 * (ceiling - floor) for probe in failing)
+    if (crossing - ceiling) * _NEARLY <= crossing - floor:
+        if surprises == 1:
+            return ceiling - max((crossing - floor) // 128, 1), f"{surprised}: a little less"
+        if surprises == 2 and crossing - floor <= SHORT:
+            return max(ceiling - 2, halfway), f"{surprised}: a little less again"
+        return halfway, f"{surprised}, and a little less too: halfway to {floor}, which fits"
+    steeper = _line_to_failure(last, first, budget_bytes)
+    if steeper is None:
+        return halfway, f"{surprised}: halfway to {floor}, which fits"
+    below = steeper.reaches(room_bytes)
+    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}: reduced by the memory that it lacked"
+
+
+def _points(probes: Iterable[Probe]) -> list[Point]:
+    """Return memory by batch size, ascending, from the finest meter that all probes have."""
+    probes = sorted(probes, key=lambda probe: probe.batch_size)
+    finest = all(probe.allocated_bytes is not None for probe in probes)
+    sizes = [probe.allocated_bytes if finest else probe.peak_bytes for probe in probes]
+    return [Point(probe.batch_size, float(size)) for probe, size in zip(probes, sizes, strict=True) if size is not None]
+
+
+def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
+    """Return how far the finest meter may rise, in bytes.
+
+    If the budget's meter counts in blocks, an incomplete block at the end of the budget cannot be used; nor can what
+    that meter shows beyond the finer one, which are whole blocks that stay unused.
+    """
+    block = block_bytes(probe.peak_bytes for probe in fitting)
+    largest = fitting[-1]
+    unused = 0
+    if all(probe.allocated_bytes is not None for probe in fitting):
+        assert largest.peak_bytes is not None and largest.allocated_bytes is not None
+        unused = max(largest.peak_bytes - largest.allocated_bytes, 0) // block * block
+    return budget_bytes // block * block - unused
+
+
+def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | None:
+    """Return the line from the last fitting batch to what a failed one needs at least, or None if it does not rise."""
+    if failure.peak_bytes is None or failure.peak_bytes <= budget_bytes:
+        return None
+    slope = last.slope_to(Point(failure.batch_size, failure.peak_bytes))
+    return Line(last.batch_size, last, slope) if slope > 0 else None
+
+
+def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
+    """Choose the second batch to measure after a single one.
+
+    If no memory were independent of the batch, `sure` would fit. If it is hardly more than what was measured, there is
+    such a fixed part (or this is the edge), and twice as many samples are tried.
+    """
+    batch_size = point.batch_size
+    sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
+    if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
+        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not tell what each sample takes")
+    guess = min(max(sure, batch_size + 1), (batch_size + ceiling) // 2)
+    return Next(guess, f"{sure} would fit if nothing but samples took memory")

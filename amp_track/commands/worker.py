@@ -1,0 +1,236 @@
+"""work: one more search worker on a study, or several by a launcher. What is searched is read from the study."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from amp_track.commands import compare, max_batch, report, search
+from amp_track.config.options import Request
+from amp_track.records import masking
+from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
+from amp_track.report import progress
+from amp_track.report.summary import Result
+from amp_track.session import stored_workload, study_manifest
+from amp_track.session.session import JobRunner, interrupted_safely
+from amp_track.session.stored_workload import StoredWorkload
+from amp_track.session.study_manifest import Remembered
+from amp_track.stores import addresses, store_checks
+from amp_track.workers import interrupts, programs, servers
+from amp_track.workers.launchers import local, ray, slurm
+from amp_track.workers.launchers.worker import Ended, Worker, made_for_output
+
+_COMMANDS: Mapping[str, Callable[..., Result]] = {
+    "fit": max_batch.fit,
+    "search": search.search,
+    "compare": compare.compare,
+}
+_ANY_DEVICE = "auto"
+_FOR_MANY_MACHINES = {
+    "--storage": "a database that they reach: postgresql+psycopg://user:password@host/name, or a journal in a folder "
+    "that they share: /shared/optuna.log",
+    "--tracking-uri": "a server that they reach: http://host:5000",
+}
+"""By flag, what it takes where search workers run on several machines."""
+
+
+@interrupted_safely
+def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
+    """Work on a study until it is finished, and return its result.
+
+    Args:
+        request: the study's name in `stores.study`; what to start in `work_options`; the workload of the study's job
+            if it was given.
+        sandbox: what runs the jobs of a worker that is this process; by default fresh processes on this machine.
+
+    Raises:
+        BadInput: there is no such study, its workload may not run here, it was made with another device, budget or
+            version of torch than there is here, or nothing can be started. Nothing is written then.
+        WorkersFailed: every search worker has failed.
+        WorkloadFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
+    """
+    is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
+    _check_options(request, is_this_process=is_this_process)
+    name, known, workload = _remembered(request)
+    if is_this_process:
+        return _COMMANDS[known.command](_joining(request, name, known, workload), sandbox=sandbox)
+    environments = _environments(request, known)
+    # Commands of several machines may share the working folder.
+    folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
+    with made_for_output(folder):
+        _run(request, known, _workers(request, environments, folder, name))
+    return _reported(request, name)
+
+
+def _check_options(request: Request, *, is_this_process: bool) -> None:
+    """Raise BadInput for options that do not go together, and for a launcher that is not here."""
+    options, device = request.work_options, request.job.device
+    if options.logs is not None and is_this_process:
+        raise BadInput(f"--logs: got {options.logs} with one worker, which prints here, expected more; leave it out")
+    if options.sbatch and options.launcher != "slurm":
+        raise BadInput(
+            f"--sbatch: got it with --launcher {options.launcher}, expected slurm; leave it out, or add --launcher "
+            "slurm"
+        )
+    if device != _ANY_DEVICE and not is_this_process:
+        raise BadInput(
+            f"--device: got {device} with workers that are started, each of which is given a device of its own; leave "
+            "it out"
+        )
+    if options.launcher != "local":
+        for flag, url in _stores(request).items():
+            if not _is_reachable(url):
+                raise BadInput(
+                    f"{flag}: got {masking.masked(url)} with --launcher {options.launcher}, whose workers run on "
+                    f"other machines, expected {_FOR_MANY_MACHINES[flag]}"
+                )
+    match options.launcher:
+        case "slurm":
+            slurm.check_available()
+        case "ray":
+            ray.check_available()
+
+
+def _stores(request: Request) -> dict[str, str]:
+    """Return the addresses of the stores, by flag: a journal's from any working folder."""
+    journal = addresses.journal_file(request.stores.storage)
+    return {
+        "--storage": str(journal.absolute()) if journal is not None else request.stores.storage,
+        "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
+    }
+
+
+def _is_reachable(url: str) -> bool:
+    """Return False for a store that only this machine reaches. What is no address is told by other checks."""
+    if addresses.journal_file(url) is not None:  # its folder may be one that all machines share
+        return True
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        return True
+    return not parts.scheme.startswith("sqlite") and host is not None and not servers.is_loopback(host)
+
+
+def _remembered(request: Request) -> tuple[str, Remembered, str]:
+    """Return the name of the study, the command that has made it, and the workload to run."""
+    with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+        store_checks.check_storage("--storage", request.stores.storage)
+        store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
+    from amp_track.study import reading
+
+    with reading.reading(request.stores.storage) as shared:
+        name, _, study = study_manifest.load(request.stores, shared)
+        known = study_manifest.of(study)
+    stored = StoredWorkload(
+        owner=f"Study {name}",
+        reference=known.job.workload,
+        digest=known.inspection.workload_digest,
+        imports=known.inspection.workload_imports,
+        with_workload=f"amp-track work {shlex.quote(name)} WORKLOAD",
+        if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
+    )
+    return name, known, stored_workload.checked(stored, request)
+
+
+def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:
+    """Return the study's request for this machine, whose devices have numbers of their own."""
+    asked = request.job.device
+    device = asked if asked != _ANY_DEVICE else known.job.device.partition(":")[0]
+    over = known.compare_options.over if known.compare_options is not None else None
+    # A comparison remembers the job of the first value that it varies.
+    options = tuple(option for option in known.job.options if over is None or option[0] != over[0])
+    joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
+    job = dataclasses.replace(joined.job, workload=workload, device=device, options=options)
+    return dataclasses.replace(joined, job=job, joins=True)
+
+
+def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
+    """Return the variables of each search worker that is to be started. Raises BadInput where a device is missing."""
+    options = request.work_options
+    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray give each its own
+    if options.launcher == "local":
+        devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
+    stores = _stores(request)
+    environment = {
+        addresses.STORAGE_VARIABLE: stores["--storage"],
+        "MLFLOW_TRACKING_URI": stores["--tracking-uri"],
+        "MLFLOW_RUN_ID": "",  # that of `mlflow run` belongs to this command
+    }
+    return [environment | device for device in devices]
+
+
+def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
+    """Return the search workers of a study that are to be started, each with its variables."""
+    work = ["work", name]
+    work += [request.job.workload] if "workload" in request.given else []
+    work += ["--trust-store"] if request.trust.trust_store else []
+    return [
+        Worker(
+            command=[*programs.command("amp_track.__main__", "main()"), *work],
+            environment=environment,
+            output=folder / f"worker-{number}.err",
+        )
+        for number, environment in enumerate(environments, start=1)
+    ]
+
+
+def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
+    """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
+    folder = shlex.quote(str(workers[0].output.parent))
+    several = f"{len(workers)} search workers"
+    is_announced = False
+
+    def announce() -> None:
+        nonlocal is_announced
+        if not is_announced:
+            progress.say(
+                f"starting {several if len(workers) > 1 else 'a search worker'}; what each prints is in {folder}"
+            )
+        is_announced = True
+
+    def say(number: int, line: str) -> None:
+        announce()  # once SLURM or Ray has taken the first of them: else they are bad input
+        progress.say(f"worker {number + 1}: {line}")
+
+    devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
+    match request.work_options.launcher:
+        case "slurm":
+            ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))
+        case "ray":
+            ended = ray.run(workers, say, devices=devices)
+        case _:
+            announce()
+            ended = local.run(workers, say)
+    announce()  # where none of them has said anything
+    failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
+    for number, worker in failed:
+        progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")
+    if len(failed) == len(workers):
+        codes = {worker.exit_code for worker in ended}
+        raise WorkersFailed(
+            f"every one of {several} has failed; the first said: {_why(ended[0])}"
+            if len(workers) > 1
+            else f"the search worker has failed; it said: {_why(ended[0])}",
+            exit_code=codes.pop() if len(codes) == 1 else WorkersFailed.exit_code,
+        )
+
+
+def _why(ended: Ended) -> str:
+    return ended.last_line.removeprefix("amp-track: ") or "nothing"
+
+
+def _reported(request: Request, name: str) -> Result:
+    """Return the result of the study, with a page made of the stores: each worker made its own while others worked."""
+    try:
+        return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
+    except BadInput as error:
+        raise StoreFailed(
+            f"the search workers have ended; amp-track report {shlex.quote(name)} makes the page, which cannot be made "
+            f"now: {error}"
+        ) from None

@@ -1,0 +1,83 @@
+"""The inspection of device and workload, in a fresh process, before anything is run or written."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from amp_track.config.job import Job, loads_in_its_own_process
+from amp_track.records.hardware import Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Whether something can be done on this device, and the reason, for the user to read."""
+
+    supported: bool
+    reason: str
+    is_emulated: bool = False
+    """Whether the device has no units for it, and computes it in others: it works, and gains no speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """A job's device and workload, as a fresh process finds them before anything is run or written."""
+
+    device: str
+    """As torch names it: `cpu`, `cuda:0`."""
+    hardware: Hardware
+    free_bytes: int
+    budget_support: Support
+    precisions: tuple[tuple[str, Support], ...]
+    workload_name: str
+    workload_digest: str
+    """The digest of the workload's source: an edge proven for other code is not an edge of this one."""
+    workload_imports: tuple[str, ...] | None = None
+    """The files besides the workload's own that the digest covers, relative to its folder; None if unknown."""
+    batch_size: int
+    """The workload's own batch size, for which its learning rate was chosen."""
+    epochs: int
+    learning_rate: float
+    loader_workers: int
+    options: tuple[tuple[str, str], ...]
+    """Every option of the workload with the value it has in this job."""
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The values that each option may have, for those of which all are known: switches and listed names."""
+    quality_name: str
+    higher_is_better: bool
+    training_samples: int
+    """0 when the data was not loaded because the job is synthetic."""
+    evaluation_samples: int
+    dataset_digest: str
+    versions: tuple[tuple[str, str], ...]
+    local_processes: int = 1
+    """The processes of a job on one machine, which share its loader workers."""
+
+    def support(self, precision: str) -> Support:
+        """Return whether the device supports a precision, and the reason."""
+        return dict(self.precisions)[precision]
+
+    @property
+    def cautions(self) -> dict[str, str]:
+        """By precision that this device supports and merely emulates, what to expect of it."""
+        return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
+
+
+def resolve(job: Job, inspection: Inspection) -> Job:
+    """Return the job with the workload's values where the user gave none, and the real device's name."""
+    learning_rate = job.learning_rate if job.learning_rate is not None else inspection.learning_rate
+    epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
+    loader_workers = job.loader_workers
+    if loader_workers is None:
+        loader_workers = inspection.loader_workers // inspection.local_processes
+    if loads_in_its_own_process(inspection.hardware.kind, job.memory_budget_bytes):
+        loader_workers = 0
+    return dataclasses.replace(
+        job,
+        device=inspection.device,
+        batch_size=job.batch_size if job.batch_size is not None else inspection.batch_size,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        loader_workers=loader_workers,
+        options=inspection.options,
+    )

@@ -1,0 +1,179 @@
+"""Run a workload's own training step on fake tensors, and return the trace of its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_track.config.job import Job
+from amp_track.config.steps import scaled_learning_rate
+from amp_track.memory_plan import cuda_emulation, torch_internals
+from amp_track.memory_plan.storage_trace import StorageTracker
+from amp_track.records.dtypes import LOSS
+from amp_track.records.trace import Category, StepTrace
+from amp_track.training.amp.precision import Precision
+from amp_track.training.amp.step import TrainStep
+from amp_track.training.amp.tensors import batch_length, check_loss, map_tensors, tensors
+from amp_track.training.layers import LayerWatch
+from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
+
+_HOST = torch.device("meta")
+"""Where fake batches lie before they are copied to the device: any device but the one whose memory counts."""
+_DEVICE = torch.device("cpu")
+"""Fake tensors of a CPU stand for those of the device: a torch without CUDA cannot compute with any others."""
+
+
+class FakeStep:
+    """The training step of a resolved job, as it would run on a CUDA device or on a CPU.
+
+    Args:
+        job: the job; its batch size and precision are given for each trace.
+        workload: its model, loss and optimizer.
+        example: one batch (input, target) of the real shapes and dtypes.
+        as_cuda: as on CUDA, or as on a CPU.
+    """
+
+    def __init__(self, job: Job, workload: Workload, example: tuple[Any, Any], *, as_cuda: bool) -> None:
+        self._as_cuda = as_cuda
+        self._job = job
+        self._workload = workload
+        self._example = example
+        self._batches = min(job.accumulate, 2)
+        """Two show all that accumulation does to memory: gradients are held while the next batch runs."""
+
+    def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
+        """Return the trace of the first `steps`. Exceptions of the workload's own code pass through unchanged."""
+        precision = Precision.named(precision_name)
+        with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), self._optimizers():
+            with torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
+                model = new_model(self._workload).train()
+            if self._job.channels_last:
+                model = model.to(memory_format=torch.channels_last)
+            layers = LayerWatch(model)
+            layers.outside_of_layers(LOSS)
+            tracker = StorageTracker(_DEVICE.type, layers.layer, as_cuda=self._as_cuda)
+            _add_model(model, tracker)
+            with self._kernels(precision), tracker, layers.watching():
+                self._train(model, precision, tracker, batch_size, steps)
+            recurrent = tuple(name for name, module in model.named_modules() if isinstance(module, nn.RNNBase))
+            return StepTrace(
+                precision=precision_name,
+                batch_size=batch_size,
+                storages=tuple(tracker.storages),
+                events=_with_deaths_in_order(tracker.events),
+                phases=tuple(tracker.phases),
+                recurrent=recurrent,
+                values_read=tuple(tracker.values_read),
+                samples=batch_size * self._batches,
+                flops=None if recurrent or tracker.flops is None else tracker.flops // steps,
+                half_flops=tracker.half_flops // steps,
+            )
+
+    def _optimizers(self) -> contextlib.AbstractContextManager[None]:
+        return torch_internals.foreach_optimizers() if self._as_cuda else contextlib.nullcontext()
+
+    def _kernels(self, precision: Precision) -> contextlib.AbstractContextManager[None]:
+        if not self._as_cuda:
+            return contextlib.nullcontext()
+        return torch_internals.kernels(cuda_emulation.replacements(precision.autocast_dtype))
+
+    def _train(
+        self, model: nn.Module, precision: Precision, tracker: StorageTracker, batch_size: int, steps: int
+    ) -> None:
+        learning_rate = scaled_learning_rate(self._job, self._workload.batch_size)
+        tracker.begin("model", 0)
+        optimizer = new_optimizer(self._workload, model, learning_rate)
+        step = TrainStep(
+            model,
+            optimizer,
+            self._loss,
+            precision,
+            schedule=new_schedule(self._workload, steps),
+            clip_norm=self._job.clip_norm,
+            channels_last=self._job.channels_last,
+        )
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._step = step
+        self._tracker = tracker
+
+        def before_update(*_: Any) -> None:
+            tracker.assign((p.grad for p in parameters if p.grad is not None), Category.GRADIENTS)
+            tracker.begin("optimizer", step.steps)
+
+        optimizer.register_step_pre_hook(before_update)
+        if self._as_cuda:
+            for thread in ("forward", "backward"):  # the size is the device's, which is not known here
+                tracker.workspace(1, f"cuBLAS, {thread}")
+        for _ in range(steps):
+            for batch in range(1, self._batches + 1):
+                tracker.begin("forward", step.steps)
+                is_last = batch == self._batches
+                step(*self._batch(batch_size), share=1 / self._batches, update=is_last)
+            tracker.assign(_state_tensors(optimizer), Category.OPTIMIZER_STATE)
+
+    def _loss(self, output: Any, target: Any) -> Tensor:
+        """Compute the workload's loss, after which the backward pass begins: what is alive now, it needs."""
+        loss = check_loss(self._workload.loss(output, target))
+        self._tracker.assign_living(Category.ACTIVATIONS)
+        self._tracker.begin("backward", self._step.steps)
+        return loss
+
+    def _batch(self, batch_size: int) -> tuple[Any, Any]:
+        """Return a fake batch on the host, of the shapes of the workload's example."""
+        samples = batch_length(self._example)
+
+        def resized(tensor: Tensor) -> Tensor:
+            shape = (batch_size, *tensor.shape[1:]) if tensor.dim() and tensor.shape[0] == samples else tensor.shape
+            return torch.empty(shape, dtype=tensor.dtype, device=_HOST if self._as_cuda else _DEVICE)
+
+        input, target = map_tensors(resized, self._example)
+        self._tracker.assign(tensors((input, target)), Category.BATCH)
+        return input, target
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nothing but the step itself decide when storages die: cycles are collected before it, and none within."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _with_deaths_in_order(events: list[int]) -> tuple[int, ...]:
+    """Return the events with storages that die one right after another in the order of their births.
+
+    Autocast forgets its cached weights in any order; the allocator's free blocks are the same afterwards.
+    """
+    ordered: list[int] = []
+    for is_death, group in itertools.groupby(events, key=lambda event: event < 0):
+        run = list(group)
+        ordered += sorted(run, reverse=True) if is_death else run
+    return tuple(ordered)
+
+
+def _add_model(model: nn.Module, tracker: StorageTracker) -> None:
+    """Record weights and buffers in the order in which `model.to(device)` moves them: children first."""
+
+    def add(module: nn.Module, name: str) -> None:
+        for child, of_child in module.named_children():
+            add(of_child, f"{name}.{child}" if name else child)
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            tracker.add(tensor, Category.PARAMETERS, name)
+
+    add(model, "")
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from tensors(state)

@@ -1,0 +1,170 @@
+"""Replay the trace of a training step in the simulated allocator: what it allocates, reserves and holds at its peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from amp_track.memory_plan.allocator import Block, CachingAllocator, SimulatedOutOfMemory
+from amp_track.records.plan import Holding, PeakMemory
+from amp_track.records.trace import Category, StepTrace, Storage
+
+_LARGEST = 10
+
+
+@dataclass(frozen=True)
+class TraceFamily:
+    """The traces of one step at every batch size, drawn through two of them.
+
+    The operations of a step do not depend on its batch size, and the size of each storage is a line of it: almost
+    always, so that whoever relies on a trace from here has to compare it with a real one.
+    """
+
+    first: StepTrace
+    second: StepTrace
+
+    @classmethod
+    def through(cls, first: StepTrace, second: StepTrace) -> TraceFamily | None:
+        """Return the family of two traces, or None if they differ in more than the sizes of their storages."""
+        if first.batch_size == second.batch_size or first.events != second.events:
+            return None
+        return cls(first, second)
+
+    def sizes_at(self, batch_size: int) -> list[int]:
+        """Return the size of each storage in bytes at that batch size."""
+        start, distance = self.first.batch_size, self.second.batch_size - self.first.batch_size
+        return [
+            max(one.size_bytes + (other.size_bytes - one.size_bytes) * (batch_size - start) // distance, 0)
+            for one, other in zip(self.first.storages, self.second.storages, strict=True)
+        ]
+
+    def holds(self, trace: StepTrace) -> bool:
+        """True if a third trace is exactly what the family says it is."""
+        return trace.events == self.first.events and trace.sizes == self.sizes_at(trace.batch_size)
+
+    def at(self, batch_size: int) -> StepTrace:
+        """Return the trace at that batch size."""
+        storages = (
+            dataclasses.replace(storage, size_bytes=size)
+            for storage, size in zip(self.first.storages, self.sizes_at(batch_size), strict=True)
+        )
+        return dataclasses.replace(self.first, batch_size=batch_size, storages=tuple(storages))
+
+
+def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = False) -> StepTrace:
+    """Return the trace on a device whose libraries take that much for each of their workspaces.
+
+    Args:
+        trace: the step's trace.
+        size_bytes: the size of each workspace that is kept.
+        convolutions: whether convolutions take what Winograd's engine needs, and not nothing.
+    """
+    known = {Category.WORKSPACES: size_bytes} | ({} if convolutions else {Category.CONVOLUTIONS: 0})
+    storages = (
+        dataclasses.replace(storage, size_bytes=known[storage.category]) if storage.category in known else storage
+        for storage in trace.storages
+    )
+    return dataclasses.replace(trace, storages=tuple(storages))
+
+
+def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> PeakMemory:
+    """Return the peak memory of a traced step.
+
+    Args:
+        trace: the step's trace.
+        capacity_bytes: what the allocator may reserve; None for as much as it wants.
+
+    Raises:
+        SimulatedOutOfMemory: it does not fit.
+    """
+    allocator, peak_event = _replay(trace.events, trace.sizes, capacity_bytes)
+    living = list(_living_after(trace, peak_event))
+    by_category: Counter[Category] = Counter()
+    for storage in living:
+        by_category[storage.category] += storage.size_bytes
+    return PeakMemory(
+        allocated_bytes=allocator.max_allocated_bytes,
+        reserved_bytes=allocator.max_reserved_bytes,
+        by_category=tuple(by_category.most_common()),
+        largest=_largest(living),
+        retries=allocator.retries,
+    )
+
+
+def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bool:
+    """True if a step with these events and sizes of storages runs within that capacity."""
+    try:
+        _replay(events, sizes, capacity_bytes)
+    except SimulatedOutOfMemory:
+        return False
+    return True
+
+
+def replayed(events: Sequence[int], sizes: Sequence[int]) -> CachingAllocator:
+    """Return an allocator of any capacity after all events."""
+    return _replay(events, sizes, None)[0]
+
+
+def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the most bytes that are alive together, without any allocator."""
+    alive = most = 0
+    for index in events:
+        alive += sizes[index] if index >= 0 else -sizes[~index]
+        most = max(most, alive)
+    return most
+
+
+def replay_of(
+    events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator
+) -> Iterator[tuple[int, Block | None]]:
+    """Make an allocator follow a trace's events, and yield each one with the block that it allocates or has freed.
+
+    A storage of no size has no block.
+
+    Raises:
+        SimulatedOutOfMemory: it does not fit.
+    """
+    blocks: dict[int, Block] = {}
+    for index in events:
+        block = None
+        if index < 0:
+            if (block := blocks.pop(~index, None)) is not None:
+                allocator.free(block)
+        elif sizes[index]:
+            block = blocks[index] = allocator.allocate(sizes[index])
+        yield index, block
+
+
+def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
+    """Return the allocator after all events, and the index of the event after which the most was allocated."""
+    allocator = CachingAllocator(capacity_bytes)
+    peak_event = most = 0
+    for event, _ in enumerate(replay_of(events, sizes, allocator)):
+        if allocator.allocated_bytes > most:
+            most, peak_event = allocator.allocated_bytes, event
+    return allocator, peak_event
+
+
+def _living_after(trace: StepTrace, event: int) -> Iterator[Storage]:
+    """Yield the storages that are alive after that event, in the order of their births."""
+    before = trace.events[: event + 1]
+    dead = {~index for index in before if index < 0}
+    yield from (trace.storages[index] for index in before if index >= 0 and index not in dead)
+
+
+def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
+    """Return the largest storages, equal ones of one layer together."""
+    together = Counter(storages)
+    holdings = [
+        Holding(
+            layer=one.layer,
+            operation=one.operation,
+            category=one.category,
+            size_bytes=one.size_bytes * count,
+            count=count,
+        )
+        for one, count in together.items()
+    ]
+    return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes)[:_LARGEST])

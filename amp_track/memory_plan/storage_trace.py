@@ -1,0 +1,152 @@
+"""Follow the storages of a step: when each is born and dies, how large it is, and which layer and operation made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_track.memory_plan import compute_cost, cudnn
+from amp_track.memory_plan.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    is_number_of,
+    storage_key,
+    tree_leaves,
+)
+from amp_track.records.trace import Category, Phase, Storage
+
+OPTIMIZER = "(optimizer)"
+"""The layer of what the optimizer makes, which belongs to no layer of the model."""
+
+
+@dataclass
+class _Living:
+    """A storage that is alive. The reference tells its death."""
+
+    index: int
+    reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every storage that an operation makes on one kind of device while the mode is active.
+
+    It answers the questions for values that fake tensors cannot answer: `.item()` is 1, or False of a boolean.
+
+    Args:
+        device_type: the kind of device whose memory counts.
+        layer: returns the layer whose operation runs.
+        as_cuda: whether to record what operations compute and what convolutions may take on CUDA, too.
+    """
+
+    def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: list[Storage] = []
+        self.events: list[int] = []
+        self.phases: list[Phase] = []
+        self.values_read: dict[str, None] = {}
+        """Layers whose forward pass asked for a number, in their order."""
+        self.flops: int | None = 0
+        """Floating-point operations; None once there was one that is unknown."""
+        self.half_flops = 0
+        """Those among them in 16 bits."""
+        self._device_type = device_type
+        self._layer = layer
+        self._as_cuda = as_cuda
+        self._living: dict[int, _Living] = {}
+        """By the address of the storage's C++ object."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if is_number_of(func):
+            if self.phases and self.phases[-1].name == "forward":
+                self.values_read[self._layer()] = None
+            return False if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
+        result = func(*args, **(kwargs or {}))
+        if self._as_cuda:
+            self._count(func, args, kwargs or {}, result)
+        if not func.is_view:
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._note(leaf, func, args)
+            if self._as_cuda:
+                self._lend(cudnn.workspace_bytes(func, args))
+        return result
+
+    def begin(self, phase: str, step: int) -> None:
+        """Note that a phase of a step begins."""
+        self.phases.append(Phase(name=phase, step=step, first_event=len(self.events)))
+
+    def add(self, tensor: Tensor, category: Category, layer: str) -> None:
+        """Record a storage that was there before any operation, such as a parameter's."""
+        self._add(tensor, category, layer, "")
+
+    def workspace(self, size_bytes: int, operation: str) -> None:
+        """Record memory that a library takes at its first call and keeps."""
+        self._born(Storage(size_bytes=size_bytes, category=Category.WORKSPACES, layer="", operation=operation))
+
+    def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
+        """Say what the storages of these tensors are for."""
+        for tensor in tensors:
+            if (living := self._living.get(storage_key(tensor))) is not None:
+                self._assign(living.index, category)
+
+    def assign_living(self, category: Category) -> None:
+        """Say what every temporary storage is for that is alive now."""
+        for living in self._living.values():
+            if self.storages[living.index].category is Category.TEMPORARIES:
+                self._assign(living.index, category)
+
+    def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Add what an operation computes."""
+        flops = compute_cost.flops_of(operation, args, kwargs, result)
+        if flops is None or self.flops is None:
+            self.flops = None
+        elif flops:
+            self.flops += flops
+            first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self.half_flops += flops if first.dtype.itemsize == 2 else 0
+
+    def _lend(self, size_bytes: int) -> None:
+        """Record what the operation that has just run may have taken for itself."""
+        if size_bytes:
+            storage = Storage(
+                size_bytes=size_bytes, category=Category.CONVOLUTIONS, layer=self._layer(), operation="cuDNN"
+            )
+            self.events.append(~self._born(storage))
+
+    def _assign(self, index: int, category: Category) -> None:
+        self.storages[index] = dataclasses.replace(self.storages[index], category=category)
+
+    def _note(self, tensor: Tensor, operation: OpOverload, args: tuple[Any, ...]) -> None:
+        if tensor.device.type != self._device_type or storage_key(tensor) in self._living:
+            return
+        name = operation.overloadpacket.__name__
+        if args and isinstance(args[0], Tensor) and args[0].device != tensor.device:
+            self._add(tensor, Category.BATCH, "", "copy to the device")
+        else:
+            in_update = bool(self.phases) and self.phases[-1].name == "optimizer"
+            self._add(tensor, Category.TEMPORARIES, OPTIMIZER if in_update else self._layer(), name)
+
+    def _add(self, tensor: Tensor, category: Category, layer: str, operation: str) -> None:
+        storage = tensor.untyped_storage()
+        key, size_bytes = storage_key(tensor), storage.nbytes()
+        if key in self._living or not size_bytes:
+            return
+        index = self._born(Storage(size_bytes=size_bytes, category=category, layer=layer, operation=operation))
+        living = self._living[key] = _Living(index)
+        living.reference = weakref.ref(storage, lambda reference, key=key: self._died(key))  # type: ignore[misc]
+
+    def _born(self, storage: Storage) -> int:
+        self.storages.append(storage)
+        self.events.append(len(self.storages) - 1)
+        return len(self.storages) - 1
+
+    def _died(self, key: int) -> None:
+        self.events.append(~self._living.pop(key).index)

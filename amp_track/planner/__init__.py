@@ -1,1 +1,0 @@
-"""Finds out where memory ends, from measurements. Pure: no torch, no process, no store."""

@@ -1,0 +1,85 @@
+"""Passwords and other secrets of store addresses, kept out of every message."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from urllib.parse import parse_qsl, unquote
+
+_SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
+"""What the name of a secret option of an address has in it."""
+_SECRET_OPTION = re.compile(
+    r"([?&][^=&\s]{0,99}(?:pass|pwd|token|secret|key|auth)[^=&\s]{0,99}=)[^&\s]*", re.IGNORECASE
+)
+"""A secret option of an address within a text."""
+_PASSWORD = re.compile("://([^:/]*):(.*)@", re.DOTALL)
+"""User and password of an address: one that contains @ ends at the last of them."""
+_SEPARATOR = re.compile("[@:/?#]")
+"""What an address is split at: a driver takes the rest of a password that contains one for a host, or a database."""
+_MOST_SEPARATORS = 32
+_SHORTEST_SECRET = 3
+"""Shorter text is not looked for in messages: it is in every other word."""
+_known_secrets: set[str] = set()
+
+
+def masked(url: str) -> str:
+    """Return the address with its password as ***."""
+    if "://" in url:
+        return _SECRET_OPTION.sub(r"\1***", _without_password(url))
+    return url if url.endswith(".log") and "://" not in url else url.rpartition("@")[2]
+
+
+def _without_password(address: str) -> str:
+    head, at, place = address.rpartition("@")
+    found = re.search("://([^:/]*):", head)
+    if not at or found is None:
+        return address
+    user = found[1] if "@" not in found[1] else "***"
+    return f"{head[: found.start()]}://{user}:***@{place}"
+
+
+def remember(address: str) -> None:
+    """Keep the password of an address out of the messages of this process from here on, see `masked_within`."""
+    _known_secrets.update(secrets_of(address))
+
+
+def secrets_of(address: str) -> set[str]:
+    """Return all text that would show a part of an address's password, or of a secret option of it.
+
+    Drivers decode passwords, and take a part of one with an unescaped @ for the host.
+    """
+    found = _PASSWORD.search(address)
+    password = found[2] if found is not None else ""
+    options = [value for name, value in parse_qsl(address.partition("?")[2]) if _SECRET.search(name)]
+    elsewhere = masked(address)
+    secrets = set()
+    for secret in filter(None, (password, *options)):
+        decoded = unquote(secret)
+        for form in {secret, decoded, repr(secret)[1:-1], repr(decoded)[1:-1]}:
+            cuts = [-1, *(found.start() for found in _SEPARATOR.finditer(form)), len(form)]
+            pairs = itertools.combinations(cuts, 2) if len(cuts) <= _MOST_SEPARATORS else itertools.pairwise(cuts)
+            parts = {form[start + 1 : end] for start, end in pairs} | {form}
+            secrets |= {part for part in parts if len(part) >= _SHORTEST_SECRET and part not in elsewhere}
+            secrets |= {f"{form[cut + 1 :]}@" for cut in cuts[1:-1]}
+    return secrets
+
+
+def masked_within(text: str, secrets: Iterable[str] | None = None) -> str:
+    """Return a text with the password of every address in it as ***, and what else shows a secret.
+
+    Args:
+        text: a message, which may repeat what a database's driver says.
+        secrets: those of `secrets_of`; by default of all addresses given to `remember`.
+    """
+    text = re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
+    for secret in sorted(_known_secrets if secrets is None else secrets, key=len, reverse=True):
+        text = text.replace(secret, "***@" if secret.endswith("@") else "***")
+    return text
+
+
+def _masked_word(word: str) -> str:
+    masked_word = _SECRET_OPTION.sub(r"\1***", _without_password(word))
+    head, at, place = masked_word.rpartition("@")
+    token = re.search("://[^:/]*$", head) if at else None
+    return masked_word if token is None else f"{head[: token.start()]}://***@{place}"

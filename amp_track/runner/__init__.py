@@ -1,0 +1,1 @@
+"""Run one job in fresh processes."""

@@ -1,0 +1,195 @@
+"""The tasks of a job's fresh process: train, inspect, watch dtypes. Imports neither mlflow nor optuna."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+from amp_track._version import __version__
+from amp_track.config.inspection import Inspection, Support
+from amp_track.config.job import Job, JobFolder, Rank
+from amp_track.config.values import PRECISIONS
+from amp_track.records import sources
+from amp_track.records.causes import summary
+from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed
+from amp_track.records.events import Event
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.event_sender import Sender
+from amp_track.training import process_group
+from amp_track.training.amp import precision
+from amp_track.training.data import digest, length
+from amp_track.training.devices import oom, open
+from amp_track.training.devices.base import Device
+from amp_track.training.dtypes import DtypesWatch
+from amp_track.training.trainer import Trainer
+from amp_track.workload import (
+    Workload,
+    check_dataset,
+    check_fields,
+    check_sample,
+    load_workload,
+    option_choices,
+    option_values,
+    source_files,
+    users_traceback,
+)
+
+
+def run(
+    job: Job,
+    sender: Sender,
+    folder: JobFolder | None,
+    rank: Rank,
+    *,
+    enforce_budget: bool,
+    after_a_kill: bool = False,
+) -> None:
+    """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput or StoreFailed.
+
+    Of the processes that train together only the first one sends events. After a kill, the device may still hold the
+    memory of the process before.
+    """
+    device = None
+    phase = "start"
+    try:
+        device = open.open_device(job.device, rank)
+        device.set_up_process()
+        if after_a_kill:
+            device.settle()
+        workload = workload_of(job)
+        with process_group.connected(rank, device) as connected_peers:
+            send = sender.send if connected_peers.is_first else _discard
+            trainer = Trainer(
+                job, workload, device, send, peers=connected_peers, enforce_budget=enforce_budget, folder=folder
+            )
+            try:
+                outcome = trainer.run()
+            finally:
+                phase = trainer.phase
+            sender.send(outcome)  # before disconnecting from the others, which may hang
+    except (BadInput, StoreFailed) as error:
+        sender.send(error)
+    except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
+        if device is not None:
+            device.lift_budget()
+        sender.send(outcome_of_exception(error, phase, device))
+
+
+def cannot_use_cuda() -> bool:
+    """Return whether this process was forked from one that had initialized CUDA.
+
+    A private function of torch.cuda tells it; if it is renamed, every job on a GPU fails with torch's own message,
+    "Cannot re-initialize CUDA in forked subprocess", where a package that a workload imports touches CUDA.
+    """
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    return bool(is_in_bad_fork())
+
+
+def _discard(event: Event) -> None:
+    pass
+
+
+def inspect(job: Job, sender: Sender, rank: Rank) -> None:
+    """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
+    try:
+        sender.send(_inspection(job, rank))
+    except BadInput as error:
+        sender.send(error)
+    except BaseException as error:
+        sender.send(outcome_of_exception(error, "data", None))
+
+
+def dtypes(job: Job, sender: Sender) -> None:
+    """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
+    watch = DtypesWatch()
+    try:
+        sender.send(watch.run(job, workload_of(job), open.open_device(job.device)))
+    except BadInput as error:
+        sender.send(error)
+    except BaseException as error:
+        sender.send(outcome_of_exception(error, watch.phase, None))
+
+
+def workload_of(job: Job) -> Workload:
+    """Return the workload in the form that the job trains. Raises BadInput if it cannot be loaded."""
+    workload = load_workload(job.workload, job.options)
+    return workload.without_data() if job.synthetic else workload
+
+
+def _inspection(job: Job, rank: Rank) -> Inspection:
+    device = open.open_device(job.device)
+    open.check_processes(device, rank)
+    open.check_budget(device, job.memory_budget_bytes, rank.local_count)
+    workload = workload_of(job)
+    check_fields(job.workload, workload)
+    workload.check()
+    training_samples = evaluation_samples = 0
+    dataset_digest = "synthetic"
+    if not job.synthetic:
+        train_data, eval_data = workload.train_data(), workload.eval_data()
+        check_dataset(job.workload, "train_data", train_data)
+        check_dataset(job.workload, "eval_data", eval_data)
+        training_samples, evaluation_samples = length(train_data), length(eval_data)
+        if not training_samples:
+            raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
+        dataset_digest = digest(train_data)
+        check_sample(job.workload, "train_data", train_data)
+        check_sample(job.workload, "eval_data", eval_data)
+    source_file, workload_imports = source_files(job.workload, workload)
+    return Inspection(
+        device=str(device.torch_device),
+        hardware=device.hardware(),
+        free_bytes=open.free_bytes_each(device, rank.local_count),
+        budget_support=device.budget_support(),
+        precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
+        workload_name=type(workload).__name__,
+        workload_digest=sources.digest(source_file, workload_imports) or "unknown",
+        workload_imports=workload_imports,
+        batch_size=workload.batch_size,
+        epochs=workload.epochs,
+        learning_rate=workload.learning_rate,
+        loader_workers=workload.loader_workers,
+        options=option_values(workload),
+        choices=option_choices(workload),
+        quality_name=workload.quality.name,
+        higher_is_better=workload.quality.higher_is_better,
+        training_samples=training_samples,
+        evaluation_samples=evaluation_samples,
+        dataset_digest=dataset_digest,
+        local_processes=rank.local_count,
+        versions=(
+            ("amp_track", __version__),
+            ("python", platform.python_version()),
+            ("torch", str(torch.__version__)),
+            ("cuda", str(torch.version.cuda)),
+            ("cudnn", str(torch.backends.cudnn.version())),  # type: ignore[no-untyped-call]
+            ("platform", f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"),
+        ),
+    )
+
+
+def _support(name: str, device: Device, processes: int) -> Support:
+    """Return whether every device that the job uses supports a precision, and the reason of the first that does not."""
+    supports = [precision.support(name, each.torch_device) for each in device.of_processes(processes)]
+    return next((support for support in supports if not support.supported), supports[0])
+
+
+def outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
+    if oom.is_out_of_memory(error):
+        verdict = Verdict.OOM
+    elif oom.is_kernel_limit(error):
+        verdict = Verdict.KERNEL_LIMIT
+    else:
+        verdict = Verdict.CRASHED
+    peak = device.peak() if device is not None else None
+    return Outcome(
+        verdict=verdict,
+        phase=phase,
+        message=f"{summary(error)} (in {phase})",
+        traceback="" if isinstance(error, InvalidReturnValue) else users_traceback(error),
+        requested_bytes=oom.requested_bytes(error),
+        max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+        max_memory_bytes=peak.reserved_bytes if peak is not None else None,
+    )

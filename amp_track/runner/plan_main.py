@@ -1,0 +1,196 @@
+"""The tasks of planning in a fresh process: predict memory by running the training step on fake tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import os
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from amp_track.config.job import Job, Rank
+from amp_track.memory_plan.forecast import forecast as predict
+from amp_track.memory_plan.predict import Prediction
+from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
+from amp_track.records.causes import summary
+from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue
+from amp_track.records.plan import (
+    Forecast,
+    Forecasts,
+    ForecastTask,
+    PlanReport,
+    PlanTask,
+    PrecisionPlan,
+)
+from amp_track.runner import job_main
+from amp_track.runner.event_sender import Sender
+from amp_track.training.amp.precision import Precision
+from amp_track.workload import Workload, example_batch, users_traceback
+
+if TYPE_CHECKING:
+    from amp_track.memory_plan.fake_step import FakeStep
+
+_TRACED = 8, 16
+"""The batch sizes that a forecast's line goes through."""
+_NOT_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"),
+    )
+)  # fmt: skip
+"""Folders whose frames tell users nothing about their own code."""
+_NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
+"""What torch raises, or says, where code needs the values of a fake tensor."""
+
+
+def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
+    """Send a PlanReport of this rank's share of the precisions; or BadInput; or the Outcome of a failure."""
+    _set_up_process()
+    try:
+        sender.send(_report(job, task, rank))
+    except InvalidReturnValue as error:
+        sender.send(job_main.outcome_of_exception(error, "plan", None))
+    except AmpTrackError as error:
+        sender.send(error)
+    except Exception as error:
+        sender.send(_cannot_be_planned(job, error))
+    except BaseException as error:  # SystemExit too
+        sender.send(job_main.outcome_of_exception(error, "plan", None))
+
+
+def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
+    """Send Forecasts, whatever happens: a search goes on without them."""
+    _set_up_process()
+    try:
+        sender.send(_forecasts(job, task))
+    except BaseException as error:
+        sender.send(Forecasts(reason=summary(error)))
+
+
+def _set_up_process() -> None:
+    """Hide every GPU from this process: an optimizer asks CUDA for its stream, which would take memory."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gc.freeze()  # what is there now is no garbage of a trace, before each of which it is collected
+
+
+def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
+    """Return the step on fake tensors. Raises PlanningUnavailable, and BadInput where there is no example batch."""
+    from amp_track.memory_plan.fake_step import FakeStep  # raises where torch has changed its private interfaces
+
+    try:
+        example = example_batch(workload, 2)
+    except AmpTrackError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"{job.workload}: got {summary(error)} from example(2), expected a batch of the real shapes and dtypes; "
+            "override example() so that it needs no data",
+            detail=users_traceback(error),
+        ) from error
+    return FakeStep(job, workload, example, as_cuda=as_cuda)
+
+
+def _alike(precisions: Sequence[str]) -> list[list[str]]:
+    """Return the precisions in groups that allocate the same: fp32 and tf32 differ only in how they compute."""
+    groups: dict[tuple[torch.dtype | None, bool], list[str]] = {}
+    for name in precisions:
+        mode = Precision.named(name)
+        groups.setdefault((mode.autocast_dtype, mode.grad_scaler), []).append(name)
+    return list(groups.values())
+
+
+def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
+    step = _fake_step(job, job_main.workload_of(job), as_cuda=True)
+    plans = []
+    for names in _alike(task.precisions)[rank.index :: rank.count]:
+        first = _plan_precision(step, names[0], task)
+        for name in names:
+            trains = {target.name for target in task.targets if name not in dict(target.lacks)}
+            edges = tuple(edge for edge in first.edges if edge.target in trains)
+            plans.append(dataclasses.replace(first, precision=name, edges=edges))
+    return PlanReport(workload=job.workload, precisions=tuple(plans))
+
+
+def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> PrecisionPlan:
+    trace_at = functools.cache(lambda batch_size: step.trace(precision, batch_size).with_next_step())
+
+    def prediction(blas_workspace_bytes: int) -> Prediction:
+        return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
+
+    edges = []
+    for target in task.targets:
+        on_target = prediction(target.blas_workspace_bytes)
+        edge = on_target.largest_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
+        if task.effective_batch_size is not None:
+            way = on_target.way_to(task.effective_batch_size, edge.largest_batch, target.capacity_bytes)
+            edge = dataclasses.replace(edge, way=way)
+        edges.append(edge)
+    traced = trace_at(task.batch_size)
+    trace = with_workspaces(traced, task.blas_workspace_bytes)
+    return PrecisionPlan(
+        precision=precision,
+        batch_size=task.batch_size,
+        peak=predict_peak(trace),
+        peak_with_workspaces=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, convolutions=True)),
+        trace=trace,
+        edges=tuple(edges),
+    )
+
+
+def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
+    """Return the forecast of each precision that has one, and the reason why one has none."""
+    if job.compile:
+        return Forecasts(reason="torch.compile fuses what a step allocates one by one")
+    step = _fake_step(job, job_main.workload_of(job).without_data(), as_cuda=task.on_cuda)
+    found: dict[str, Forecast] = {}
+    reason = ""
+    for names in _alike(task.precisions):
+        try:
+            of_one = _forecast(step, names[0], task)
+        except Exception as error:
+            of_one = f"{names[0]}: {summary(error)}"
+        if isinstance(of_one, Forecast):
+            found |= dict.fromkeys(names, of_one)
+        else:
+            reason = of_one
+    return Forecasts(by_precision=tuple(found.items()), reason=reason)
+
+
+def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | str:
+    """Return the forecast of a precision, or why there is none."""
+    first, second = (
+        with_workspaces(step.trace(precision, batch_size).with_next_step(), task.blas_workspace_bytes)
+        for batch_size in _TRACED
+    )
+    if first.recurrent:
+        return f"{', '.join(first.recurrent)}: what a recurrent layer keeps is not known beforehand"
+    family = TraceFamily.through(first, second)
+    if family is None:
+        return f"{precision}: the step does something else at another batch size"
+    return predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+
+
+def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
+    """Return the error of a step that fails on fake tensors, with the line of the workload that it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
+    own = [frame for frame in users if "site-packages" not in frame.filename] or users
+    where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else job.workload
+    if any(text in summary(error) for text in _NEEDS_VALUES):
+        return BadInput(
+            f"{where}: got {summary(error)} on tensors without values, expected a training step whose shapes do not "
+            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
+            "built, but of arange and linspace); use torch.where or a sum, and Python's numbers, or measure with "
+            "amp-track fit"
+        )
+    return BadInput(
+        f"{where}: got {summary(error)} in a training step on tensors without values, expected it to run; correct it "
+        "if it is wrong with real tensors too, or measure with amp-track fit",
+        detail=users_traceback(error),
+    )

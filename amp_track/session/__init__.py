@@ -1,0 +1,1 @@
+"""What one command opens, runs and publishes."""

@@ -1,0 +1,61 @@
+"""What went wrong, in one line: a crash, a batch that does not fit, or nothing that fits at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amp_track.config.job import Job
+from amp_track.records.errors import WorkloadFailed
+from amp_track.records.result import Outcome, Verdict
+from amp_track.records.units import format_bytes
+from amp_track.report.max_batch import impossible_precisions
+from amp_track.report.text import not_possible
+from amp_track.results.max_batch import PrecisionFit
+from amp_track.session.session import Session
+
+
+def raise_on_crash(job: Job, outcome: Outcome) -> None:
+    """Raise WorkloadFailed if the job crashed or was given up."""
+    if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
+        raise WorkloadFailed(
+            f"{job.workload}: {outcome.message} at {job.precision}, batch {job.batch_size}", detail=outcome.traceback
+        )
+
+
+def why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
+    """Say why a job did not fit, and how many bytes it needs. May run it once more, without its budget."""
+    if outcome.verdict is Verdict.OVER_DATASET:
+        return outcome.message
+    if outcome.verdict is Verdict.KERNEL_LIMIT:
+        return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
+    if outcome.verdict is Verdict.UNSUPPORTED:
+        return f"{not_possible(job.precision, outcome.message)}; choose another --precision"
+    needed = session.bytes_needed(job)
+    where = f" in {outcome.phase}" if outcome.phase else ""
+    more = f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
+    return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
+
+
+def _it_needs(session: Session) -> str:
+    """Without a limit, a caching allocator keeps memory that it would give back under one."""
+    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
+
+
+def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str:
+    """Say that not even one sample fits, and how many bytes each precision lacks."""
+    needs = ", ".join(
+        f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"
+        for name, fitted in fits.items()
+        if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
+    )
+    impossible = impossible_precisions(fits)
+    if len(impossible) == len(fits):
+        return "; ".join(impossible)
+    nothing = f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
+    return "; ".join([nothing, *impossible])
+
+
+def limit_in_words(job: Job) -> str:
+    """Return `the budget of 64 MiB` or `the memory that is free`."""
+    budget = job.memory_budget_bytes
+    return f"the budget of {format_bytes(budget)}" if budget is not None else "the memory that is free"

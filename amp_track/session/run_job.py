@@ -1,0 +1,170 @@
+"""Run a job and track it: as a run of its own, or as a trial of a study."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.steps import steps_per_epoch
+from amp_track.records.errors import StoreFailed
+from amp_track.records.events import CheckpointWritten, Event, Started
+from amp_track.records.result import Outcome, Verdict
+from amp_track.report import advice, progress
+from amp_track.report.curves import Curves
+from amp_track.session import probe_jobs
+from amp_track.session.failures import raise_on_crash
+from amp_track.session.publish_curves import LatePictures, kept_curves
+from amp_track.session.session import Session
+from amp_track.session.study_session import TrackedStudy
+from amp_track.workers import processes
+
+if TYPE_CHECKING:
+    from amp_track.study.batch_sampler import Task
+    from amp_track.study.types import Trial
+    from amp_track.tracking import Run
+
+
+_MOST_DIGITS = 5
+"""Of a batch size in a name: more zeros in front than help."""
+
+
+def run_trial(
+    tracked: TrackedStudy, trial: Trial, job: Job, *, task: Task | None = None, note: str = "", where: str = ""
+) -> tuple[Outcome, str]:
+    """Run one job as an Optuna trial and an MLflow run under the study's.
+
+    Args:
+        tracked: the study.
+        trial: of that study.
+        job: resolved.
+        task: what the fit study wants to know; None for a training.
+        note: what tells a training from others like it.
+        where: what is known of the search so far, for people who watch.
+
+    Returns:
+        The outcome, and the id of its MLflow run.
+
+    Raises:
+        WorkloadFailed: the job crashed, or a probe took longer than --timeout.
+    """
+    from amp_track.study import notes, storage
+
+    kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
+    what = (f" {kind}" if task else "") + (f" {note}" if note else "")
+    title = f"{job.precision} batch {job.batch_size}{what}"
+    # MLflow sorts names as text.
+    name = f"{job.precision} batch {job.batch_size:0{_digits(tracked.session)}}{what}"
+    tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
+    if task is not None:
+        tags["amp_track.reason"] = task.reason
+    with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
+        trial.set_user_attr(storage.RUN_ID, run.run_id)
+        run.predicted(task.predicted_bytes if task is not None else None)
+        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
+        if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
+            if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
+                with contextlib.suppress(StoreFailed):  # the crash is what is to be told
+                    notes.note_failure(trial, outcome)
+            raise_on_crash(job, outcome)
+    quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
+    why = task.reason if task is not None else note
+    line = progress.outcome_line(job, outcome, quality_name=quality_name, why=why)
+    progress.say(line, precision=job.precision)
+    return outcome, run.run_id
+
+
+def _digits(session: Session) -> int:
+    """Return how many digits the batch sizes of a study have in names, with zeros in front."""
+    if session.request.compare_options is not None:
+        return 1  # all have the same
+    return min(len(str(probe_jobs.limit_of(session).batch_size)), _MOST_DIGITS)
+
+
+def seed_text(seed: int, seeds: range) -> str:
+    """Return `seed 7`, or `seed 07` where the last of the seeds has two digits: names are sorted as text."""
+    return f"seed {seed:0{len(str(seeds[-1]))}}"
+
+
+def run_tracked(
+    session: Session,
+    job: Job,
+    run: Run,
+    *,
+    kind: str,
+    title: str,
+    epoch_lines: bool = False,
+    resume_from: Path | None = None,
+    keep_weights: bool = False,
+    pictures: LatePictures | None = None,
+    where: str = "",
+) -> Outcome:
+    """Run a job and log it to `run`, whatever becomes of it.
+
+    Args:
+        session: whose sandbox runs it.
+        job: resolved.
+        run: of MLflow, new or resumed.
+        kind: `train`, `probe` or `confirm`.
+        title: shown beside the progress bar and above the curves.
+        epoch_lines: print a line at the end of each epoch.
+        resume_from: a checkpoint to resume from.
+        keep_weights: store the weights that the training ends with.
+        pictures: draws the curves of this training beside the next job, and of the last one beside this; None to draw
+            them when this job ends.
+        where: what is known of the search that the job belongs to.
+    """
+    from amp_track import tracking
+
+    quality_name = session.inspection.quality_name
+    if resume_from is None:
+        tracking.describe(run, job, session.inspection, kind=kind)
+    is_training = kind == "train"
+    with (
+        _curves_of(session, job, run, title, pictures) if is_training else nullcontext() as curves,
+        progress.following(job, title, quality_name, epoch_lines=epoch_lines, where=where) as show,
+        processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
+    ):
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, CheckpointWritten) and not is_training:
+                Path(event.file).unlink()  # it was made for the memory that takes
+                return
+            if curves is not None:
+                curves.add(event)
+            run.event(event, quality_name)
+            if isinstance(event, Started):
+                run.flush()  # what describes the run: written while the job has begun
+            show(event)
+
+        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_pictures=is_training)
+        with pictures.drawn_beside() if pictures is not None else nullcontext():
+            outcome = session.sandbox.run(job, on_event, folder=job_folder)
+    run.outcome(outcome)
+    if words := advice_for(job, outcome):
+        run.tags({"amp_track.advice": "\n".join(words)})
+    return outcome
+
+
+def _curves_of(
+    session: Session, job: Job, run: Run, title: str, pictures: LatePictures | None
+) -> AbstractContextManager[Curves]:
+    per_epoch = steps_per_epoch(job, session.training_samples(job))
+    quality_name = session.inspection.quality_name
+    return kept_curves(run, title, quality_name, steps_per_epoch=per_epoch, later=pictures)
+
+
+def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
+    """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
+    return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
+
+
+def _job_folder(
+    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_pictures: bool
+) -> JobFolder | None:
+    if folder is None:
+        return None
+    resumed = str(resume_from) if resume_from is not None else None
+    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_pictures=keep_pictures)

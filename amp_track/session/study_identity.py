@@ -1,0 +1,90 @@
+"""What the answers of a study depend on: with another of these settings it is another study."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+from amp_track.config.fields import Affects
+from amp_track.config.job import Job
+from amp_track.records.units import format_bytes
+from amp_track.session.confirmation import MOST_EPOCHS
+
+if TYPE_CHECKING:
+    from amp_track.session.session import Session
+
+_METER_VERSION = 6
+"""Raise it when the same job is limited, metered or confirmed otherwise: edges found before are others then."""
+
+
+def edge_settings(session: Session) -> dict[str, str]:
+    """Return everything that a proven edge depends on, by name."""
+    options, inspection, job = session.request.fit_options, session.inspection, session.job
+    # An evaluation leaves kernels behind: only trainings that continue after it need memory for them. What confirms an
+    # edge ends with the first steps of one epoch more.
+    epochs, most = job.epochs or 1, MOST_EPOCHS + 1
+    training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
+    on_cpu = {
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
+    }  # the memory of an accelerator depends on neither, and machines with the same one differ in both
+    return _settings_that_affect(job, Affects.EDGE) | {
+        "workload": inspection.workload_name,
+        "workload source": inspection.workload_digest,
+        "device": inspection.hardware.title,
+        "dataset": inspection.dataset_digest,
+        "max_batch_size": str(options.max_batch_size),
+        "headroom": repr(options.headroom),
+        "confirm_steps": str(options.confirm_steps),
+        "checkpoints": "none" if job.checkpoint_every is None else "some",
+        "accumulation": "none" if options.effective_batch_size is None else "some",
+        "epochs": training,
+        "torch": dict(inspection.versions)["torch"],
+        "meter": str(_METER_VERSION),
+        **(on_cpu if inspection.hardware.kind == "cpu" else {}),
+    }
+
+
+def training_settings(session: Session) -> dict[str, str]:
+    """Return everything that the result of a training depends on, but for what each trial chooses."""
+    return (
+        edge_settings(session)
+        | _settings_that_affect(session.job, Affects.TRAINING)
+        | {
+            "search-lr": str(session.request.search_options.learning_rates),
+            "precision": ",".join(session.precisions),
+        }
+    )
+
+
+def compare_settings(session: Session) -> dict[str, str]:
+    """Return what the trainings of a comparison have in common.
+
+    The values compared, the seeds and the data (which may depend on the option) are each training's own: a study of
+    them may grow.
+    """
+    assert session.request.compare_options is not None
+    over, _ = session.request.compare_options.over or ("nothing", ())
+    each_trainings_own = ("seed", "precision", "dataset")
+    common = {name: value for name, value in training_settings(session).items() if name not in each_trainings_own}
+    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != over)
+    return common | {"batch_size": str(session.job.batch_size), "options": options, "over": over}
+
+
+def default_study_name(session: Session) -> str:
+    """Return the same name for the same question, so that asking again resumes, and another for any other."""
+    is_comparison = session.request.compare_options is not None
+    settings = compare_settings(session) if is_comparison else edge_settings(session)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
+    budget = session.job.memory_budget_bytes
+    parts = [session.job.short_name, session.inspection.device.replace(":", "")]
+    parts += [format_bytes(budget).replace(" ", "")] if budget else []
+    return "-".join([*parts, digest])
+
+
+def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
+    params = job.params()
+    return {item.name: params[item.name] for item in dataclasses.fields(Job) if item.metadata.get("affects") is what}

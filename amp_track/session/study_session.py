@@ -1,0 +1,269 @@
+"""The Optuna studies of one command, and the MLflow run that stands for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from amp_track.config.options import FitOptions, Request
+from amp_track.records.units import format_bytes
+from amp_track.report import progress
+from amp_track.session import study_identity
+from amp_track.session.publish_curves import LatePictures, late_pictures
+from amp_track.session.session import Session
+from amp_track.stores import addresses
+
+if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
+    from amp_track.study.types import Direction, Storage, Study
+    from amp_track.tracking import Run, Tracker
+
+_SETTINGS_OF = {
+    "fit": study_identity.edge_settings,
+    "train": study_identity.training_settings,
+    "seeds": study_identity.training_settings,
+    "compare": study_identity.compare_settings,
+}
+"""By part of a study, what its answers depend on."""
+_MOST_DRIFT = 0.05
+"""Free memory may differ by this part of it before a study without a budget warns of it."""
+
+
+class Studies:
+    """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage.
+
+    Args:
+        session: the command.
+        storage: their storage, where it is open already; else it is opened when it is first needed.
+    """
+
+    def __init__(self, session: Session, *, storage: Storage | None = None) -> None:
+        self.session = session
+        self._opened = storage
+        self._url = session.request.stores.storage
+        self.name = session.request.stores.study or study_identity.default_study_name(session)
+
+    @functools.cached_property
+    def storage(self) -> Storage:
+        """Their storage, opened."""
+        from amp_track.study import opening
+
+        return self._opened or opening.open_storage(self._url)
+
+    def close(self) -> None:
+        """Let go of the storage."""
+        if "storage" in vars(self):
+            self.storage.close()
+
+    def check(self, *parts: str) -> None:
+        """Raise BadInput when a part exists and was made with other settings. Writes nothing."""
+        from amp_track.study import storage
+
+        if addresses.exists(self._url):
+            for part in parts:
+                settings = _SETTINGS_OF[part](self.session)
+                directions = [direction for _, direction in self._objectives(part)]
+                joins = self.session.request.joins
+                storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
+
+    def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
+        """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
+        from amp_track.study import storage
+
+        storage.when_buried(self.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
+
+    def open(self, part: str) -> Study:
+        """Open a part of the study, new or resumed."""
+        from amp_track.study import storage
+
+        study = storage.open_study(
+            f"{self.name}/{part}",
+            self.storage,
+            self._url,
+            objectives=self._objectives(part),
+            settings=_SETTINGS_OF[part](self.session),
+        )
+        if part != "fit":  # whose sampler has claims of its own, and no queue
+            storage.ask_in_turn(study, self._url)
+        return study
+
+    def existing(self, part: str) -> Study | None:
+        """Return a part of the study as it is, to read it; None if it is not there."""
+        from amp_track.study import reading
+
+        return reading.load_study(f"{self.name}/{part}", self.storage)
+
+    def fail_dead_trials(self, *parts: str) -> None:
+        """End the trials whose process is gone, also of a part that this command has left behind."""
+        from amp_track.study import storage
+
+        for study in map(self.existing, parts):
+            if study is not None:
+                storage.fail_dead_trials(study)
+
+    def alone(self, part: str) -> AbstractContextManager[None]:
+        """Keep all other search workers of this storage out of a block; see `study.alone`."""
+        from amp_track.study.study_lock import alone
+
+        return alone(self._url, part, storage=self.storage)
+
+    def free_bytes(self, study: Study) -> int:
+        """Return the bytes that were free when the fit study began: without a budget its edges are those."""
+        from amp_track.study import storage
+
+        with self.alone("memory"):
+            known_bytes = storage.free_bytes_of(study)
+            if known_bytes is None:
+                known_bytes = self.session.inspection.free_bytes
+                study.set_user_attr(storage.FREE_BYTES, known_bytes)
+        return known_bytes
+
+    def _objectives(self, part: str) -> list[tuple[str, Direction]]:
+        """Return the objectives of a part: the name of each, and whether it is wanted high or low."""
+        inspection = self.session.inspection
+        quality: tuple[str, Direction] = (
+            inspection.quality_name,
+            "maximize" if inspection.higher_is_better else "minimize",
+        )
+        speed: tuple[str, Direction] = "samples/s", "maximize"
+        of_parts: dict[str, list[tuple[str, Direction]]] = {
+            "fit": [("largest batch that fits", "maximize")],
+            "train": [quality, speed],
+            "seeds": [quality],
+            "compare": [speed],
+        }
+        return of_parts[part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """A study's name, and the MLflow run that stands for it."""
+
+    name: str
+    run_id: str
+    experiment_id: str
+    id_of: Callable[[str], str]
+    """Returns the id of a trial's run, which a server that was down may have given it since."""
+
+
+@dataclass(frozen=True)
+class TrackedStudy:
+    """An Optuna study whose trials are runs of MLflow under one parent run."""
+
+    session: Session
+    name: str
+    """Of the whole study: that of `study` is NAME/part."""
+    study: Study
+    tracker: Tracker
+    parent: Run
+    pictures: LatePictures
+
+    def beside(self, study: Study) -> TrackedStudy:
+        """Return another part of the same study, under the same run."""
+        return dataclasses.replace(self, study=study)
+
+    @property
+    def run(self) -> StudyRun:
+        """The run that stands for the study."""
+        parent = self.parent
+        return StudyRun(
+            name=self.name, run_id=parent.run_id, experiment_id=parent.experiment_id, id_of=self.tracker.id_of
+        )
+
+
+@contextmanager
+def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None) -> Iterator[TrackedStudy]:
+    """Open the MLflow run that stands for a study: one, however often the study is resumed. Close the studies after.
+
+    Args:
+        studies: of the command.
+        study: the first part that is opened; it remembers the run's id.
+        tracker: the store the run is in.
+        given_run_id: the id of a run that exists already, to be this one if the study has none yet.
+    """
+    from amp_track.study import storage
+
+    with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
+        # Else two workers that begin at the same time make a run each.
+        with studies.alone(f"run of {study.study_name}"):
+            known = storage.parent_run_id_of(study)
+            if known is not None and not tracker.exists(known):
+                known = None  # another tracking store, or deleted there
+            tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
+            parent = stack.enter_context(tracker.run(studies.name, tags=tags, run_id=known or given_run_id))
+            if known is None:
+                study.set_user_attr(storage.PARENT_RUN_ID, parent.run_id)
+        if known is None:
+            _describe(studies.session, parent)
+        elif given_run_id is not None and known != given_run_id:
+            with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
+                pass
+        pictures = stack.enter_context(late_pictures())
+        if known is not None:
+            _resume(studies, study, tracker, known)
+        studies.end_runs_of_the_dead(tracker, parent)
+        yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
+
+
+def _describe(session: Session, parent: Run) -> None:
+    from amp_track import tracking
+
+    tracking.describe(parent, session.job, session.inspection, kind="study", varied=_varied(session))
+    parent.params(_options(session.request))
+    parent.tags({f"amp_track.skipped.{name}": reason for name, reason in session.unsupported.items()})
+    parent.flush()
+
+
+def _options(request: Request) -> dict[str, str]:
+    """Return what was asked of the edges of a study, where it is not the default, and the option that is compared."""
+    fit = {item.name: (item.default, getattr(request.fit_options, item.name)) for item in fields(FitOptions)}
+    given = {name: str(value) for name, (default, value) in fit.items() if value != default and name != "precisions"}
+    over = request.compare_options.over if request.compare_options is not None else None
+    return given | ({"over": over[0]} if over is not None else {})
+
+
+def _varied(session: Session) -> set[str]:
+    """Return the fields of a job that differ among the trials of a study."""
+    request = session.request
+    varied = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
+    if request.compare_options is None:
+        varied.add("batch_size")
+    elif request.compare_options.over is not None:
+        varied.add("options")
+    if request.search_options.learning_rates is not None:
+        varied.add("learning_rate")
+    return varied | ({"seed"} if request.search_options.seeds > 1 else set())
+
+
+def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
+    """Say so, and end what a killed process has left running."""
+    from amp_track.study import finished, storage
+
+    progress.say(f"resuming study {studies.name}")
+    if (then_bytes := storage.free_bytes_of(study)) is not None:
+        _warn_of_other_free_memory(studies.session, then_bytes)
+    trials = finished.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
+    if killed := tracker.kill_orphans(parent_run_id, trials):
+        progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")
+
+
+def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
+    """Say so where the edges of a study without a budget hold for another amount of free memory than there is now."""
+    now_bytes = session.inspection.free_bytes
+    if session.job.memory_budget_bytes is None and abs(now_bytes - then_bytes) > _MOST_DRIFT * then_bytes:
+        progress.say(
+            f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
+            "are: give a --memory-budget, or another --study to find them again"
+        )
+
+
+@contextmanager
+def _hint_on_interrupt() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress.say("the same command resumes where it stopped")
+        raise

@@ -1,0 +1,1 @@
+"""Addresses of MLflow's and Optuna's databases."""

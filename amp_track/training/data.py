@@ -1,0 +1,240 @@
+"""The order and size of the batches that a job trains and evaluates on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, Dataset
+
+from amp_track.config.job import ALONE, Job, Rank
+from amp_track.config.steps import steps_per_epoch, synthetic_samples, total_steps
+from amp_track.training import loading
+from amp_track.training.amp.tensors import map_tensors, tensors
+from amp_track.workload import Workload, example_batch
+
+
+class Part(NamedTuple):
+    """One batch of one process: a whole optimizer step, or a part of one where gradients accumulate."""
+
+    batch: Any
+    """(input, target), first dimension N."""
+    share: float
+    """The fraction of its optimizer step's samples, times the number of processes, whose gradients are averaged."""
+    update: bool
+    """Whether it completes its optimizer step."""
+    samples: int
+    """Samples that all processes together compute at the same time."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two optimizer steps, from which a training can resume.
+
+    `epoch` and `step` (within the epoch) count from 0; `generator` is the state that the generator of orders had when
+    that epoch began.
+    """
+
+    epoch: int
+    step: int
+    generator: Tensor
+
+
+class Batches:
+    """The data that one process of a job trains and evaluates on, by epochs; or made-up batches.
+
+    The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
+    Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
+    than processes, those without one repeat another's, whose share is then 0: all of them make every step.
+    With `pin_memory` batches lie in pinned memory, so that the host need not wait for the copy.
+    """
+
+    def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
+        assert job.batch_size is not None
+        self._job = job
+        self._rank = rank
+        self._batch_size = job.batch_size
+        self._generator = torch.Generator().manual_seed(job.seed)
+        self._pin_memory = pin_memory
+        self._example = example_batch(workload, self._batch_size) if job.synthetic else None
+        if self._example is not None and pin_memory:
+            self._example = map_tensors(torch.Tensor.pin_memory, self._example)
+        self._train_data = None if job.synthetic else workload.train_data()
+        self._eval_data = None if job.synthetic else workload.eval_data()
+        self.training_samples = length(self._train_data) if self._train_data is not None else synthetic_samples(job)
+        global_batch_size = self._batch_size * rank.count
+        full, rest = divmod(self.training_samples, global_batch_size)
+        self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
+        self._sizes = _of_a_short_epoch(
+            [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.accumulate
+        )
+        """Samples of each batch of an epoch, all processes together."""
+        self.total_steps = total_steps(job, self.training_samples)
+        """Optimizer steps of the whole job."""
+        self.position = Position(0, 0, self._generator.get_state())
+        """The position at which the current epoch began."""
+
+    @property
+    def trains_after_an_evaluation(self) -> bool:
+        """True if there is more than one epoch, or a part of a second."""
+        return self.total_steps > self.steps_per_epoch
+
+    def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
+        """Yield the batches of each epoch from `start` on. The first epoch may have no batch left."""
+        steps_done = 0
+        if start is not None:
+            self._generator.set_state(start.generator)
+            steps_done = start.step
+        for epoch in range(start.epoch if start else 0, math.ceil(self.total_steps / self.steps_per_epoch)):
+            steps = min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
+            self.position = Position(epoch, steps_done, self._generator.get_state())
+            yield self._epoch(steps, steps_done)
+            steps_done = 0
+
+    def position_after(self, steps: int) -> Position:
+        """Return the position after `steps` optimizer steps of the whole training, within the current epoch."""
+        return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
+
+    def position_after_evaluation(self, steps: int) -> Position:
+        """Return the position from which to resume once the current epoch has been evaluated.
+
+        It is the beginning of the next epoch, unless `--steps` ended the current one early.
+        """
+        after = self.position_after(steps)
+        return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
+
+    def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
+        accumulate = self._job.accumulate
+        sizes = self._sizes[: steps * accumulate]  # so that no loader process loads what no step takes
+        batches = self._load(sizes, skip=steps_done * accumulate)
+        starts = range(steps_done * accumulate, steps * accumulate, accumulate)
+        return itertools.chain.from_iterable(
+            self._one_step(batches, sizes[start : start + accumulate]) for start in starts
+        )
+
+    def full_steps(self) -> Iterator[Iterator[Part]]:
+        """Yield a probe's optimizer steps, which are made of full batches, without end.
+
+        A training that has only one such step gets only one, because a second takes more memory. Two batches in each
+        step show all that accumulation does to memory: gradients are held while the next batch runs.
+        """
+        sizes = self._sizes[: min(self._job.accumulate, 2)]
+        steps = max(self.training_samples // sum(sizes), 1)
+        if not self.has_a_second_full_step:
+            yield self._one_step(self._load(sizes), sizes)
+            return
+        while True:
+            batches = self._load(sizes * steps)
+            for _ in range(steps):
+                yield self._one_step(batches, sizes)
+
+    @property
+    def has_a_second_full_step(self) -> bool:
+        """True if a training makes more than one step of full batches."""
+        return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.accumulate :]
+
+    @property
+    def has_smaller_batch(self) -> bool:
+        """True if the batch size does not divide the data, and the job gets to the smaller batch that ends an epoch."""
+        return self._sizes[-1] < self._sizes[0] and self.total_steps >= self.steps_per_epoch
+
+    def last_step(self) -> Iterator[Part]:
+        """Yield the smaller batch that ends an epoch, if there is one, for a probe: it may need a larger workspace."""
+        sizes = self._sizes[-1:] if self.has_smaller_batch else []
+        return self._one_step(self._load(sizes), sizes)
+
+    def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
+        """Yield this process's part of batches of these sizes, in a new order. The first `skip` are not even loaded."""
+        if self._train_data is None:
+            return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
+        order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
+        indices = (self._own(list(itertools.islice(order, size))) for size in sizes)
+        return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
+
+    def _own(self, indices: list[int]) -> list[int]:
+        """Return this process's turns among the samples of a batch, or a repeated sample where it has none."""
+        return indices[self._rank.index :: self._rank.count] or indices[:1]
+
+    def _own_samples(self, size: int) -> int:
+        """Return how many samples of a batch of `size` samples are this process's own."""
+        return len(range(self._rank.index, size, self._rank.count))
+
+    def _one_step(self, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
+        for number, size in enumerate(sizes, start=1):
+            share = self._own_samples(size) * self._rank.count / sum(sizes)
+            yield Part(next(batches), share, number == len(sizes), size)
+
+    def evaluation(self) -> Iterator[Any]:
+        """Yield this process's part of the evaluation data, in order and at the training's batch size.
+
+        Each sample is in exactly one process's part. A probe gets the first and the last batch only, an epoch that is
+        cut short as many as it has steps, the last one among them.
+        """
+        if self._eval_data is None:
+            return iter([self._example])
+        own = range(self._rank.index, length(self._eval_data), self._rank.count)
+        batches: Iterable[list[int]] = BatchSampler(own, self._batch_size, drop_last=False)
+        if self._job.probe or self._job.epoch_steps is not None:
+            most = 2 if self._job.probe else self.steps_per_epoch
+            listed = list(batches)
+            batches = listed if len(listed) <= most else [*listed[: most - 1], listed[-1]]
+        return self._loaded(self._eval_data, batches, torch.Generator().manual_seed(self._job.seed))
+
+    def _loaded(
+        self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
+    ) -> Iterator[Any]:
+        return loading.load(
+            data,
+            batches,
+            generator,
+            workers=0 if self._job.probe else self._job.loader_workers or 0,  # a probe takes few batches
+            first_batch=first_batch,
+            rank=self._rank.index,
+            ranks=self._rank.count,
+            pin_memory=self._pin_memory,
+        )
+
+
+def _of_a_short_epoch(sizes: list[int], steps: int, accumulate: int) -> list[int]:
+    """Return the sizes of an epoch's batches up to its last but one step, and then those of its own last step."""
+    if steps * accumulate >= len(sizes):
+        return sizes
+    of_last_step = len(sizes) % accumulate or accumulate
+    return [*sizes[: (steps - 1) * accumulate], *sizes[-of_last_step:]]
+
+
+def _first(batch: Any, size: int) -> Any:
+    """Return the first `size` samples of a batch."""
+    return map_tensors(lambda tensor: tensor[:size], batch)
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """Return the number of samples in a map-style dataset."""
+    return len(cast("Sized", dataset))
+
+
+def digest(dataset: Dataset[Any]) -> str:
+    """Return eight hexadecimal digits that identify a dataset.
+
+    They are a SHA-256 over the number of samples and over up to 32 samples, evenly spread. Every random generator is
+    seeded first, so that random augmentation draws the same each time.
+    """
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    count = length(dataset)
+    content = hashlib.sha256(str(count).encode())
+    for index in range(0, count, max(1, count // 32)):
+        sample = dataset[index]
+        for tensor in tensors(sample):
+            content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()[:8]

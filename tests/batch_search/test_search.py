@@ -1,0 +1,363 @@
+"""Simulated devices: what fits is decided by a formula, the search sees only what a real meter would show."""
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_memory import UNLIMITED, Device
+
+from amp_track.batch_search.memory_line import Line, Point
+from amp_track.batch_search.search import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.records.result import Verdict
+
+MEBIBYTE = 2**20
+
+
+def tried(text: str) -> list[Probe]:
+    """Read `8=40M/35M 16=64M 40!90M 50! 60x`: what fits with its bytes (and those of the finer meter), what fails with
+    those that it needs, if known, and what a kernel does not take."""
+
+    def size(text: str) -> int | None:
+        return int(float(text.removesuffix("M")) * (MEBIBYTE if text.endswith("M") else 1)) if text else None
+
+    probes = []
+    for batch, mark, peak, allocated in re.findall(r"(\d+)([=!x])([\d.]*M?)/?([\d.]*M?)", text):
+        verdict = {"=": Verdict.FITS, "!": Verdict.OOM, "x": Verdict.KERNEL_LIMIT}[mark]
+        probes.append(Probe(int(batch), verdict, size(peak), size(allocated)))
+    return probes
+
+
+# fmt: off
+STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
+    # Before anything fits: the hint, then far less; half of it where another precision's line is known.
+    ("", 1000, {}, Next(8, "to begin with")),
+    ("", 1000, {"limit": 5}, Next(5, "the most there is to try (dataset)")),
+    ("8!", 1000, {}, Next(1, "a sixteenth of 8, which does not fit")),
+    ("500!", 1000, {}, Next(31, "a sixteenth of 500, which does not fit")),
+    ("500!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(250, "half of 500, which does not fit")),
+    ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "a sixteenth of 250, which does not fit")),
+    # Without a meter: it doubles, and bisects.
+    ("8=100", None, {}, Next(16, "twice 8, which fits")),
+    ("8=100 15!", None, {}, Next(11, "halfway between 8, which fits, and 15, which does not")),
+    ("4= 8=100", 1000, {}, Next(16, "twice 8, which fits")),
+    # One measurement: what samples alone would take is an upper bound.
+    ("8=100", 1000, {}, Next(80, "80 would fit if nothing but samples took memory")),
+    ("8=250", 1000, {}, Next(32, "32 would fit if nothing but samples took memory")),
+    ("8=300", 1000, {}, Next(26, "26 would fit if nothing but samples took memory")),
+    ("8=800", 1000, {}, Next(10, "10 would fit if nothing but samples took memory")),
+    ("8=900", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("5=800", 1000, {}, Next(10, "twice 5: one measurement does not tell what each sample takes")),
+    ("8=900 16!", 1000, {}, Next(9, "8 would fit if nothing but samples took memory")),
+    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if nothing but samples took memory")),
+    ("8=0", 100, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("8=180", 1000, {"hint": Hint(8, "fp32's edge", 100.0)},
+     Next(83, "a little below 90, where the budget should end", 930)),
+    # A line: a far crossing is approached from below, unless a failure or a straight line guards it.
+    ("8=181 16=261", 1001, {}, Next(84, "a little below 90, where the budget should end", 941)),
+    ("8=180 16=260", 860, {}, Next(76, "where the budget should end", 860)),
+    ("8=180 16=260", 7700, {}, Next(698, "a little below 760, where the budget should end", 7080)),
+    ("8=180 16=260", 1000, {"limit": 88}, Next(84, "the line ends at 90, beyond all there is", 940)),
+    ("8=180 16=260", 1000, {"limit": 80}, Next(80, "the most there is to try (dataset)", 900)),
+    ("8=8100 80=80100 170!", 152100, {}, Next(152, "where the budget should end", 152100)),
+    ("8=180 16=260 164!", 1000, {}, Next(84, "a little below 90, where the budget should end", 940)),
+    ("100=100100 400=400100", 500100, {}, Next(500, "where the budget should end", 500100)),
+    ("100=100100 400=400100", 480100, {}, Next(480, "where the budget should end", 480100)),
+    ("100=100100 400=400100", 550100, {}, Next(538, "a little below 550, where the budget should end", 538100)),
+    ("1=1100 8=8100 80=80100", 1000000, {}, Next(922, "a little below 999, where the budget should end", 922100)),
+    ("1=1079 8=8100 80=80100", 1000000, {}, Next(922, "a little below 999, where the budget should end", 922100)),
+    # Which line: the nearest measurement that is exact enough and no noise.
+    ("8=180000 12=180000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
+    ("8=180000 12=240000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
+    ("187=392900 291=391800 380=477800", 512000, {}, Next(415, "where the budget should end", 511620)),
+    ("187=392900 317=391800 380=477800", 512000, {},
+     Next(451, "a little below 457, where the budget should end", 509033)),
+    ("187=392900 220=391800 300=477800", 512000, {}, Next(331, "where the budget should end", 511125)),
+    ("100=400000 200=390000 280=477800", 512000, {}, Next(311, "where the budget should end", 511822)),
+    ("8=300000 400=390000 480=477800", 512000, {}, Next(570, "where the budget should end", 511703)),
+    ("4=130 8=180 16=260", 360, {}, Next(26, "where the budget should end", 360)),
+    ("4=130 8=180 16=260", 380, {}, Next(27, "where the budget should end", 379)),
+    ("8=100M 64=160M 76=180M", 400 * MEBIBYTE, {},
+     Next(247, "a little below 263, where the budget should end", 399692499)),
+    # Blocks: what is left of the last block cannot be had, nor what lies unused.
+    ("8=40M/35M 16=60M/55M", 101 * MEBIBYTE, {}, Next(34, "where the budget should end", 104857600)),
+    ("8=42M/41M 16=64M/58M", 105 * MEBIBYTE, {}, Next(34, "where the budget should end", 100925440)),
+    ("8=42M/37.5M 16=64M/58M", 105 * MEBIBYTE, {}, Next(31, "where the budget should end", 101122048)),
+    ("8=40M/44M 16=60M/64M", 110 * MEBIBYTE, {}, Next(30, "where the budget should end", 103809024)),
+    ("8=42M 16=64M/57M", 105 * MEBIBYTE, {}, Next(30, "where the budget should end", 107479040)),
+    ("8=0 16=40M", 110 * MEBIBYTE, {}, Next(28, "where the budget should end", 104857600)),
+    ("8=40960 16=49152", 99999, {}, Next(64, "where the budget should end", 98304)),
+    # At the end of the line: one more proves the edge, unless the line was wrong already.
+    ("8=8100 80=80100", 81100, {}, Next(81, "where the budget should end", 81100)),
+    ("8=8100 80=80100", 80500, {},
+     Next(81, "one more than 80, to prove that it is the largest", 81100, should_fit=False)),
+    ("8=8100 16=16100 20=18900", 19100, {},
+     Next(22, "20 fits though the line says it should not", 20300, should_fit=False)),
+    ("8=8100 16=16100 20=18000 30!", 18100, {},
+     Next(24, "20 fits though the line says it should not", 19900, should_fit=False)),
+    ("8=8100 16=16100 20=17050 30!", 17100, {},
+     Next(25, "20 fits though the line says it should not", 20779, should_fit=False)),
+    ("8=8100 16=16100 20=17050 60!", 17100, {},
+     Next(26, "20 fits though the line says it should not", 21525, should_fit=False)),
+    # A surprise: a failure that the line does not explain.
+    ("8=180 16=260 50x", 10000, {}, Next(33, "halfway between 16 and 50, which a kernel does not take", 430)),
+    ("8=180 16=260 80!", 10000, {}, Next(48, "80 failed though it should fit: halfway to 16, which fits", 580)),
+    ("8=180 16=260 86!", 10000, {},
+     Next(65, "86 failed though it should fit, by what is known of far smaller ones", 750)),
+    ("8=180 16=260 500!", 10000, {},
+     Next(355, "500 failed though it should fit, by what is known of far smaller ones", 3650)),
+    ("8=180 16=260 400! 500!", 10000, {},
+     Next(80, "400 failed though it should fit, by what is known of far smaller ones", 900)),
+    ("8=8100 80=80100 140!", 140100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
+    ("8=8100 80=80100 140!", 144100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
+    ("8=8100 80=80100 141! 263!", 144100, {},
+     Next(139, "141 failed though it should fit: a little less again", 139100)),
+    ("8=8100 80=80100 141! 264!", 144100, {}, Next(140, "141 failed though it should fit: a little less", 140100)),
+    ("8=8100 80=80100 141! 142! 143!", 144100, {},
+     Next(110, "141 failed though it should fit, and a little less too: halfway to 80, which fits", 110100)),
+    ("8=8100 80=80100 142! 143!", 145100, {},
+     Next(111, "142 failed though it should fit, and a little less too: halfway to 80, which fits", 111100)),
+    ("100=100100 10000=10000100 26000!", 26384100, {},
+     Next(25872, "26000 failed though it should fit: a little less", 25872100)),
+    ("4=4100 8=8100 80=80100 138!", 142100, {},
+     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+    ("8=8100 80=80100 138!142100", 142100, {},
+     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+    ("8=8100 80=80100 138!150000", 142100, {},
+     Next(127, "138 failed though it should fit: reduced by the memory that it lacked", 127100)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("known", "budget_bytes", "given", "step"), STEPS)
+def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[str, Any], step: Next) -> None:
+    limit = Limit(given.get("limit", UNLIMITED.batch_size), "dataset")
+    assert explore(tried(known), limit, budget_bytes=budget_bytes, hint=given.get("hint")) == step
+
+
+@pytest.mark.parametrize(
+    ("known", "limit", "edge"),
+    [
+        ("1!", 9, Edge(0, 1, "memory")), ("5=100", 5, Edge(5, None, "dataset")), ("2=1 3x 4!", 9, Edge(2, 3, "kernel")),
+        ("2=1 3! 4x", 9, Edge(2, 3, "memory")), ("4=40 5! 6=60", 9, Edge(4, 5, "memory")),
+    ],
+)  # fmt: skip
+def test_an_edge_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, edge: Edge) -> None:
+    assert explore(tried(known), Limit(limit, "dataset"), budget_bytes=1000) == edge
+
+
+def test_after_twelve_probes_every_second_one_bisects() -> None:
+    steps = [
+        explore([Probe(batch, Verdict.FITS, batch) for batch in range(1, count + 1)], UNLIMITED, budget_bytes=1000)
+        for count in range(11, 16)
+    ]
+    below = "a little below 1000, where the budget should end"
+    assert [step.reason for step in steps if isinstance(step, Next)] == [
+        below, "twice 12, which fits", below, "twice 14, which fits", below,
+    ]  # fmt: skip
+
+
+def test_the_line_goes_through_the_smallest_and_the_largest_that_fit() -> None:
+    line = line_of(tried("20=1500 8=300 40!9000 16=200"))
+    assert line == Line(8, Point(20, 1500.0), 100.0)
+    assert (line.at(10), line.reaches(1650), line.fixed_bytes) == (500, 21, 0.0)
+    assert line_of(tried("8=700 16=1500")) == Line(8, Point(16, 1500.0), 100.0)
+    assert Line(8, Point(16, 1700.0), 100.0).fixed_bytes == 100.0
+    for nothing_to_draw in ("", "8=100", "8=100 16=100", "8=200 16=100"):
+        assert line_of(tried(nothing_to_draw)) is None
+
+
+EDGES = st.one_of(st.integers(1, 64), st.floats(0, 6).map(lambda power: int(10**power)))
+"""From 1 to a million, as many small as large."""
+BUDGETS = st.integers(2**28, 2**37)
+SHARES = st.floats(0, 0.95)
+"""Of the budget: what no batch at all takes."""
+FIRST = st.integers(8, 32).map(Hint)
+"""The workload's own batch size."""
+
+
+def line(edge: int, budget: int, share: float) -> tuple[float, float]:
+    """Fixed bytes and bytes for each sample, so that `edge` and a half fill the budget."""
+    fixed = share * budget
+    return fixed, (budget - fixed) / (edge + 0.5)
+
+
+@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST)
+def test_an_exactly_linear_device_takes_five_probes(edge: int, budget: int, share: float, hint: Hint) -> None:
+    fixed, each = line(edge, budget, share)
+    found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
+    assert found == Edge(edge, edge + 1, "memory")
+    assert len(probes) <= 5
+
+
+@given(edge=EDGES, budget=BUDGETS, hint=FIRST)
+def test_a_device_full_of_parameters_takes_six(edge: int, budget: int, hint: Hint) -> None:
+    fixed, each = line(edge, budget, 0.99)
+    found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
+    assert found.largest_batch == edge
+    assert len(probes) <= 6  # meters count whole bytes: at a million samples that is worth one more
+
+
+@pytest.mark.parametrize("block", [2 * MEBIBYTE, 20 * MEBIBYTE])
+@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST)
+def test_a_device_that_takes_memory_in_blocks_takes_eight(
+    block: int, edge: int, budget: int, share: float, hint: Hint
+) -> None:
+    usable = budget // block * block
+    fixed, each = line(edge, usable, share)
+    found, probes = Device(lambda batch: fixed + each * batch, budget, block).search(hint=hint)
+    assert found.largest_batch == edge
+    assert len(probes) <= 8
+
+
+def bent(edge: int, budget: int, share: float, at: float, factor: float) -> Device:
+    """From `at · edge` on, each sample takes `factor` times as much."""
+    fixed, bend = share * budget, at * edge
+    each = (budget - fixed) / (bend + factor * (edge + 0.5 - bend))
+    return Device(lambda b: fixed + each * min(b, bend) + factor * each * max(b - bend, 0), budget)
+
+
+def jumping(edge: int, budget: int, share: float, at: float, height: float) -> Device:
+    """From `at · edge` on, a workspace takes `height` of what the samples may."""
+    fixed = share * budget
+    jump = height * (budget - fixed)
+    each = (budget - fixed - jump) / (edge + 0.5)
+    return Device(lambda b: fixed + each * b + (jump if b >= at * edge else 0), budget)
+
+
+def wavering(edge: int, budget: int, share: float, samples: float) -> Device:
+    """Takes up to so many samples' worth more or less, each batch its own."""
+    fixed, each = line(edge, budget, share)
+    return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), budget)
+
+
+@given(
+    edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), factor=st.floats(2 / 3, 1.5)
+)  # fmt: skip
+def test_a_bend_is_found_exactly(
+    edge: int, budget: int, share: float, hint: Hint, at: float, factor: float
+) -> None:  # fmt: skip
+    found, _ = bent(edge, budget, share, at, factor).search(hint=hint)
+    assert found.largest_batch == edge
+
+
+@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), height=st.floats(0, 0.3))
+def test_a_jump_is_found_exactly(
+    edge: int, budget: int, share: float, hint: Hint, at: float, height: float
+) -> None:  # fmt: skip
+    found, _ = jumping(edge, budget, share, at, height).search(hint=hint)
+    assert found.largest_batch == edge
+
+
+@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, part=st.floats(0, 0.05))
+def test_a_device_of_whims_ends_with_a_proof(edge: int, budget: int, share: float, hint: Hint, part: float) -> None:
+    fixed, each = line(edge, budget, share)
+    device = Device(lambda b: (fixed + each * b) * (1 + part * (random.Random(b).random() - 0.5)), budget)
+    found, probes = device.search(hint=hint)
+    assert found.first_failing_batch == found.largest_batch + 1
+    assert len(probes) <= 12 + 2 * math.log2(2**24)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda chance: ((chance.random(), chance.uniform(2 / 3, 1.5)), bent),
+        lambda chance: ((chance.uniform(0, 0.9), chance.uniform(0, 0.3)), jumping),
+        lambda chance: ((chance.uniform(0, 3),), wavering),
+    ],
+    ids=["bent", "jumping", "wavering"],
+)
+def test_most_devices_that_are_not_linear_take_eight_probes(
+    make: Callable[[random.Random], tuple[tuple[float, ...], Callable[..., Device]]],
+) -> None:
+    """Some must take more: which of n batches is the one where memory jumps cannot be told in less than log2(n)."""
+    counts = []
+    for seed in range(1000):
+        chance = random.Random(seed)
+        edge, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
+        shape, family = make(chance)
+        device = family(edge, budget, chance.uniform(0, 0.95), *shape)
+        _, probes = device.search(hint=Hint(chance.randint(8, 32)))
+        counts.append(len(probes))
+    counts.sort()
+    assert counts[500] <= 7
+    assert counts[939] <= 8, "94 % take at most 8, as docs/finding-the-edge.md says"
+    assert counts[-1] <= 14
+
+
+@given(truth=st.integers(0, 10**6), limit=st.integers(1, 10**6))
+def test_a_limit_is_named(truth: int, limit: int) -> None:
+    device = Device(lambda batch: 1000 * batch, 1000 * truth + 500)
+    edge, _ = device.search(limit=Limit(limit, "max_batch_size"))
+    if truth < limit:
+        assert edge == Edge(truth, truth + 1, "memory")
+    else:
+        assert edge == Edge(limit, None, "max_batch_size")
+
+
+def test_all_of_a_small_data_set_is_tried_at_once_when_it_should_fit() -> None:
+    _, probes = Device(lambda batch: 1000 + batch, 10**6).search(limit=Limit(500, "dataset"))
+    assert [probe.batch_size for probe in probes][-1] == 500
+    assert len(probes) <= 3
+
+
+def test_a_kernel_limit_is_named_and_found_by_bisection() -> None:
+    device = Device(lambda batch: 1000.0 * batch if batch <= 777 else 10**9, 10**8, failure=Verdict.KERNEL_LIMIT)
+    edge, probes = device.search()
+    assert edge == Edge(777, 778, "kernel")
+    assert len(probes) <= 20
+
+
+@given(truth=st.integers(1, 10**6))
+def test_without_a_meter_it_doubles_and_bisects(truth: int) -> None:
+    probes: list[Probe] = []
+    while not isinstance(step := explore(probes, UNLIMITED, hint=Hint(1)), Edge):
+        probes.append(Probe(step.batch_size, Verdict.FITS if step.batch_size <= truth else Verdict.OOM))
+    assert step.largest_batch == truth
+    assert len(probes) <= 2 * math.log2(truth + 1) + 2
+
+
+def test_a_batch_that_ran_and_failed_counts_as_failed() -> None:
+    probes = [Probe(4, Verdict.FITS, 40), Probe(5, Verdict.FITS, 50), Probe(5, Verdict.OOM)]
+    assert explore(probes, UNLIMITED, budget_bytes=55) == Edge(4, 5, "memory")
+
+
+@given(st.permutations([Probe(b, Verdict.FITS if b <= 20 else Verdict.OOM, 10 * b) for b in (1, 2, 8, 19, 22, 32)]))
+def test_the_order_of_probes_does_not_matter(probes: list[Probe]) -> None:
+    assert explore(probes, UNLIMITED, budget_bytes=205) == Next(20, "where the budget should end", 200)
+
+
+def test_another_precisions_line_spares_a_probe() -> None:
+    """bf16 begins at the edge of fp32, with its line's fixed part."""
+    full = Device(lambda batch: 10_000 + 100 * batch, 100_000)
+    edge, probes = full.search()
+    taught = line_of(probes)
+    assert taught is not None
+    assert taught.fixed_bytes == pytest.approx(10_000)
+    half = Device(lambda batch: 12_000 + 50 * batch, 100_000)
+    found, with_hint = half.search(hint=Hint(edge.largest_batch, "fp32's edge", taught.fixed_bytes))
+    assert found.largest_batch == 1760
+    assert len(with_hint) <= 4
+    assert with_hint[0].batch_size == edge.largest_batch == 900
+
+
+def test_predictions_are_what_the_line_says() -> None:
+    probes = [Probe(10, Verdict.FITS, 1100), Probe(20, Verdict.FITS, 2100)]
+    step = explore(probes, UNLIMITED, budget_bytes=3150)
+    assert step == Next(30, "where the budget should end", 3100)
+
+
+def test_every_step_of_a_search_can_be_gone_on_from() -> None:
+    """Stateless: what is asked next depends on the probes alone."""
+    device = Device(lambda batch: 5e6 + 1e5 * batch, 10**8)
+    _, probes = device.search()
+    for known, following in itertools.pairwise(range(len(probes) + 1)):
+        step = explore(probes[:known][::-1], UNLIMITED, budget_bytes=device.budget_bytes)
+        assert isinstance(step, Next)
+        assert step.batch_size == probes[following - 1].batch_size

@@ -1,0 +1,207 @@
+"""`work` joins a study by its name alone; the device is simulated, the studies and the runs are real."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, Done, request, stores
+
+from amp_track.commands.compare import compare
+from amp_track.commands.max_batch import fit
+from amp_track.commands.search import search
+from amp_track.commands.worker import work
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.options import CompareOptions, Request
+from amp_track.records.errors import BadInput
+from amp_track.records.events import Event
+from amp_track.records.hardware import Hardware
+from amp_track.records.result import Outcome
+from amp_track.results.compare import CompareResult
+from amp_track.results.max_batch import FitResult
+from amp_track.results.search import SearchResult
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+Command = Callable[..., Done]
+
+
+class InterruptedAt(SimulatedSandbox):
+    """A device on which the job of this number is interrupted."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        if len(self.jobs) == self._number:
+            raise KeyboardInterrupt
+        return super().run(job, on_event, folder=folder)
+
+
+class Named(SimulatedSandbox):
+    """A CPU of another name."""
+
+    def inspect(self, job: Job) -> Inspection:
+        return dataclasses.replace(super().inspect(job), hardware=Hardware(kind="cpu", name="another device"))
+
+
+def asked(study: str = "mine", **options: Any) -> Request:
+    job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, epochs=3)
+    return request(job, precisions=("fp32", "bf16"), study=study, **options)
+
+
+def named(study: str) -> Request:
+    """Return what a worker is told: a name, where the stores are, and the workload, which is outside this folder."""
+    return request(Job(workload=DIGITS), study=study, given=frozenset({"workload"}))
+
+
+def trials(part: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=part, storage=stores()["storage"]).trials
+
+
+@pytest.mark.parametrize("interrupted_at", [2, pytest.param(8, marks=pytest.mark.nightly)])
+def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
+    options: dict[str, Any] = {"trials": 4, "learning_rates": (1e-3, 1e-2), "multiple_of": 8, "max_batch_size": 64}
+    with pytest.raises(KeyboardInterrupt):
+        search(asked(**options), sandbox=InterruptedAt(interrupted_at))
+    result = work(named("mine"), sandbox=SimulatedSandbox())
+    whole = search(asked("whole", **options), sandbox=SimulatedSandbox())
+    assert isinstance(result, SearchResult)
+    assert result.fit.edges == whole.fit.edges
+    assert result.fit.job == whole.fit.job
+    assert len(result.trials) == len(whole.trials) == 4
+    assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)
+
+
+def test_a_worker_of_a_finished_study_repeats_nothing(found: FitResult) -> None:
+    device = SimulatedSandbox()
+    assert work(named("mine/fit"), sandbox=device) == found
+    assert not device.jobs
+
+
+def test_a_worker_joins_a_comparison() -> None:
+    over = CompareOptions(over=("width", ("8", "4")))
+    with pytest.raises(KeyboardInterrupt):
+        compare(asked(compare_options=over, seeds=2), sandbox=InterruptedAt(3))
+    result = work(named("mine"), sandbox=SimulatedSandbox())
+    assert isinstance(result, CompareResult)
+    assert sum(len(cell.trainings) for cell in result.cells) == 8
+
+
+def test_a_worker_on_another_device_is_refused_and_both_are_named(found: FitResult) -> None:
+    before = trials("mine/fit")
+    with pytest.raises(BadInput, match="STUDY: got mine/fit on a machine with device another device, expected the "):
+        work(named("mine"), sandbox=Named())
+    with pytest.raises(BadInput, match=rf"{found.hardware.title} that it was made with; start its workers where"):
+        work(named("mine"), sandbox=Named())
+    assert trials("mine/fit") == before
+
+
+def test_a_worker_joins_a_study_in_a_journal() -> None:
+    made = fit(asked(max_batch_size=64, storage="optuna.log"), sandbox=SimulatedSandbox())
+    joined = named("mine")
+    joined = dataclasses.replace(joined, stores=dataclasses.replace(joined.stores, storage="./optuna.log"))
+    device = SimulatedSandbox()
+    assert work(joined, sandbox=device) == made
+    assert not device.jobs
+
+
+def test_a_worker_needs_the_workload() -> None:
+    copy = Path("digits.py")
+    copy.write_text(Path(DIGITS).read_text())
+    fit(
+        request(Job(workload="digits.py"), precisions=("fp32",), study="mine", max_batch_size=8),
+        sandbox=SimulatedSandbox(),
+    )
+    copy.unlink()
+    with pytest.raises(BadInput, match=r"^Study mine trains digits\.py, which is no file here\. Start the command in "):
+        work(request(Job(), study="mine"))
+
+
+@pytest.fixture(scope="module")
+def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both stores, in which the study mine has been found on a CPU."""
+    folder = tmp_path_factory.mktemp("begun")
+    shutil.copytree(store_templates, folder, dirs_exist_ok=True)
+    with contextlib.chdir(folder):
+        fit(asked(max_batch_size=8, confirm_steps=0), sandbox=Named())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
+        (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
+        (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
+        (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
+        (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
+        (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
+        (["mine", "--sbatch", "a b=1"], "--sbatch: got 'a b=1', expected an option of sbatch, such as partition=gpu"),
+        (
+            ["mine", "--launcher", "slurm"],
+            "--storage: got sqlite:///optuna.db with --launcher slurm, whose workers run on other machines, expected a",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "/shared/optuna.log"],
+            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql+psycopg://u:hunter2@nowhere/x"],
+            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql://127.0.0.1/x", "--tracking-uri", "http://h:1"],
+            "--storage: got postgresql://127.0.0.1/x with --launcher slurm, whose workers run on other machines",
+        ),
+        (
+            ["mine", "--launcher", "ray"],
+            "--storage: got sqlite:///optuna.db with --launcher ray, whose workers run on other machines, expected a",
+        ),
+        (
+            ["mine", "--launcher", "ray", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
+            "--launcher: got ray with RAY_ADDRESS=nowhere, expected host:port of a cluster that runs, of which this",
+        ),
+        (
+            ["mine", "--launcher", "slurm", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
+            "--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected one",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told_in_one_line_and_nothing_is_started(
+    arguments: list[str], message: str, amp_track: Command, begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(begun, Path.cwd(), dirs_exist_ok=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    monkeypatch.setenv("PATH", "")  # a machine may have SLURM
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    before = sorted(Path.cwd().iterdir())
+    done = amp_track("work", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+@pytest.mark.usefixtures("found")
+def test_the_address_of_the_study_may_come_from_the_environment(
+    amp_track: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.rename("optuna.db", "elsewhere.db")
+    assert amp_track("report", "mine").returncode == 2
+    monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")
+    assert amp_track("report", "mine").returncode == 0
+    assert (
+        "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
+    )

@@ -1,0 +1,83 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+from support import ROOT
+
+from amp_track.config import cli_params
+from amp_track.config.commands import FLAGS, request_of
+from amp_track.config.job import Job
+from amp_track.records.errors import BadInput
+
+
+def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
+    named = {flag.field.name for flag in FLAGS["train"] if flag.owner is Job}
+    assert named == {field.name for field in dataclasses.fields(Job)} - {
+        "workload",
+        "probe",
+        "probe_to_the_end",
+        "epoch_steps",
+    }
+
+
+def test_a_flag_means_the_same_on_every_command() -> None:
+    by_name = {flag.name: flag for flag in FLAGS["train"]}
+    for other in (*FLAGS["fit"], *FLAGS["search"], *FLAGS["compare"]):
+        if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
+            assert other == by_name[other.name]
+
+
+def test_dtypes_has_flags_of_train_but_for_its_small_batch() -> None:
+    (batch_size,) = [flag for flag in FLAGS["dtypes"] if flag not in FLAGS["train"]]
+    assert (batch_size.name, batch_size.value(None)) == ("--batch-size", 2)
+
+
+def test_every_entry_point_is_a_command_with_its_parameters() -> None:
+    project = yaml.safe_load((ROOT / "MLproject").read_text())
+    for entry_point in project["entry_points"].values():
+        command = entry_point["command"].split()[3]
+        named = {flag.name.removeprefix("--").replace("-", "_") for flag in FLAGS[command]}
+        assert set(entry_point["parameters"]) <= named | {"study" if command == "work" else "workload"}
+
+
+def test_mlflows_environment_is_made_of_the_project() -> None:
+    project = yaml.safe_load((ROOT / "MLproject").read_text())
+    assert yaml.safe_load((ROOT / "python_env.yaml").read_text()) == {"dependencies": ["."]}
+    assert Path(ROOT, project["python_env"]).is_file()
+
+
+def test_arguments_of_mlflow_run_become_ours() -> None:
+    given = ["train", "--batch_size", "64", "--channels_last", "true", "--compile", "False", "--lr=1e-3", "a_b"]
+    assert cli_params.normalized(given, ["--channels-last", "--compile"]) == [
+        "train", "--batch-size", "64", "--channels-last", "--lr=1e-3", "a_b",
+    ]  # fmt: skip
+    assert cli_params.normalized(["--a_b", "--", "--a_b"], []) == ["--a-b", "--", "--a_b"]
+
+
+def test_none_is_not_given() -> None:
+    flag = cli_params.flag_named(FLAGS["train"], "--memory-budget")
+    assert flag.value(None) is None
+    assert flag.value("1MiB") == 2**20
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(command, flag) for command, of_command in FLAGS.items() for flag in of_command],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)  # fmt: skip
+def test_empty_text_is_an_error_of_every_flag(command: str, flag: cli_params.Flag) -> None:
+    if not flag.is_switch:
+        with pytest.raises(BadInput, match=f"^{flag.name}: got '', expected "):
+            flag.value([""] if flag.is_repeatable else "")
+
+
+@pytest.mark.parametrize(("variable", "storage"), [("", "sqlite:///optuna.db"), ("sqlite:///x.db", "sqlite:///x.db")])
+def test_an_empty_variable_counts_as_not_set(variable: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMP_TRACK_STORAGE", variable)
+    assert request_of("fit", "mine.py", {}).stores.storage == storage
+
+
+def test_bad_text_names_flag_and_expectation() -> None:
+    flag = cli_params.flag_named(FLAGS["train"], "--lr")
+    with pytest.raises(BadInput, match="--lr: got 'fast', expected a number above 0"):
+        flag.value("fast")

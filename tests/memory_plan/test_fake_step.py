@@ -1,0 +1,321 @@
+"""A training step on fake tensors allocates what the real one does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory_plan.workloads import Wide
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from amp_track.config.job import Job
+from amp_track.memory_plan import cuda_dtypes, torch_internals
+from amp_track.memory_plan.fake_step import FakeStep
+from amp_track.memory_plan.replay import predict_peak, with_workspaces
+from amp_track.records.errors import AmpTrackError
+from amp_track.records.trace import Category, StepTrace
+from amp_track.training.amp.step import TrainStep
+from amp_track.workload import Workload, load_workload
+
+MIB = 2**20
+SLOW = pytest.mark.nightly
+
+
+def job(**fields: object) -> Job:
+    return Job(workload="any", learning_rate=1e-3, batch_size=8, **fields)  # type: ignore[arg-type]
+
+
+def fake_step(job: Job, workload: Workload, *, as_cuda: bool = True) -> FakeStep:
+    return FakeStep(job, workload, workload.example(2), as_cuda=as_cuda)
+
+
+def most_alive(trace: StepTrace) -> int:
+    """Return the largest number of bytes that are alive together."""
+    alive = most = 0
+    for event in trace.events:
+        alive += trace.storages[event].size_bytes if event >= 0 else -trace.storages[~event].size_bytes
+        most = max(most, alive)
+    return most
+
+
+def profiled_peak(workload: Workload, precision: str, batch_size: int, *, steps: int = 2) -> int:
+    """Return the most bytes that torch's profiler sees allocated during real steps, the model's included.
+
+    What a kernel frees before it returns, such as the copies that a convolution makes in a layout of its own, is left
+    out: no tensor holds it.
+    """
+    input, target = workload.example(batch_size)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        model = workload.model().train()
+        step = TrainStep(model, workload.optimizer(model.parameters(), 1e-3), workload.loss, precision)
+        for _ in range(steps):
+            step(input.clone(), target.clone())
+    allocations: list[tuple[int, int, int, int]] = []
+    for root in profiled.profiler.kineto_results.experimental_event_tree():  # type: ignore[union-attr]
+        collect(root, 0, allocations)
+    return most_alive_after_kernels(sorted(allocations))
+
+
+def most_alive_after_kernels(allocations: list[tuple[int, int, int, int]]) -> int:
+    """Return the largest sum of allocations that outlive the kernel that asked for them."""
+    freed_at: dict[int, int] = {}
+    alive = most = 0
+    lasting = []
+    for time, size, address, end_of_kernel in reversed(allocations):
+        if size < 0:
+            freed_at[address] = time
+        elif freed_at.pop(address, end_of_kernel + 1) <= end_of_kernel:
+            continue
+        lasting.append((size, address))
+    known: set[int] = set()
+    for size, address in reversed(lasting):
+        if size > 0:
+            known.add(address)
+        elif address not in known:
+            continue
+        else:
+            known.remove(address)
+        alive += size
+        most = max(most, alive)
+    return most
+
+
+def collect(event: Any, end_of_kernel: int, allocations: list[tuple[int, int, int, int]]) -> None:
+    """Append (time, bytes, address, when the kernel returns that asked for them) for all below an event."""
+    if event.tag == torch._C._profiler._EventType.Allocation:
+        fields = event.extra_fields
+        allocations.append((event.start_time_ns, fields.alloc_size, fields.ptr, end_of_kernel))
+    if event.tag == torch._C._profiler._EventType.TorchOp and not event.name.startswith("aten::empty"):
+        end_of_kernel = event.end_time_ns
+    for child in event.children:
+        collect(child, end_of_kernel, allocations)
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=SLOW)])
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11, which sees one cycle
+@pytest.mark.parametrize(
+    "name", ["Cnn", "Mlp", *(pytest.param(name, marks=SLOW) for name in ("Transformer", "UNet", "ResNet18"))]
+)
+def test_as_many_bytes_are_alive_as_the_profiler_sees(name: str, precision: str) -> None:
+    workload = load_workload(f"benchmarks.models:{name}")
+    trace = fake_step(job(), workload, as_cuda=False).trace(precision, 32).with_next_step()
+    assert most_alive(trace) == pytest.approx(profiled_peak(workload, precision, 32), rel=0.005)
+
+
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=SLOW), pytest.param(None, marks=SLOW)])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD, pytest.param(torch.optim.AdamW, marks=SLOW)])
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_the_second_step_is_the_first_one_again(
+    optimizer: type[torch.optim.Optimizer], fused: bool | None, precision: str
+) -> None:
+    class Optimized(Wide):
+        def optimizer(self, parameters, lr):
+            more = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+            return optimizer(parameters, lr=lr, fused=fused, **more)  # type: ignore[call-arg]
+
+    step = fake_step(job(clip_norm=1.0), Optimized())
+    peaks = [
+        predict_peak(with_workspaces(trace, 0))
+        for trace in (step.trace(precision, 16).with_next_step(), step.trace(precision, 16, steps=2))
+    ]
+    assert peaks[0].allocated_bytes == pytest.approx(peaks[1].allocated_bytes, abs=2048)  # the losses that are kept
+    assert peaks[0].reserved_bytes == peaks[1].reserved_bytes
+
+
+def test_an_optimizer_left_to_torch_is_the_one_it_takes_on_cuda() -> None:
+    class Left(Wide):
+        def optimizer(self, parameters, lr):
+            return torch.optim.Adam(parameters, lr=lr)
+
+    operations = {each.operation for each in fake_step(job(), Left()).trace("fp32", 4).storages}
+    assert any(operation.startswith("_foreach_") for operation in operations)
+    on_cpu = {each.operation for each in fake_step(job(), Left(), as_cuda=False).trace("fp32", 4).storages}
+    assert not any(operation.startswith("_foreach_") for operation in on_cpu)
+
+
+def test_what_each_storage_is_for() -> None:
+    workload = Wide(width=256, depth=3)
+    trace = fake_step(job(), workload).trace("fp32", 128).with_next_step()
+    weights = sum(parameter.numel() * 4 for parameter in workload.model().parameters())
+    sizes: dict[Category, int] = dict.fromkeys(Category, 0)
+    for storage in trace.storages:
+        sizes[storage.category] += storage.size_bytes
+    assert sizes[Category.PARAMETERS] == weights
+    assert sizes[Category.OPTIMIZER_STATE] == pytest.approx(2 * weights, abs=4 * 6)  # and Adam's step counters
+    assert sizes[Category.GRADIENTS] == 2 * weights  # of two steps
+    assert sizes[Category.BATCH] == 2 * (128 * 256 * 4 + 128 * 8)
+    assert sizes[Category.ACTIVATIONS] >= 2 * 3 * 128 * 256 * 4
+    assert {each.layer for each in trace.storages if each.category is Category.GRADIENTS} == {
+        "layers.0", "layers.1", "layers.2",
+    }  # fmt: skip
+
+
+def test_autocast_halves_activations_and_not_weights() -> None:
+    step = fake_step(job(), Wide(width=256, depth=8))
+    peaks = [dict(predict_peak(step.trace(name, 4096)).by_category) for name in ("fp32", "amp")]
+    assert peaks[1][Category.PARAMETERS] == peaks[0][Category.PARAMETERS]
+    assert 0.45 < peaks[1][Category.ACTIVATIONS] / peaks[0][Category.ACTIVATIONS] < 0.65
+
+
+def test_channels_last_and_accumulation() -> None:
+    workload = load_workload("benchmarks.models:Cnn")
+    plain = fake_step(job(), workload).trace("amp", 8)
+    twice = fake_step(job(accumulate=2, channels_last=True), workload).trace("amp", 8)
+    assert len(twice.phases) == len(plain.phases) + 2
+    assert predict_peak(twice).allocated_bytes == pytest.approx(predict_peak(plain).allocated_bytes, rel=0.05)
+
+
+def test_a_number_that_is_read_is_noted_with_its_layer() -> None:
+    assert fake_step(job(), Wide(act="item")).trace("fp32", 4).values_read == ("(model)",)
+    assert fake_step(job(), Wide()).trace("amp", 4).values_read == ()
+
+
+def test_what_raises_under_autocast_on_cuda_raises() -> None:
+    step = fake_step(job(), Wide(act="sigmoid-bce"))
+    step.trace("fp32", 4)
+    with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
+        step.trace("amp", 4)
+
+
+PATCHED = [
+    (torch.amp.GradScaler, "_maybe_opt_step"),
+    (torch.utils, "swap_tensors"),
+    (torch_internals.torch_optimizer, "_foreach_supported_types"),
+    (torch_internals.torch_optimizer, "_get_foreach_kernels_supported_devices"),
+    (torch_internals.FakeTensor, "__deepcopy__"),
+    (torch_internals.FakeTensorMode, "__deepcopy__"),
+    (logging.getLogger("torch._subclasses.fake_tensor"), "disabled"),
+]
+
+
+@pytest.mark.parametrize("act", ["relu", "numpy", "mask", "wrong"])
+def test_everything_is_as_before_afterwards(act: str) -> None:
+    def state() -> tuple[object, ...]:
+        x = torch.ones(4, 4, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            dtypes = torch.softmax(x @ x, 0).dtype, torch.cat([x, x]).dtype, (x @ x).exp().dtype
+        graph = nn.functional.dropout(x, 0.5).grad_fn, nn.functional.softmax(x, 0).grad_fn
+        heads = x.view(1, 1, 4, 4)
+        attention = nn.functional.scaled_dot_product_attention(heads, heads, heads).grad_fn
+        names = [type(node).__name__ for node in (*graph, attention)]
+        return dtypes, names, [vars(owner).get(name) for owner, name in PATCHED], gc.isenabled()
+
+    before = state()
+    try:
+        fake_step(job(), Wide(act=act)).trace("amp", 4)
+    except RuntimeError:
+        assert act != "relu"
+    assert state() == before
+
+
+def made_by(trace: StepTrace, operation: str) -> list[int]:
+    return [each.size_bytes for each in trace.storages if operation in each.operation]
+
+
+def test_dropout_keeps_a_byte_for_each_element() -> None:
+    workload = Wide(width=256, depth=1, act="dropout")
+    assert sorted(made_by(fake_step(job(), workload).trace("amp", 64), "native_dropout"))[0] == 64 * 256
+    assert not made_by(fake_step(job(), workload, as_cuda=False).trace("amp", 64), "native_dropout")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_attention_keeps_no_matrix(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="attention")).trace(precision, 512)
+    matrix_bytes = 4 * 512 * 512 * 2
+    assert max(storage.size_bytes for storage in trace.storages) < matrix_bytes
+    kernel = "efficient_attention" if precision == "fp32" else "flash_attention"
+    assert made_by(trace, kernel)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp"])
+def test_attention_without_heads_computes_the_matrix(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="attention-without-heads")).trace(precision, 512)
+    assert max(storage.size_bytes for storage in trace.storages) >= 512 * 512 * 2
+
+
+@pytest.mark.parametrize("precision", ["amp", "bf16"])
+def test_a_softmax_that_is_told_its_dtype_keeps_it(precision: str) -> None:
+    trace = fake_step(job(), Wide(width=64, depth=1, act="softmax-of-dtype")).trace(precision, 128)
+    assert 128 * 64 * 4 in made_by(trace, "_softmax")
+
+
+def test_a_release_of_torch_that_lacks_what_planning_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch_internals.torch_optimizer, "_foreach_supported_types")
+    monkeypatch.delitem(sys.modules, torch_internals.__name__)
+    with pytest.raises(AmpTrackError, match=r"plan: got torch .*_foreach_supported_types.*amp-track fit instead"):
+        importlib.import_module(torch_internals.__name__)
+
+
+def test_seven_billion_parameters_take_no_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trace = fake_step(job(), Wide(width=16384, depth=26)).trace("bf16", 4096)
+    peak = predict_peak(trace)
+    assert dict(peak.by_category)[Category.PARAMETERS] > 4 * 6.9e9
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("macro", "listed"),
+    [
+        ("AT_FORALL_LOWER_PRECISION_FP", cuda_dtypes.LOWER_PRECISION),
+        ("AT_FORALL_FP32", cuda_dtypes.FLOAT32),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", cuda_dtypes.FLOAT32_RESULT),
+        ("AT_FORALL_PROMOTE", cuda_dtypes.WIDEST),
+    ],
+)
+def test_the_lists_are_those_of_torch(macro: str, listed: list[str]) -> None:
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
+    body = header.split(f"#define {macro}(_)")[1].split("#define")[0]
+    entries = re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", body)
+    in_header = {f"{name}.{overload}" if overload else name for name, overload in entries}
+    in_header = {name for name in in_header if "imname" not in name}  # overloads by names of dimensions, removed later
+    assert in_header <= set(listed)
+    assert set(listed) - in_header <= {"rms_norm"}  # 2.11 has none
+
+
+class Rates(nn.Module):
+    """Layers whose dropout grows from none, as many vision transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rates = torch.linspace(0, 0.2, 3)
+        self.rates = [rate.item() for rate in rates[:2]] + rates[2:].tolist()
+        self.layer = nn.Linear(64, 64)
+        nn.init.trunc_normal_(self.layer.weight, std=0.02)
+        self.register_buffer("positions", torch.arange(64)[None] - torch.arange(64)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.positions[0]
+
+
+def test_numbers_that_a_model_is_built_with_are_what_they_are() -> None:
+    with torch_internals.fake_tensors(), torch_internals.SmallConstants():
+        model = Rates()
+        assert model.rates == pytest.approx([0, 0.1, 0.2])
+        assert isinstance(model.layer.weight, torch_internals.FakeTensor)
+        assert isinstance(torch.arange(2**12)[None] * torch.ones(2**12)[:, None], torch_internals.FakeTensor)
+        assert isinstance(torch.linspace(0, 1, 2**20), torch_internals.FakeTensor)
+
+
+def test_a_model_with_such_numbers_is_traced() -> None:
+    class WithRates(Wide):
+        def model(self) -> nn.Module:
+            return Rates()
+
+    trace = fake_step(job(), WithRates(width=64)).trace("amp", 16)
+    held = [storage for storage in trace.storages if storage.category is Category.PARAMETERS]
+    assert sum(storage.size_bytes for storage in held) == 4 * (64 * 64 + 64) + 8 * 64 * 64
+
+
+def test_two_batches_show_what_any_number_of_accumulated_ones_takes() -> None:
+    two, five = (fake_step(job(accumulate=number), Wide(width=8, depth=1)).trace("amp", 8) for number in (2, 5))
+    assert five == two

@@ -1,0 +1,78 @@
+"""Cards are found by what people call them."""
+
+from __future__ import annotations
+
+import pytest
+
+from amp_track.memory_plan.gpus import CARDS, blas_workspace_bytes, blas_workspace_of, card_named
+from amp_track.records.errors import BadInput
+from amp_track.records.hardware import Hardware
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RTX 4090", "GeForce RTX 4090"),
+        ("4090", "GeForce RTX 4090"),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+        ("t4", "Tesla T4"),
+        ("a100 80gb", "NVIDIA A100 80GB"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB"),
+        ("A100 40 GiB", "NVIDIA A100 40GB"),
+        ("H100", "NVIDIA H100 80GB"),
+        ("l40", "NVIDIA L40"),
+        ("l40s", "NVIDIA L40S"),
+    ],
+)
+def test_a_name(text: str, name: str) -> None:
+    assert card_named(text).name == name
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_every_card(card) -> None:
+    assert card_named(card.name) is card
+    assert 0 < card.context_gib < 1 < card.memory_gib
+    assert "#" in card.source
+
+
+def test_an_unknown_card_is_told_the_nearest_ones_first() -> None:
+    with pytest.raises(BadInput, match=r"^--device-name: got RTX 4091, expected one of GeForce RTX 4090, .*--capacity"):
+        card_named("RTX 4091")
+
+
+@pytest.mark.parametrize("text", ["RTX 4070", "RTX 4060", "RTX 6000"])
+def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
+    with pytest.raises(BadInput, match=f"got {text}, expected one of"):
+        card_named(text)
+
+
+def test_a_name_that_two_cards_have_is_told_both_and_no_other() -> None:
+    with pytest.raises(BadInput) as raised:
+        card_named("A100")
+    assert "A100 80GB" in str(raised.value)
+    assert "A100 40GB" in str(raised.value)
+    assert "T4" not in str(raised.value)
+
+
+def test_what_a_card_lacks() -> None:
+    turing, ampere = card_named("T4"), card_named("A100 40GB")
+    assert turing.lacks("bf16") == "needs compute capability 8.0 or newer, Tesla T4 has 7.5"
+    assert not turing.lacks("amp")
+    assert not ampere.lacks("tf32")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "size_bytes"),
+    [
+        (Hardware(kind="cpu", name="A CPU"), 0),
+        (Hardware(kind="cuda", name="A GPU", capability="compute capability 8.6"), 8_519_680),
+        (Hardware(kind="cuda", name="A GPU", capability="compute capability 9.0"), 32 * 2**20),
+    ],
+)
+def test_cublas_on_a_device_that_is_here(hardware: Hardware, size_bytes: int) -> None:
+    assert blas_workspace_of(hardware) == size_bytes
+
+
+def test_cublas_takes_more_from_compute_capability_9_on() -> None:
+    assert blas_workspace_bytes() == card_named("A10").blas_workspace_bytes == 8_519_680
+    assert card_named("H100").blas_workspace_bytes == 32 * 2**20

@@ -1,0 +1,135 @@
+"""The largest batch that is predicted to fit: exact by the simulator, from few traces."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from batch_search.traces import MIB, step_of, traced_by
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_track.memory_plan.predict import Prediction
+from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
+from amp_track.records.trace import Category
+
+MOST = 4096
+
+
+def fits(batch_size: int, activations: list[int], capacity_bytes: int) -> bool:
+    return predict_peak(step_of(batch_size, activations)).reserved_bytes <= capacity_bytes
+
+
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6), st.integers(40 * MIB, 2000 * MIB))
+@settings(deadline=None)
+def test_on_a_line_it_is_the_edge_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
+    traced: list[int] = []
+    prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], traced))
+    edge = prediction.largest_batch(capacity_bytes, most=MOST)
+    assert len(traced) <= 3
+    assert edge.largest_batch
+    assert fits(edge.largest_batch, [size * edge.largest_batch for size in per_sample], capacity_bytes)
+    if edge.bound == "memory":
+        above = edge.largest_batch + 1
+        assert not fits(above, [size * above for size in per_sample], capacity_bytes)
+    else:
+        assert edge.largest_batch == MOST
+    assert edge.peak is not None
+    assert edge.peak.reserved_bytes <= capacity_bytes
+
+
+@given(st.integers(1, 3000), st.integers(1, 200_000), st.integers(40 * MIB, 2000 * MIB))
+@settings(deadline=None)
+def test_off_the_line_it_is_the_edge_after_some_more(square: int, linear: int, capacity_bytes: int) -> None:
+    traced: list[int] = []
+
+    def activations(batch: int) -> list[int]:
+        return [square * batch * batch, linear * batch]
+
+    edge = Prediction(traced_by(activations, traced)).largest_batch(capacity_bytes, most=MOST)
+    assert fits(edge.largest_batch, activations(edge.largest_batch), capacity_bytes)
+    if edge.bound == "memory":
+        assert not fits(edge.largest_batch + 1, activations(edge.largest_batch + 1), capacity_bytes)
+    assert len(set(traced)) <= 24
+
+
+def test_a_step_that_does_something_else_at_some_sizes_is_bisected() -> None:
+    traced: list[int] = []
+
+    def activations(batch: int) -> list[int]:
+        return [MIB * batch] * (1 + batch % 2)
+
+    edge = Prediction(traced_by(activations, traced)).largest_batch(400 * MIB, most=MOST)
+    assert fits(edge.largest_batch, activations(edge.largest_batch), 400 * MIB)
+    assert not fits(edge.largest_batch + 1, activations(edge.largest_batch + 1), 400 * MIB)
+
+
+def test_nothing_fits() -> None:
+    edge = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).largest_batch(40 * MIB, most=MOST)
+    assert (edge.largest_batch, edge.bound, edge.peak) == (0, "memory", None)
+    assert edge.at_one_bytes is not None
+    assert edge.at_one_bytes > 40 * MIB
+
+
+def test_nothing_but_one_sample_fits() -> None:
+    edge = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).largest_batch(80 * MIB, most=MOST)
+    assert edge.largest_batch == 1
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 5, 8, 100])
+def test_no_larger_batch_is_traced_than_asked_for(most: int) -> None:
+    traced: list[int] = []
+    edge = Prediction(traced_by(lambda batch: [MIB * batch], traced)).largest_batch(10**12, most=most)
+    assert (edge.largest_batch, edge.bound) == (most, "max_batch_size")
+    assert max(traced) <= most
+
+
+def test_a_family_is_exact_between_and_beyond_its_traces() -> None:
+    def at(batch: int):
+        return step_of(batch, [7 * batch + 3, 1000 * batch])
+
+    family = TraceFamily.through(at(4), at(8))
+    assert family is not None
+    assert all(family.at(batch) == at(batch) for batch in (1, 5, 8, 1000))
+    assert family.holds(at(77))
+    assert not family.holds(step_of(77, [77 * 77, 77_000]))
+
+
+def test_no_family_through_steps_that_differ_or_through_one_step() -> None:
+    assert TraceFamily.through(step_of(4, [4]), step_of(8, [8, 8])) is None
+    assert TraceFamily.through(step_of(4, [4]), step_of(4, [4])) is None
+
+
+def test_the_peak_says_what_holds_it() -> None:
+    peak = predict_peak(step_of(2, [3 * MIB, 3 * MIB], weights_bytes=MIB))
+    assert dict(peak.by_category) == {
+        Category.ACTIVATIONS: 6 * MIB, Category.PARAMETERS: MIB, Category.OPTIMIZER_STATE: MIB,
+    }  # fmt: skip
+    assert peak.allocated_bytes == 8 * MIB
+    assert peak.reserved_bytes == 22 * MIB
+    assert [(one.layer, one.size_bytes) for one in peak.largest[:2]] == [("0", 3 * MIB), ("1", 3 * MIB)]
+
+
+def test_workspaces_have_the_size_of_the_device() -> None:
+    trace = step_of(2, [MIB])
+    workspace = dataclasses.replace(trace.storages[0], size_bytes=1, category=Category.WORKSPACES)
+    trace = dataclasses.replace(
+        trace, storages=(*trace.storages, workspace), events=(len(trace.storages), *trace.events)
+    )
+    sizes = [dict(predict_peak(with_workspaces(trace, size)).by_category)[Category.WORKSPACES] for size in (MIB, 9)]
+    assert sizes == [MIB, 9]
+
+
+def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
+    """Here 163 fit and 156 do not: the smaller one leaves its segments in worse pieces."""
+    per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
+    capacity_bytes = 291 * MIB
+    prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], []))
+    largest = prediction.largest_batch(capacity_bytes, most=MOST).largest_batch
+    assert (largest, fits(156, [size * 156 for size in per_sample], capacity_bytes)) == (163, False)
+    way = prediction.way_to(312, largest, capacity_bytes)
+    assert way is not None
+    assert (way.micro_batch, way.accumulate) == (104, 3)
+    assert way.peak.reserved_bytes <= capacity_bytes
+    assert prediction.way_to(7, 6, 0) is None
+    assert prediction.way_to(7, 0, capacity_bytes) is None

@@ -1,0 +1,151 @@
+"""The answer in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from table_samples import COMPARE, FIT, SEARCH, comparison
+
+from amp_track.batch_search.search import Edge
+from amp_track.config.job import Job
+from amp_track.report.summary import answer, name, proof, tables
+from amp_track.results.max_batch import PrecisionFit
+from amp_track.results.search import SearchResult
+
+
+def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
+    said = answer(SEARCH)
+    assert (
+        said.headline
+        == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds at batch 4096"
+    )
+    assert said.more[0] == "The largest batch that fits at amp is 13,333, 1.2 × fp32's."
+    assert said.command == "amp-track train experiments/digits.py --precision amp --batch-size 128"
+    assert any("enforces on a CPU" in line for line in said.caveats)
+
+
+def test_edges_alone_say_how_they_are_proven() -> None:
+    said = answer(FIT)
+    assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
+    assert said.more[1] == (
+        "amp ran at batch 13,333 in one fresh process, a training of 12,345 steps, and took 72 GiB; no "
+        "larger one was tried: as far as --max-batch-size lets it look."
+    ).replace("72 GiB", "72\u00a0GiB")
+    assert "Batch 512 trains as fast" in said.more[2]
+
+
+def test_a_failure_above_the_edge_is_part_of_its_proof() -> None:
+    assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
+    assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")
+
+
+def test_where_nothing_fits_there_is_no_command() -> None:
+    nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None)
+    said = answer(dataclasses.replace(FIT, precisions={"fp32": nothing}))
+    assert said.headline.startswith("Nothing fits")
+    assert said.command is None
+
+
+def test_the_reference_says_that_nothing_is_faster() -> None:
+    said = answer(dataclasses.replace(FIT, precisions={"fp32": FIT.precisions["fp32"]}))
+    assert said.headline.startswith("fp32 at batch 10,944: no other precision was trained with, 1,234,567 samples/s")
+
+
+def test_a_comparison_answers_with_its_own_sentences() -> None:
+    by_name = dataclasses.replace(
+        comparison("optimizer"), values=("16", "adam"), answers=("one", "two"),
+        cells=tuple(
+            dataclasses.replace(cell, value="adam" if cell.value == "1024" else cell.value) for cell in COMPARE.cells
+        ),
+    )  # fmt: skip
+    said = answer(by_name)
+    assert (said.headline, said.more, said.command) == ("one", ("two",), None), (
+        "which of two names is not for us to say"
+    )
+
+
+def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
+    asked = Job(options=(("depth", "2"), ("activation_width", "16")))
+    said = answer(dataclasses.replace(COMPARE, asked=asked))
+    assert said.headline == (
+        "amp at activation_width=1024: as fast as fp32 (within 3 %), as much memory, accuracy differs by +0.0210 "
+        "over 3 seeds"
+    )
+    assert said.to_train == "To train with it at activation_width=1024"
+    assert said.command == (
+        "amp-track train experiments/digits.py --precision amp --set depth=2 --set activation_width=1024"
+    )
+    without_option = answer(comparison(None))
+    assert without_option.to_train == "To train with it"
+    assert without_option.command == "amp-track train experiments/digits.py --precision amp"
+
+
+def test_every_result_has_a_name_and_tables() -> None:
+    assert [name(result) for result in (FIT, SEARCH, COMPARE)] == ["digits", "digits", "s"]
+    assert [len(tables(result)) for result in (FIT, SEARCH, COMPARE)] == [1, 2, 3]
+
+
+def test_what_is_not_proven_yet_is_not_said_not_to_fit() -> None:
+    said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
+    assert said.headline == "No edge is proven yet (fp32): give the same command again"
+
+
+def searched(*qualities: tuple[str, float, float]) -> SearchResult:
+    """Return a search with one training for each precision, speed and quality."""
+    return dataclasses.replace(
+        SEARCH,
+        seeds=None,
+        trials=tuple(
+            dataclasses.replace(
+                trial,
+                precision=precision,
+                outcome=dataclasses.replace(trial.outcome, samples_per_second=speed, quality=quality),
+            )
+            for trial, (precision, speed, quality) in zip(SEARCH.trials, qualities, strict=False)
+        ),
+    )
+
+
+def test_trainings_that_diverged_are_no_answer() -> None:
+    said = answer(searched(("fp32", 1.0, math.nan), ("amp", 2.0, math.inf)))
+    assert said.headline.startswith("No training has a finite accuracy: every one has diverged")
+    assert said.command is None
+
+
+def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
+    said = answer(searched(("fp32", 700.0, 0.9), ("amp", 1900.0, 0.5)))
+    assert said.headline.startswith("fp32 at batch 64: amp faster only where accuracy is worse than the margin allows")
+    slow = answer(searched(("fp32", 700.0, 0.9), ("amp", 500.0, 0.9)))
+    assert slow.headline.startswith("fp32 at batch 64: no faster with amp on this device")
+
+
+def test_seeds_that_one_precision_lacks_are_not_counted() -> None:
+    lost = dataclasses.replace(COMPARE.cells[4].trainings[0].outcome, quality=math.nan)
+    fp32 = COMPARE.cells[4]
+    assert (fp32.value, fp32.precision) == ("1024", "fp32")
+    first = dataclasses.replace(fp32.trainings[0], outcome=lost)
+    cells = list(COMPARE.cells)
+    cells[4] = dataclasses.replace(fp32, trainings=(first, *fp32.trainings[1:]))
+    assert answer(dataclasses.replace(COMPARE, cells=tuple(cells))).headline.endswith("over 2 seeds")
+
+
+def test_made_up_data_has_no_loss_and_is_not_trained_on() -> None:
+    cells = tuple(
+        dataclasses.replace(
+            cell,
+            trainings=tuple(
+                dataclasses.replace(each, outcome=dataclasses.replace(each.outcome, quality=None))
+                for each in cell.trainings
+            ),
+        )
+        for cell in COMPARE.cells
+        if cell.precision in ("fp32", "bf16")
+    )
+    made_up = dataclasses.replace(
+        COMPARE, asked=Job(synthetic=True), precisions=("fp32", "bf16"), cells=cells, values=("1024",)
+    )
+    said = answer(made_up)
+    assert said.headline == "fp32 at activation_width=1024: no faster with bf16"
+    assert said.command is not None
+    assert "--synthetic" not in said.command

@@ -1,0 +1,52 @@
+"""A rank 0 whose machine goes silent, in a network of this process's own: print what another rank's command reads."""
+
+import fcntl
+import multiprocessing
+import socket
+import struct
+
+from torch.distributed import TCPStore
+
+from amp_track.config.job import Rank
+from amp_track.config.torchrun import Launch
+from amp_track.records.errors import AgentLost
+from amp_track.runner import store_exchange
+from amp_track.runner.rank_commands import Link, Orders, OtherRanks
+
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
+"""From Linux's sockios.h and if.h."""
+SESSION = "0123456789abcdef"
+
+
+def set_loopback(*, up: bool) -> None:
+    """Let messages to this machine arrive, or get lost without a word."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        known = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
+        (flags,) = struct.unpack_from("h", known, 16)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP if up else flags & ~_UP))
+
+
+def main() -> None:
+    set_loopback(up=True)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    launches = [
+        Launch(rank=Rank(index=index, count=2), address="127.0.0.1", port=server.port, name="launch")
+        for index in (0, 1)
+    ]
+    links = []
+    for launch, folder in zip(launches, (None, "."), strict=True):
+        ours, theirs = context.Pipe()
+        context.Process(target=store_exchange.main, args=(launch, SESSION, folder, theirs), daemon=True).start()
+        theirs.close()
+        links.append(Link(ours))
+    OtherRanks(launches[0], links[0], SESSION).wait_until_joined()
+    set_loopback(up=False)
+    try:
+        Orders(launches[1], links[1], "mine.py").next()
+    except (EOFError, AgentLost) as error:
+        print(type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    main()

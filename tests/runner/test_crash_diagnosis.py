@@ -1,0 +1,173 @@
+"""Processes that are killed, that hang, or that lose the one they were forked from: one line, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import WORKLOADS, some_nightly
+
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.runner import Sandbox
+
+HOSTILE = str(WORKLOADS / "hostile.py")
+KILLED = "the job's process was killed by "
+DEATHS = {
+    "sigkill in model": f"{KILLED}SIGKILL",
+    "sigkill in forward": f"{KILLED}SIGKILL",
+    "sigkill in optimizer": f"{KILLED}SIGKILL",
+    "sigkill in evaluation": f"{KILLED}SIGKILL",
+    "sigkill while sending": f"{KILLED}SIGKILL",
+    "segfault": f"{KILLED}SIGSEGV",
+    "alarm": f"{KILLED}SIGALRM",
+    "signal 40": f"{KILLED}signal 40",
+    "kill the group": f"{KILLED}SIGKILL",
+    "os._exit": "the job's process exited with code 0",
+    "kill the fork server": "the process that jobs are forked from was killed, and this job with it",
+}
+
+
+@pytest.fixture
+def run(sandbox: Sandbox) -> Callable[..., Outcome]:
+    def outcome_of(fault: str, **settings: Any) -> Outcome:
+        job = Job(workload=HOSTILE, options=(("fault", fault),), precision="fp32", epochs=1, **settings)
+        return sandbox.run(resolve(job, sandbox.inspect(job)))
+
+    return outcome_of
+
+
+@pytest.mark.parametrize(
+    "fault", some_nightly(DEATHS, quick={"sigkill in forward", "sigkill while sending", "os._exit"})
+)
+def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], fault: str) -> None:
+    outcome = run(fault)
+    assert (outcome.verdict, outcome.message) == (Verdict.CRASHED, DEATHS[fault])
+    assert run("none").fits
+
+
+@pytest.mark.parametrize(
+    "fault",
+    some_nightly(["hang without the GIL released", "hang and ignore signals"], quick={"hang and ignore signals"}),
+)
+def test_however_a_job_hangs_it_is_given_up(run: Callable[..., Outcome], fault: str) -> None:
+    assert run(fault, timeout_seconds=1.0).verdict is Verdict.TIMED_OUT
+
+
+_PROGRAM = f"""
+import contextlib, os, signal, sys
+from multiprocessing import forkserver, resource_tracker
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
+
+box = Sandbox({HOSTILE!r})
+
+def run(fault, notes=""):
+    job = Job(workload={HOSTILE!r}, options=(("fault", fault), ("notes", notes)), precision="fp32", epochs=1)
+    outcome = box.run(resolve(job, box.inspect(job)))
+    print(outcome.verdict, flush=True)
+    print(outcome.message, outcome.traceback, file=sys.stderr)
+
+if __name__ == "__main__":
+    run("none")
+"""
+
+
+def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
+    """Start a process that has run one job, and then does this."""
+    body = _PROGRAM + "".join(f"    {line}\n" for line in lines)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", body], **pipes | settings)  # type: ignore[call-overload, no-any-return]
+
+
+@contextlib.contextmanager
+def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Kill a process and all that it has started, whatever the test finds."""
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "victim", ["forkserver._forkserver._forkserver_pid", "resource_tracker._resource_tracker._pid"]
+)
+def test_the_processes_of_multiprocessing_may_be_killed_between_jobs(victim: str) -> None:
+    with killed_in_the_end(program(f"os.kill({victim}, signal.SIGKILL)", "run('none')")) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stdout.split()) == (0, ["fits", "fits"]), stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.nightly
+def test_the_resource_tracker_may_be_killed_during_a_job() -> None:
+    with killed_in_the_end(program("run('kill the resource tracker')", "run('none')")) as process:
+        stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stdout.split()) == (0, ["fits"] * 3), stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.nightly
+def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'forkserver import main' in str(sys.orig_argv): os._exit(1)\n"
+    )
+    folders = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    with killed_in_the_end(program(env=os.environ | {"PYTHONPATH": folders})) as process:
+        _, stderr = process.communicate(timeout=120)
+    assert stderr.splitlines()[-1].startswith(
+        "amp_track.records.errors.AmpTrackError: the process that jobs are forked from died 3 times"
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["grandchild and hang", "hang without the GIL released"])
+def test_a_killed_command_leaves_neither_processes_nor_folders(tmp_path: Path, fault: str) -> None:
+    notes = tmp_path / "notes"
+    with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` is too long for a socket
+        _kill_a_command(fault, notes, Path(temporary))
+
+
+def _kill_a_command(fault: str, notes: Path, temporary: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with killed_in_the_end(program(f"run({fault!r}, {str(notes)!r})", env=environment)) as process:
+        wait_until(lambda: notes.exists())
+        all_of_them = psutil.Process(process.pid).children(recursive=True)
+        assert len(all_of_them) >= 3, "the fork server, the resource tracker and the job"
+        process.kill()
+    _, alive = psutil.wait_procs(all_of_them, timeout=120)
+    assert not alive
+    with killed_in_the_end(program(env=environment)) as process:
+        process.communicate(timeout=120)
+    assert not [*temporary.glob("amp_track-*"), *temporary.glob("pymp-*")]
+
+
+def test_a_temporary_folder_that_takes_no_socket_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    with killed_in_the_end(program(env=os.environ | {"TMPDIR": str(folder)})) as process:
+        _, stderr = process.communicate(timeout=120)
+    assert stderr.splitlines()[-1].startswith(f"amp_track.records.errors.BadInput: TMPDIR: got {folder}, expected")

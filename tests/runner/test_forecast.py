@@ -1,0 +1,61 @@
+"""Where memory is predicted to end, by a fresh process: or why that cannot be said, and never an exception."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support import ROOT
+
+from amp_track.config.job import Job
+from amp_track.records.plan import Forecasts, ForecastTask
+from amp_track.runner.runner import Sandbox
+
+WORKLOADS = str(ROOT / "tests" / "memory_plan" / "workloads.py")
+MIB = 2**20
+
+
+def forecast_of(
+    act: str, *, precisions: tuple[str, ...] = ("fp32", "bf16"), on_cuda: bool = False, **fields: object
+) -> Forecasts:
+    job = Job(workload=WORKLOADS, options=(("act", act),), learning_rate=1e-3, batch_size=8, device="cpu", **fields)  # type: ignore[arg-type]
+    task = ForecastTask(precisions=precisions, budget_bytes=64 * MIB, max_batch_size=10**6, on_cuda=on_cuda)
+    sandbox = Sandbox(WORKLOADS)
+    sandbox.inspect(dataclasses.replace(job, synthetic=True))  # as a command does: then torch is imported
+    return sandbox.forecast(job, task)
+
+
+@pytest.mark.nightly
+def test_it_ends_below_the_budget() -> None:
+    found = forecast_of("relu")
+    assert found.reason == ""
+    assert [name for name, _ in found.by_precision] == ["fp32", "bf16"]
+    for _, of_one in found.by_precision:
+        assert 0.8 * 64 * MIB < of_one.allocated_bytes <= 0.85 * 64 * MIB
+        tensors = of_one.allocated_bytes - 24 * MIB  # which libraries take
+        assert of_one.slope_bytes * of_one.batch_size == pytest.approx(tensors, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        ("recurrent", "recurrent: what a recurrent layer keeps is not known beforehand"),
+        ("numpy", ".numpy() is not supported"),
+        pytest.param("mask", "DynamicOutputShapeException", marks=pytest.mark.nightly),
+        ("built-with-item", "DataDependentOutputException"),
+    ],
+)
+def test_why_there_is_none(act: str, reason: str) -> None:
+    found = forecast_of(act)
+    assert found.by_precision == ()
+    assert reason in found.reason
+
+
+def test_one_precision_that_cannot_be_planned_leaves_the_others() -> None:
+    found = forecast_of("sigmoid-bce", precisions=("fp32", "amp"), on_cuda=True)
+    assert [name for name, _ in found.by_precision] == ["fp32"]
+    assert found.reason.startswith("amp: RuntimeError: aten.binary_cross_entropy")
+
+
+def test_a_compiled_step_has_none() -> None:
+    assert "torch.compile fuses" in forecast_of("relu", compile=True).reason

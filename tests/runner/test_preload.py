@@ -1,0 +1,293 @@
+"""What the fork server imports for every job: a module that it cannot find fails each job, and is not passed over."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support import FAULTS, ROOT
+
+from amp_track.runner import runner
+
+
+@pytest.mark.parametrize("name", [runner._PRELOAD_MODULE, *runner.REQUIRED_MODULES])
+def test_every_name_is_a_module(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None
+
+
+def install(folder: Path, name: str, source: str) -> None:
+    """Install a package in a folder, for programs that get `with_installed`."""
+    package = folder / "site-packages" / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(source)
+
+
+def with_installed(folder: Path) -> dict[str, str]:
+    """Return an environment in which Python finds what `install` has put into a folder."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder / "site-packages")])}
+
+
+_INSPECT = f"""
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
+box = Sandbox({FAULTS!r})
+box._context.set_forkserver_preload({{preload!r}})
+print(box.inspect(Job(workload={FAULTS!r})).workload_name)
+"""
+
+_RENAMED = """
+from amp_track.runner import runner
+runner.REQUIRED_MODULES = ("amp_track.runner.renamed_since",)
+"""
+
+
+@pytest.mark.parametrize(
+    ("preload", "said"),
+    [
+        (["amp_track.runner.no_such_module"], f"AmpTrackError: got a fork server without {runner._PRELOAD_MODULE}"),
+        (
+            ["renamed", runner._PRELOAD_MODULE],
+            "ModuleNotFoundError: No module named 'amp_track.runner.renamed_since'",
+        ),
+    ],
+)
+def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: str) -> None:
+    """With a fork server of its own, which imports the modules that it is told to."""
+    (tmp_path / "renamed.py").write_text(_RENAMED)
+    done = subprocess.run(
+        [sys.executable, "-c", _INSPECT.format(preload=preload)], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "AmpTrackError: got a fork server" in done.stderr
+    assert said in done.stderr
+
+
+_KILLED = """
+import os, signal
+from amp_track.runner.runner import Sandbox
+signal.signal(signal.SIGINT, lambda *_: None)
+Sandbox({workload!r}).start()
+os.killpg(0, signal.SIGINT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("package_source", ["", "while True: pass\n"], ids=["imports", "import that hangs"])
+def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along(
+    tmp_path: Path, package_source: str
+) -> None:
+    """Ctrl-C reaches it while its Python starts, where it would show a traceback."""
+    install(tmp_path, "some_package", package_source)
+    workload = tmp_path / "workload.py"
+    workload.write_text("import some_package\n" + Path(FAULTS).read_text())
+    with tempfile.TemporaryDirectory() as temporary:  # the name of `tmp_path` may be too long for a socket
+        done = subprocess.run(
+            [sys.executable, "-c", _KILLED.format(workload=str(workload))],
+            stderr=subprocess.PIPE, start_new_session=True, timeout=60,
+            env=with_installed(tmp_path) | {"TMPDIR": temporary},
+        )  # which lasts until the server has closed stderr, too  # fmt: skip
+        assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
+        assert [name for name in os.listdir(temporary) if name.startswith(("amp_track", "pymp"))] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["random", "torch", "numpy"])
+def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
+    """Python looks there first. A `torch.py` made budgets wrong by what the real one takes; a `random.py` was imported
+    by the server before it could do anything about it."""
+    program, folder = tmp_path / "bin" / "program.py", tmp_path / "working"
+    for file in (program, folder / f"{name}.py"):
+        file.parent.mkdir()
+        file.write_text("raise SystemExit('the wrong one')")
+    program.write_text(_INSPECT.format(preload=[runner._PRELOAD_MODULE]))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+
+
+@pytest.mark.nightly
+def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -> None:
+    """Programs that it starts look for modules where they always do."""
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text() + "\nassert 'PYTHONSAFEPATH' not in os.environ\n")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from amp_track.config.job import Job\nfrom amp_track.runner.runner import Sandbox\n"
+        f"print(Sandbox({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
+
+
+_TOUCHES_CUDA = """
+import torch
+torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked from one that has initialized CUDA
+"""
+
+
+def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device: str) -> tuple[list[str], list[str]]:
+    """Return the verdicts of two jobs whose workload imports a package, and the lines about CUDA that were said."""
+    install(folder, "touches_cuda", package_source)
+    workload = folder / "workload.py"
+    workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
+    program = folder / "program.py"
+    program.write_text(
+        f"""
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
+box = Sandbox({str(workload)!r})
+job = Job(workload={str(workload)!r}, precision="fp32", epochs=1, device={device!r})
+job = resolve(job, box.inspect(job))
+print(box.run(job).verdict, box.run(job).verdict)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
+        env=with_installed(folder),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), [line for line in done.stderr.splitlines() if "initializes CUDA" in line]
+
+
+@pytest.mark.nightly
+def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
+    verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
+    assert verdicts == ["fits", "fits"]
+    assert line.startswith("import touches_cuda initializes CUDA")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("source", "times_said"),
+    [("import torch\ntorch.zeros(1, device='cuda')\n", 1), ("import torch\ntorch.cuda.is_available()\n", 0)],
+)
+def test_a_package_that_really_does_ends_no_job(tmp_path: Path, cuda: object, source: str, times_said: int) -> None:
+    verdicts, lines = runs_of_a_workload_that_imports(source, tmp_path, device="cuda")
+    assert verdicts == ["fits", "fits"]
+    assert len(lines) == times_said
+
+
+_SERVER_OF_ITS_OWN = f"""
+import multiprocessing, os
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
+if __name__ == "__main__":  # for its own process
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=print, args=("before",))
+    process.start()
+    process.join()
+    before = dict(os.environ)
+    print(Sandbox({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
+    print(os.environ == before)
+"""
+
+
+@pytest.mark.nightly
+def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_SERVER_OF_ITS_OWN)
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.split() == ["before", "Faults", "True"], done.stderr
+
+
+_SAYS_WHAT_IT_SAW = """
+from dataclasses import dataclass
+from typing import ClassVar
+from amp_track import Quality, Workload
+from torch import nn
+from torch.utils.data import TensorDataset
+
+@dataclass(frozen=True)
+class Says(Workload):
+    quality: ClassVar[Quality] = Quality(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
+
+    def model(self): return nn.Linear(1, 1)
+    def train_data(self): return TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
+    eval_data = train_data
+"""
+_TELL = """
+import logging
+from amp_track.config.job import Job
+from amp_track.runner import runner
+logging.basicConfig(format="%(message)s")
+runner._IMPORT_SECONDS = {import_seconds}
+if __name__ == "__main__":
+    for workload in {workloads}:
+        print(runner.Sandbox(workload).inspect(Job(workload=workload, device="cpu")).quality_name)
+"""
+
+
+def qualities(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.0) -> tuple[list[str], list[str]]:
+    """Return how workloads name their qualities, one after the other in one program, and the lines that were logged."""
+    files = [folder / f"workload{number}.py" for number in range(len(sources))]
+    for file, source in zip(files, sources, strict=True):
+        file.write_text(source)
+    program = folder / "program.py"
+    program.write_text(_TELL.format(workloads=[str(file) for file in files], import_seconds=import_seconds))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, cwd=folder,
+        env=with_installed(folder) | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: Path) -> None:
+    """Also where a workload before it, in the same program, has begun with that import."""
+    install(tmp_path, "reads_environment", "import os\nSEEN = os.environ.get('READ_AT_IMPORT')\n")
+    sets = "import os\nos.environ['READ_AT_IMPORT'] = 'set'\nos.environ['OMP_NUM_THREADS'] = '2'\n"
+    tops = [
+        f"import torch\nimport reads_environment\n{sets}",
+        f"import torch\n{sets}import reads_environment\n",
+        f"{sets}import reads_environment\nimport torch\n",
+    ]
+    said, logged = qualities(tmp_path, [top + _SAYS_WHAT_IT_SAW for top in tops])
+    assert said == ["None - 1 threads", "set - 1 threads", "set - 2 threads"]
+    (line,) = logged
+    assert "workload2.py, line 2 runs before torch is imported, so each job imports torch itself, which took" in line
+
+
+@pytest.mark.slow
+def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: Path) -> None:
+    hangs = "import multiprocessing\nSEEN = 'seen'\nwhile multiprocessing.parent_process() is None: pass\n"
+    install(tmp_path, "reads_environment", hangs)
+    said, logged = qualities(
+        tmp_path, ["import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW], import_seconds=2.0
+    )
+    assert said == ["seen - 1 threads"]
+    assert logged == ["import reads_environment has not ended after 2 s; each job runs that itself"]
+
+
+def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
+    """All that is imported before `workload_import.import_ahead`."""
+    modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"
+    program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.nightly
+def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_path: Path) -> None:
+    """As under `mlflow run`, which starts the command in the project's folder and has installed the project once."""
+    installed = tmp_path / "site-packages"
+    shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
+    job_process = installed / "amp_track" / "sandbox" / "job_process.py"
+    job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
+    command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment | {"PYTHONPATH": str(installed)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of the installed copy" not in done.stderr + done.stdout

@@ -1,0 +1,105 @@
+"""A workload whose method returns something wrong: one sentence names the method and what it must return."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support import WORKLOADS
+
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.errors import BadInput, InvalidReturnValue, WorkloadFailed
+from amp_track.records.plan import PlanTask
+from amp_track.records.result import Outcome, Verdict
+from amp_track.runner.runner import Sandbox
+
+RETURNS = str(WORKLOADS / "returns.py")
+TRAINED = {
+    "model": "model() returned None; it must return a torch.nn.Module (in model)",
+    "optimizer": "optimizer() returned None; it must return a torch.optim.Optimizer of the parameters given (in model)",
+    "loss: None": "loss() returned None; it must return a scalar tensor, the mean over the batch (in forward)",
+    "loss: (1,)": "loss() returned a tensor of shape (1,); it must return a scalar tensor, the mean over the batch "
+    "(in forward)",
+    "score": "score() returned a tensor of shape (); it must return one number for each of the 4 samples, shape (4,), "
+    "and not their mean (in evaluation)",
+    "schedule": "schedule returned nan for 2 updates; it must return a finite factor of the learning rate, 0 or more "
+    "(in optimizer)",
+    "schedule: number": "schedule() returned an object of type float; it must return None, or a function from the "
+    "number of updates to a factor of the learning rate (in model)",
+    "closure": "ValueError: LBFGS.step needs closure, which TrainStep does not give: it computes the loss once for "
+    "each batch. Use an optimizer whose step needs no closure, such as Adam. (in model)",
+}
+
+
+def job_of(wrong: str) -> Job:
+    return Job(workload=RETURNS, options=(("wrong", wrong),), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def resolved(sandbox: Sandbox) -> Callable[..., Job]:
+    inspection = sandbox.inspect(job_of("nothing"))
+
+    def make(wrong: str, **settings: Any) -> Job:
+        job = resolve(dataclasses.replace(job_of("nothing"), **settings), inspection)
+        return dataclasses.replace(job, options=(("wrong", wrong),))
+
+    return make
+
+
+@pytest.mark.parametrize("wrong", TRAINED)
+def test_what_a_training_meets_is_one_sentence(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
+    outcome = sandbox.run(resolved(wrong, epochs=2))
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message == TRAINED[wrong]
+    assert "amp_track/" not in outcome.traceback
+
+
+def test_an_example_that_is_no_pair_is_one_sentence(sandbox: Sandbox, resolved: Callable[..., Job]) -> None:
+    outcome = sandbox.run(resolved("example", synthetic=True, steps=2))
+    message = "example() returned an object of type Tensor; it must return a pair (input, target)"
+    assert outcome.message == f"{message} (in data)"
+
+
+INSPECTED = {
+    "train item": "train_data()[0] is a tuple of length 3; it must be a pair (input, target)",
+    "eval item": "eval_data()[0] is a tuple of length 3; it must be a pair (input, target)",
+    "train length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
+    "eval length": "eval_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
+    "overflowing length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or",
+}
+
+
+@pytest.mark.parametrize("wrong", INSPECTED)
+def test_what_an_inspection_meets_is_bad_input(sandbox: Sandbox, wrong: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        sandbox.inspect(job_of(wrong))
+    assert str(raised.value).startswith(f"{RETURNS}: {INSPECTED[wrong]}")
+    assert str(raised.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("wrong", ["model", "optimizer", "loss: float", "schedule: number"])
+def test_a_plan_says_it_too(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
+    task = PlanTask(precisions=("fp32",), batch_size=4, targets=(), max_batch_size=8, blas_workspace_bytes=0)
+    with pytest.raises(WorkloadFailed) as raised:
+        sandbox.plan(resolved(wrong), task)
+    method = wrong.partition(":")[0]
+    assert str(raised.value).startswith(f"{RETURNS}: {method}() returned ")
+    assert "; it must return " in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", ["model", "loss: None", "example"])
+def test_watching_dtypes_says_it_too(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
+    outcome = sandbox.dtypes(resolved(wrong))
+    assert isinstance(outcome, Outcome)
+    assert outcome.message.startswith(f"{wrong.partition(':')[0]}() returned ")
+    assert "; it must return a" in outcome.message
+
+
+def test_the_error_is_what_it_was_in_another_process() -> None:
+    error = InvalidReturnValue.of_type("loss()", None, "a scalar tensor")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), copied.exit_code) == (InvalidReturnValue, str(error), 1)

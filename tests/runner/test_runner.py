@@ -1,0 +1,314 @@
+"""Fresh processes that run out of memory, raise, exit, hang and are killed: each comes back as what it is."""
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
+
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.records.errors import BadInput, WorkloadFailed
+from amp_track.records.events import EpochEnded, Event, Started
+from amp_track.records.result import Verdict
+from amp_track.runner.runner import Sandbox
+
+FaultJob = Callable[..., Job]
+
+
+def test_a_job_that_fits_streams_its_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    events: list[Event] = []
+    outcome = sandbox.run(fault_job("none", epochs=3), events.append)
+    assert outcome.verdict is Verdict.FITS
+    assert outcome.steps == outcome.updates == 3 * 16
+    assert isinstance(events[0], Started)
+    assert [event.epoch for event in events if isinstance(event, EpochEnded)] == [1, 2, 3]
+    assert dict(events[0].settings)["fp32_precision.cudnn.conv"] == "ieee"
+
+
+@pytest.mark.parametrize(
+    ("line", "hanging"),
+    [
+        ("import torch\n", "import torch\nwhile True: pass\n"),
+        ("return TensorDataset(", "return time.sleep(1e6) or TensorDataset("),
+    ],
+    ids=["import", "data"],
+)
+def test_a_workload_that_hangs_when_it_is_inspected_is_given_up(tmp_path: Path, line: str, hanging: str) -> None:
+    workload = tmp_path / "workload.py"
+    workload.write_text(Path(FAULTS).read_text().replace(line, hanging, 1))
+    job = Job(workload=str(workload), device="cpu", timeout_seconds=0.2)
+    with pytest.raises(
+        WorkloadFailed, match=r"workload\.py: importing it and loading .* longer than 0\.2 s \(--timeout"
+    ):
+        Sandbox(str(workload)).inspect(job)
+
+
+@pytest.mark.parametrize("phase", ["model", "forward", "backward", "optimizer", "evaluation"])
+def test_out_of_memory_is_told_and_placed(sandbox: Sandbox, fault_job: FaultJob, phase: str) -> None:
+    outcome = sandbox.run(fault_job(phase, memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.OOM
+    assert outcome.phase == phase
+    assert outcome.requested_bytes == 2**36
+
+
+def test_a_workloads_exception_is_a_crash_with_its_traceback(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("raise", memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message == "ValueError: the labels are off by one (in forward)"
+    assert 'raise ValueError("the labels are off by one")' in outcome.traceback
+    assert OUR_FRAMES not in outcome.traceback
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "killed_by"),
+    [
+        ("sys.exit", "SystemExit: 5", ""),
+        ("os._exit", "the job's process exited with code 7", ""),
+        ("sigkill", "the job's process was killed by SIGKILL", "SIGKILL"),
+        ("segfault", "the job's process was killed by SIGSEGV", "SIGSEGV"),
+    ],
+)
+def test_a_process_that_dies_is_a_crash(
+    sandbox: Sandbox, fault_job: FaultJob, fault: str, message: str, killed_by: str
+) -> None:
+    outcome = sandbox.run(fault_job(fault, memory_budget_bytes=64 * MEBIBYTE))
+    assert outcome.verdict is Verdict.CRASHED
+    assert outcome.message.startswith(message)
+    assert outcome.signal == killed_by
+
+
+@pytest.mark.parametrize(
+    ("says", "signal_name"),
+    [
+        ("", "SIGSEGV"),
+        ("could not create a primitive", ""),
+        *(
+            pytest.param(message, "", marks=pytest.mark.nightly)
+            for message in (
+                "GET was unable to find an engine to execute this computation",
+                "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+                "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+            )
+        ),
+    ],
+)
+def test_a_crash_that_only_the_budget_causes_is_out_of_memory(sandbox: Sandbox, says: str, signal_name: str) -> None:
+    tight = Job(workload=str(WORKLOADS / "odd_when_tight.py"), options=(("says", says),) if says else ())
+    tight = dataclasses.replace(tight, precision="fp32", batch_size=32, memory_budget_bytes=24 * MEBIBYTE, probe=True)
+    job = resolve(tight, sandbox.inspect(tight))
+    outcome = sandbox.run(job)
+    assert outcome.verdict is Verdict.OOM
+    assert outcome.max_memory_bytes is not None
+    assert outcome.max_memory_bytes > 32 * MEBIBYTE
+    assert f"{says + ' (in forward)' if says else 'SIGSEGV'} within the budget" in outcome.message
+    assert outcome.signal == signal_name
+    assert sandbox.run(dataclasses.replace(job, batch_size=4)).fits
+
+
+def test_a_hanging_job_is_given_up(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    started = time.monotonic()
+    outcome = sandbox.run(fault_job("hang", timeout_seconds=1.0))
+    assert outcome.verdict is Verdict.TIMED_OUT
+    assert 1.0 <= time.monotonic() - started < 10
+
+
+def test_a_batch_above_the_data_is_no_question_of_memory(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    assert sandbox.run(fault_job("none", batch_size=65)).verdict is Verdict.OVER_DATASET
+
+
+def test_data_that_cannot_be_loaded_is_the_workloads_failure(sandbox: Sandbox) -> None:
+    with pytest.raises(WorkloadFailed, match="no such folder: images"):
+        sandbox.inspect(Job(workload=FAULTS, options=(("fault", "data"),)))
+
+
+def test_bad_input_found_in_the_child_is_raised_here(sandbox: Sandbox) -> None:
+    with pytest.raises(BadInput, match="expected one that is here"):
+        sandbox.inspect(Job(workload=DIGITS, device="cuda:99"))
+
+
+def test_non_finite_losses_are_counted(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("nan", epochs=1))
+    assert outcome.fits
+    assert outcome.non_finite_losses is not None
+    assert outcome.non_finite_losses.batches == outcome.steps == 16
+
+
+def test_the_jobs_of_one_seed_are_equal(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    job = fault_job("none", epochs=2)
+    first, second, other = (sandbox.run(dataclasses.replace(job, seed=seed)) for seed in (1, 1, 2))
+    assert first.train_loss == second.train_loss
+    assert other.train_loss is not None
+    assert abs(other.train_loss - (first.train_loss or 0.0)) > 0
+
+
+def test_accumulation_takes_fewer_steps_over_the_same_samples(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("none", epochs=1, batch_size=10, accumulate=2))
+    assert outcome.steps == 4  # 64 samples: 10+10, 10+10, 10+10, 4
+
+
+def test_steps_instead_of_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    assert sandbox.run(fault_job("none", steps=21)).steps == 21
+
+
+def test_synthetic_batches_report_no_quality(sandbox: Sandbox, fault_job: FaultJob) -> None:
+    outcome = sandbox.run(fault_job("none", synthetic=True, epochs=1))
+    assert outcome.fits
+    assert outcome.quality is None
+    assert outcome.samples_per_second is not None
+
+
+_INTERRUPTED = """
+import os, signal
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner import job_processes
+from amp_track.runner.runner import Sandbox
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    box = Sandbox({workload!r})
+    job = Job(workload={workload!r}, options=(("fault", "hang"),), precision="fp32")
+    job = resolve(job, box.inspect(job))
+    print("hanging", flush=True)
+    if {interrupts_itself}:
+        open_connections = []
+        class Child(job_processes.Child):
+            def __init__(self, *arguments):
+                open_connections.append(arguments)
+                os.kill(os.getpid(), signal.SIGINT)
+                super().__init__(*arguments)
+        job_processes.Child = Child
+    try:
+        box.run(job)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _hanging_search(folder: Path, *, interrupts_itself: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Start a process whose sandbox runs a hanging job. With `interrupts_itself` it gets Ctrl-C as the job starts."""
+    script = folder / "hanging.py"
+    script.write_text(_INTERRUPTED.format(workload=FAULTS, interrupts_itself=interrupts_itself))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "hanging\n"
+            yield parent
+        finally:
+            parent.kill()
+
+
+def _processes_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the children of a hanging search, once its job has started."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = psutil.Process(parent.pid).children(recursive=True)
+        if len(children) >= 3:  # resource tracker, fork server, job
+            return children
+        time.sleep(0.05)
+    raise AssertionError("the job's process did not start")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), pytest.param(signal.SIGINT, marks=pytest.mark.nightly)],
+)
+def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> None:
+    with _hanging_search(tmp_path) as parent:
+        children = _processes_of(parent)
+        parent.send_signal(ending)
+        output, _ = parent.communicate(timeout=60)
+    assert output == ("" if ending is signal.SIGKILL else "interrupted\n")
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.nightly
+def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
+    """multiprocessing waits at exit for a child that was started and not ended: the command would hang."""
+    with _hanging_search(tmp_path, interrupts_itself=True) as parent:
+        output, _ = parent.communicate(timeout=60)
+    assert output == "interrupted\n"
+
+
+_WITHOUT_A_GUARD = f"""
+from amp_track.config.inspection import resolve
+from amp_track.config.job import Job
+from amp_track.runner.runner import Sandbox
+box = Sandbox({DIGITS!r})
+job = Job(workload={DIGITS!r}, precision="fp32", batch_size=300, probe=True, memory_budget_bytes=2**26)
+print(box.run(resolve(job, box.inspect(job))).max_memory_bytes)
+"""
+
+
+def _printed_by_a_command_of_its_own(folder: Path, script: str, **environment: str) -> str:
+    folder.mkdir()
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, cwd=folder, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests")])} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.nightly
+def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
+    """Whatever program, folder and environment it is started from; a script needs no `if __name__ == "__main__"`."""
+    here = _printed_by_a_command_of_its_own(tmp_path / "one", _WITHOUT_A_GUARD)
+    there = _printed_by_a_command_of_its_own(tmp_path / "a folder elsewhere", _WITHOUT_A_GUARD, SOMETHING="x" * 3000)
+    assert int(here) == pytest.approx(int(there), rel=0.002)
+
+
+def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple[str, str]:
+    """How two trainings end: with a budget of just what such a training took, and with two pages less."""
+    budget_bytes = 100 * MEBIBYTE
+    job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, epochs=1, memory_budget_bytes=budget_bytes)
+    job = resolve(job, sandbox.inspect(job))
+    taken_bytes = sandbox.run(job).max_memory_bytes
+    assert taken_bytes is not None
+    within, below = (
+        sandbox.run(dataclasses.replace(job, memory_budget_bytes=budget_bytes)).verdict
+        for budget_bytes in (taken_bytes, taken_bytes - 2 * mmap.PAGESIZE)
+    )
+    return str(within), str(below)
+
+
+@pytest.mark.parametrize(
+    ("precision", "batch_size"),
+    [
+        pytest.param("bf16", 946, marks=pytest.mark.nightly),
+        ("fp32", 512),
+        pytest.param("amp", 512, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_size: int) -> None:
+    """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
+    assert within_and_below(sandbox, precision, batch_size) == ("fits", "oom")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:
+    """torch's threads once had heaps of their own, which the limit counted and the meter did not."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_sandbox import within_and_below
+from support import DIGITS
+from amp_track.runner.runner import Sandbox
+for precision, batch_size in (("fp32", 512), ("amp", 512), ("bf16", 946)):
+    print(*within_and_below(Sandbox(DIGITS), precision, batch_size))
+"""
+    said = _printed_by_a_command_of_its_own(tmp_path / "own", script, OMP_NUM_THREADS=threads)
+    assert said.splitlines() == ["fits oom"] * 3

@@ -1,0 +1,116 @@
+"""How long the training is that confirms a max batch, on a simulated device of 1,000 samples/s."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from simulated import SimulatedSandbox
+from support import DIGITS, MEBIBYTE, request
+
+from amp_track.config.job import Job
+from amp_track.records.result import Outcome
+from amp_track.session import probe_jobs
+from amp_track.session.session import Session
+from amp_track.study.batch_sampler import Task
+
+BUDGET = 8 * MEBIBYTE
+MAX_BATCH = 157
+EVALUATED_PER_SECOND = 2000
+
+
+def confirmation(
+    sandbox: SimulatedSandbox,
+    *,
+    confirm_steps: int | str | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+) -> tuple[Job, list[Outcome]]:
+    """Return the job that confirms the max batch, and the outcomes of the probes that it goes by."""
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
+    session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), sandbox=sandbox)
+    tried = [
+        sandbox.run(probe_jobs.job_of(session, Task("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
+        for batch_size in (16, 49, 148, MAX_BATCH + 1, MAX_BATCH)
+    ]
+    return probe_jobs.job_of(session, Task("fp32", MAX_BATCH, "confirm", ""), BUDGET, tried), tried
+
+
+@pytest.mark.parametrize(("epochs", "after", "evaluations_per_second"), [(2, 2, EVALUATED_PER_SECOND), (1, 0, 1000)])
+def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, evaluations_per_second: int) -> None:
+    """At 1,000 samples/s an epoch of two million samples takes half an hour; the probes took five seconds.
+
+    Only a job of several epochs trains after an evaluation. Where no probe has evaluated, evaluation is taken to be no
+    faster than training.
+    """
+    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), epochs=epochs)
+    assert job.steps is not None
+    assert job.epoch_steps == job.steps - after
+    trained, evaluated = job.steps * MAX_BATCH, job.epoch_steps * MAX_BATCH
+    assert 50 < trained / 1000 + (2 if after else 1) * evaluated / evaluations_per_second <= 60
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs", "steps"),
+    [
+        (1000, 10, 3 * 7 + 2),
+        (1000, 3, 3 * 7),
+        (1000, 2, 2 * 7),
+        (1400, 10, 3 * 9 + 2),  # 29 steps and 4 evaluations of a batch: 4.9 s
+        (1500, 10, 10 + 2),  # 32 steps and 4 evaluations would take 5.3 s
+        (1500, 3, 3 * 10),  # 30 steps and 3 evaluations: 4.95 s
+        (5000, 10, 32 + 2),
+        (5000, 1, 32),
+    ],
+)
+@pytest.mark.parametrize("confirm_steps", [None, "epoch"])
+def test_short_epochs_are_confirmed_by_three(confirm_steps: str | None, samples: int, epochs: int, steps: int) -> None:
+    """1,000 samples/s make an epoch of 1,000 last a second."""
+    job, _ = confirmation(SimulatedSandbox(samples=samples), confirm_steps=confirm_steps, epochs=epochs)
+    assert (job.steps, job.epoch_steps) == (steps, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "confirm_steps", "steps", "epoch_steps"),
+    [
+        ({"epochs": 2}, "epoch", 12739 + 2, None),
+        ({"epochs": 2}, 10, 10, 8),
+        ({"epochs": 2}, 4, 4, 2),
+        ({"epochs": 2}, 3, 3, None),
+        ({"epochs": 1}, "epoch", 12739, None),
+        ({"epochs": 1}, 10, 10, 10),
+        ({"epochs": 1}, 20_000, 12739, None),
+        ({"steps": 12739 + 1}, 10, 10, 9),
+        ({"steps": 12739}, 10, 10, 10),
+        ({"steps": 5000}, 10, 10, 11),  # the smaller last step of an epoch is the 11th, and not made
+        ({"steps": 5000}, 6000, 5000, None),
+    ],
+)
+def test_a_confirmation_makes_only_steps_that_the_job_makes(
+    settings: dict[str, int], confirm_steps: int | str, steps: int, epoch_steps: int | None
+) -> None:
+    """An epoch of two million samples has 12,739 steps at a batch of 157."""
+    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), confirm_steps=confirm_steps, **settings)
+    assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
+
+
+def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
+    job, tried = confirmation(SimulatedSandbox(samples=4_000_000, probe_seconds=100.0))
+    assert job.steps is not None
+    trained_seconds = job.steps * MAX_BATCH / 1000
+    evaluated_twice_seconds = 2 * 400_000 / EVALUATED_PER_SECOND
+    probes_seconds = math.fsum(outcome.wall_seconds for outcome in tried)
+    assert probes_seconds > 400
+    assert 3.9 * probes_seconds < trained_seconds + evaluated_twice_seconds <= 4 * probes_seconds
+
+
+def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> None:
+    """Of 40 batches an epoch, 5 make one of the job's steps, and 2 one of a probe: 200 steps are 500, and 25 epochs."""
+    job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, steps=200)
+    asked = request(job, confirm_steps=10, effective_batch_size=5 * MAX_BATCH)
+    session = Session.prepare_readonly(asked, ("fp32",), sandbox=SimulatedSandbox(samples=40 * MAX_BATCH))
+    probe, confirm = (
+        probe_jobs.job_of(session, Task("fp32", MAX_BATCH, kind, ""), BUDGET) for kind in ("probe", "confirm")
+    )
+    assert (probe.steps, probe.accumulate) == (500, 2)
+    assert (confirm.steps, confirm.epoch_steps) == (10, 8), "it trains after an evaluation, as the job does"

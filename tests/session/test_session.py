@@ -1,0 +1,53 @@
+"""What a command does while torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from simulated import SimulatedSandbox
+from support import request
+
+from amp_track.config.inspection import Inspection
+from amp_track.config.job import Job
+from amp_track.session import session
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("fresh_stores")
+def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
+    """Else each command waits for it afterwards, for half a second."""
+    program = """
+import sys
+from amp_track.config.options import Request
+from amp_track.session.session import _get_ready
+from amp_track.config.job import Job
+_get_ready(Request(job=Job(workload="x.py")), "sqlite:///mlflow.db")
+print([name in sys.modules for name in ("alembic.context", "mlflow.store.tracking.sqlalchemy_store")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[True, True]\n", done.stderr
+
+
+class SlowlyInspected(SimulatedSandbox):
+    """Its workload takes a while to be imported."""
+
+    def inspect(self, job: Job) -> Inspection:
+        time.sleep(0.1)
+        return super().inspect(job)
+
+
+@pytest.mark.parametrize(("limit", "advice"), [(None, "Ctrl-C ends it"), (90.0, "--timeout 90 limits it")])
+def test_an_inspection_that_takes_long_says_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: float | None, advice: str
+) -> None:
+    asked = request(Job(workload=__file__, timeout_seconds=limit))
+    session.Session.prepare_readonly(asked, (), sandbox=SlowlyInspected())
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(session, "_LONG_SECONDS", 0.01)
+    session.Session.prepare_readonly(asked, (), sandbox=SlowlyInspected())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{__file__}: still importing it or loading its data after")
+    assert advice in line

@@ -1,0 +1,102 @@
+"""Errors of databases that are told in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from simulated import SimulatedSandbox
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from support import DIGITS, request, stores
+
+from amp_track.commands.max_batch import fit
+from amp_track.commands.train import train
+from amp_track.config.job import Job, JobFolder
+from amp_track.config.options import Stores
+from amp_track.records.errors import StoreFailed
+from amp_track.records.events import CheckpointWritten, Event
+from amp_track.records.result import Outcome
+from amp_track.session.store_errors import in_one_line
+from amp_track.tracking import mlflow_internals
+
+
+def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path) -> None:
+    """SQLite names what is damaged, whose bytes may be none of UTF-8: Python's own module then raises this."""
+
+    def read(connection: sqlite3.Connection, record: object) -> None:
+        b"malformed database schema (\x96uns)".decode()
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    event.listen(Engine, "connect", read)
+    try:
+        with (
+            pytest.raises(StoreFailed, match="what it holds cannot be read") as raised,
+            in_one_line(Stores(tracking_uri=uri)),
+        ):
+            mlflow_internals.has_tables(uri)
+    finally:
+        event.remove(Engine, "connect", read)
+    assert str(raised.value).startswith(uri)
+
+
+@pytest.fixture
+def rollback_journal() -> Iterator[None]:
+    """Open SQLite databases as users have them: a test's others have no journal, and so do not notice a deletion."""
+
+    def set_up(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+    event.listen(Engine, "connect", set_up)
+    yield
+    event.remove(Engine, "connect", set_up)
+
+
+@pytest.mark.usefixtures("fresh_stores", "rollback_journal")
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [("mlflow.db", "deleted"), ("optuna.db", "deleted"), ("optuna.log", "deleted"), ("optuna.db", "replaced")],
+)
+def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str, change: str) -> None:
+    def lose_the_store(job: Job) -> None:
+        Path(file).unlink()
+        if change == "replaced":
+            Path(file).touch()
+
+    asked = request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8)
+    storage = "optuna.log" if file == "optuna.log" else stores()["storage"]
+    asked = dataclasses.replace(asked, stores=dataclasses.replace(asked.stores, storage=storage))
+    with pytest.raises(StoreFailed, match=rf"{file}: .*start over") as raised:
+        fit(asked, sandbox=SimulatedSandbox(fails=lose_the_store))
+    assert "kept" not in str(raised.value)
+    assert "resume" not in str(raised.value)
+
+
+class LosesTheStore(SimulatedSandbox):
+    """Writes a checkpoint; then the store of its run is deleted, or its job fails."""
+
+    deletes: bool = True
+
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+        assert folder is not None
+        checkpoint = Path(folder.path, "step-1.pt")
+        checkpoint.write_bytes(b"weights")
+        on_event(CheckpointWritten(file=str(checkpoint), step=1, is_last=True, is_best=False))
+        if self.deletes:
+            Path("mlflow.db").unlink()
+        raise sqlite3.OperationalError("of another store")
+
+
+@pytest.mark.usefixtures("fresh_stores")
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_run_is_offered_for_resumption_unless_its_store_is_gone(
+    deletes: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sandbox = LosesTheStore()
+    sandbox.deletes = deletes
+    with pytest.raises(StoreFailed):
+        train(request(Job(workload=DIGITS, precision="fp32")), sandbox=sandbox)
+    assert ("resume with: " in capfd.readouterr().err) == (not deletes)

@@ -1,0 +1,131 @@
+"""Addresses of stores, as SQLAlchemy of the version that is installed understands them."""
+
+import contextlib
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from amp_track.records import masking
+from amp_track.stores import addresses
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:///a.db", "sqlite:////tmp/a b.db", "sqlite:///a%20b.db", "sqlite:///a%2Fb.db", "sqlite:///a.db?timeout=3"],
+)
+def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str) -> None:
+    assert str(addresses.sqlite_file(url)) == make_url(url).database
+
+
+@pytest.mark.parametrize("url", ["optuna.log", "/shared/a b%20@c.log", "./x/y.log"])
+def test_a_path_that_ends_in_log_is_a_journal(url: str) -> None:
+    assert addresses.journal_file(url) == addresses.store_file(url) == Path(url)
+    assert masking.masked(url) == url
+    assert addresses.spool_folder(url) == Path(addresses.SPOOL), "that of a machine is its own"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///optuna.log", "postgresql://me@host/name.log", "optuna.db"])
+def test_another_address_is_no_journal(url: str) -> None:
+    assert addresses.journal_file(url) is None
+
+
+@pytest.mark.parametrize("url", ["postgresql://me@host/name", "http://127.0.0.1:5000", "sqlite://"])
+def test_other_addresses_have_no_file(url: str) -> None:
+    assert addresses.sqlite_file(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://me:hunter2@host:1/x", "http://me:***@host:1/x"),
+        ("http://me:hun@ter2@host:1", "http://me:***@host:1"),
+        ("postgresql+psycopg://me:@hunter2@host/x", "postgresql+psycopg://me:***@host/x"),
+        ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
+        ("http://host/x?token=hunter2&a=b", "http://host/x?token=***&a=b"),
+        ("postgresql://host/x?sslpassword=hunter2", "postgresql://host/x?sslpassword=***"),
+        ("http://host/a?b=c", "http://host/a?b=c"),
+        ("postgresql://me:hun@t/er2@host/db", "postgresql://me:***@host/db"),
+        ("://me:hunter2@host", "://me:***@host"),
+        ("me:hunter2@host", "host"),
+        ("postgresql://me@host/x", "postgresql://me@host/x"),
+        ("postgresql://me:hun ter2@host/x", "postgresql://me:***@host/x"),
+        ("sqlite:////home/me@company/a.db", "sqlite:////home/me@company/a.db"),
+    ],
+)
+def test_no_password_is_shown(url: str, expected: str) -> None:
+    assert masking.masked(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("got http://me:hunter2@host/x, expected", "got http://me:***@host/x, expected"),
+        ("got http://me:hun@ter2@host, expected", "got http://me:***@host, expected"),
+        ("no postgresql://me:hunter2@h/x?a=b&sslpassword=hunter2", "no postgresql://me:***@h/x?a=b&sslpassword=***"),
+        ("http://hunter2@host and a@b", "http://***@host and a@b"),
+        ("mail a@b", "mail a@b"),
+        ("postgresql://me:hun/ter2@host/x", "postgresql://me:***@host/x"),
+        ("postgresql://host/x?user=me&password=hunter2 is", "postgresql://host/x?user=me&password=*** is"),
+        ("http://host:80/a, http://me:hunter2@host", "http://host:80/a, http://me:***@host"),
+        ("http://host/a,http://me:hunter2@host", "http://host/a,http://me:***@host"),
+        ("http://hunter2@host:80/a", "http://***@host:80/a"),
+        ("got sqlite:////home/me@company/a.db", "got sqlite:////home/me@company/a.db"),
+    ],
+)
+def test_no_password_is_shown_within_a_text(text: str, expected: str) -> None:
+    assert masking.masked_within(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "said", "expected"),
+    [
+        ("postgresql://me:hun@TER2@host/x", "no host 'TER2@host'", "no host '***@host'"),
+        ("postgresql://me:hun@T@host/x", "no host 'T@host'", "no host '***@host'"),
+        ("postgresql://me:hun@t/er2@host/db", 'no database "er2@host/db"', 'no database "***@host/db"'),
+        ("postgresql://me:hun%40ter2@host", "hun@ter2 is wrong", "*** is wrong"),
+        ("postgresql://me:hun%40ter2@host", "hun%40ter2 is wrong", "*** is wrong"),
+        ("postgresql://host/x?password=hun%20ter2", "hun ter2 is wrong", "*** is wrong"),
+        (
+            "postgresql://me:hun ter2@host",
+            "got postgresql://me:hun ter2@host, expected",
+            "got postgresql://me:***@host,",
+        ),
+        ("postgresql://optuna:optuna@host/optuna", "no database optuna", "no database optuna"),
+        ("postgresql://me@host/x", "no user me at host", "no user me at host"),
+    ],
+)
+def test_what_a_driver_says_shows_no_part_of_a_password(address: str, said: str, expected: str) -> None:
+    assert masking.masked_within(said, masking.secrets_of(address)).startswith(expected)
+
+
+_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
+_SIMPLE = st.text(st.sampled_from("abcXYZ019-._"), min_size=1, max_size=12)
+
+
+@given(user=_SIMPLE, password=st.one_of(_TEXT, st.text("ab@:/?#%4 ", max_size=30)), host=_SIMPLE)
+def test_no_three_characters_of_a_password_are_shown(user: str, password: str, host: str) -> None:
+    url = f"postgresql://{user}:{password}@{host}/name"
+    texts = ["got {!r}, expected", "{}", "it said: no such thing as {!r}"]
+    pieces = [url, password, unquote(password)]
+    with contextlib.suppress(ArgumentError, ValueError):
+        parsed = make_url(url)
+        # What a driver is given. SQLAlchemy takes the rest of a password that contains @ for these two.
+        pieces += [str(part) for part in (parsed.password, parsed.host, parsed.database)]
+    secrets = masking.secrets_of(url)
+    shown = [masking.masked(url)]
+    shown += [masking.masked_within(text.format(piece), secrets) for text in texts for piece in pieces]
+    elsewhere = " ".join([*texts, f"postgresql://{user}:***@{host}/name", f"'{host}", f"{host}'"])
+    for start in range(len(password) - 2):
+        part = password[start : start + 3]
+        assert part in elsewhere or not any(part in text for text in shown), (part, shown)
+
+
+def test_the_folder_of_a_location() -> None:
+    locations = ("/a/b", "file:///a%20b", "mlruns", "s3://bucket/a")
+    found = [addresses.local_folder(location) for location in locations]
+    assert [str(folder) for folder in found] == ["/a/b", "/a b", "mlruns", "None"]

@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from amp_track.records.errors import BadInput
+from amp_track.stores import addresses, store_checks
+
+
+def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:
+    store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/new.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:////no/such/folder/x.db", "expected a file in a folder that exists; make /no/such/folder"),
+        ("nonsense", "expected a database address such as"),
+        ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
+        ("foo://host/x?user=me&password=hunter2", "got foo://host/x"),
+        ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
+        (
+            "postgresql+pg8000://user:hunter2@host/x",
+            r"needs a driver \(.*pg8000.*\): .* pip install 'amp-track\[postgresql\]'",
+        ),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
+        store_checks.check_storage("--storage", url)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("shopping list")
+    with pytest.raises(BadInput, match="expected an SQLite database"):
+        store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/notes.db")
+
+
+@pytest.mark.parametrize("content", [b"epoch 1: loss 0.3", b"\0" * 99, b'{"loss": 0.3}\n', b"SQLite format 3\0"])
+def test_a_log_of_another_kind_is_refused_and_stays_as_it_is(content: bytes) -> None:
+    file = Path("train.log")
+    file.write_bytes(content)
+    with pytest.raises(
+        BadInput, match=r"^--storage: got train\.log, expected a journal of Optuna's, this file is anoth"
+    ):
+        store_checks.check_storage("--storage", "train.log")
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nowhere/optuna.log", "expected a file in a folder that exists"),
+        ("folder.log", "expected a file, this is a folder"),
+        ("\0.log", "expected a file that can be opened"),
+        ("x" * 300 + ".log", "expected a file that can be opened"),
+        ("loop.log", "expected "),
+        ("link.log", "expected the journal itself, this is a link; name .*/optuna.log"),
+    ],
+    ids=["no folder", "a folder", "zero byte", "long name", "loop of links", "link"],
+)
+def test_a_journal_that_cannot_be_opened_is_refused(url: str, message: str) -> None:
+    Path("folder.log").mkdir()
+    Path("loop.log").symlink_to("loop.log")
+    Path("link.log").symlink_to("optuna.log")
+    with pytest.raises(BadInput, match=message):
+        store_checks.check_storage("--storage", url)
+    with pytest.raises(BadInput, match="expected a database address"):
+        store_checks.check_tracking("--tracking-uri", url)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b'{"op_code":0,"worker_id":"x","study_name":"s","directions":[1]}\n', b'{"op']
+)
+def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
+    if content is not None:
+        Path("optuna.log").write_bytes(content)
+    store_checks.check_storage("--storage", "optuna.log")
+    assert Path("optuna.log").exists() == (content is not None)
+
+
+def test_links_in_a_loop_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.db").symlink_to("two.db")
+    (tmp_path / "two.db").symlink_to("one.db")
+    with pytest.raises(BadInput, match="expected a file that can be "):
+        store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/one.db")
+
+
+def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
+    assert addresses.tracking_uri(None) == "sqlite:///elsewhere.db"
+    assert addresses.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
+
+
+def test_a_tracking_server_that_does_not_answer_is_refused() -> None:
+    with pytest.raises(BadInput, match="expected an MLflow server that answers") as raised:
+        store_checks.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite:///x.db", Path("x.db")),
+        ("sqlite:////a/x.db", Path("/a/x.db")),
+        ("sqlite:///x.db?timeout=5", Path("x.db")),
+        ("sqlite+pysqlite:///x.db", Path("x.db")),
+        ("sqlite://", None),
+        ("sqlite:///", None),
+        ("http://host/x.db", None),
+    ],
+)
+def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str, file: Path | None) -> None:
+    database = make_url(url).database if url.startswith("sqlite") else None
+    assert addresses.sqlite_file(url) == (Path(database) if database else None) == file
+
+
+@pytest.mark.parametrize("other", ["sqlite+pysqlite:///x.db", "sqlite:///./x.db", "sqlite:///x.db?timeout=5"])
+def test_a_file_is_the_same_however_its_address_is_written(other: str) -> None:
+    with pytest.raises(BadInput, match="expected one of its own"):
+        store_checks.check_apart("sqlite:///x.db", other)

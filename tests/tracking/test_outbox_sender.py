@@ -1,0 +1,160 @@
+"""What is written by way of a spool arrives as if it had been written at once: on a real store, without a network."""
+
+import logging
+import os
+from pathlib import Path
+
+import mlflow
+import pytest
+import requests
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST, INVALID_PARAMETER_VALUE, TEMPORARILY_UNAVAILABLE
+from support import stores
+
+from amp_track.stores import addresses
+from amp_track.tracking import answers
+from amp_track.tracking.outbox import Spool
+from amp_track.tracking.outbox_sender import Sender
+from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
+
+pytestmark = pytest.mark.usefixtures("fresh_stores")
+MADE = CreateRun(experiment_id="0", name="made", tags={}, start_time_ms=1)
+END = EndRun(status="FINISHED", end_time_ms=5_000)
+
+
+@pytest.fixture
+def client() -> mlflow.MlflowClient:
+    return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "spools"
+
+
+def metric(value: float, step: int) -> LogBatch:
+    return LogBatch(metrics=[("loss", value, 1000, step)])
+
+
+def left_by_the_dead(root: Path) -> Spool:
+    """Return a spool that another process may take once its lock is let go by `die`."""
+    return Spool.create(root, addresses.server(stores()["tracking_uri"]))
+
+
+def die(spool: Spool) -> None:
+    os.close(spool._lock)
+
+
+def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
+    sender = Sender(stores()["tracking_uri"], root)
+    run = sender.create(MADE)
+    for step in range(100):
+        sender.write(run, metric(step / 100, step))
+    sender.write(run, LogText(path="a.txt", text="first"))
+    sender.write(run, LogText(path="a.txt", text="second"))
+    sender.write(run, END)
+    sender.finish()
+    found = client.get_run(sender.id_of(run))
+    assert (found.info.run_name, found.info.status, found.info.end_time) == ("made", "FINISHED", 5_000)
+    history = client.get_metric_history(found.info.run_id, "loss")
+    assert [(row.step, row.value, row.timestamp) for row in history] == [(n, n / 100, 1000) for n in range(100)]
+    text = Path(client.download_artifacts(found.info.run_id, "a.txt", str(tmp_path))).read_text()
+    assert text == "second"
+    assert not root.exists()
+
+
+def test_a_record_that_is_refused_takes_no_other_with_it(
+    client: mlflow.MlflowClient, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = Sender(stores()["tracking_uri"], root)
+    run = sender.create(MADE)
+    for write in (metric(0.5, 1), LogBatch(metrics=[('a:"x"', 1.0, 1000, 1)]), metric(0.25, 2), metric(0.125, 3), END):
+        sender.write(run, write)  # the first may be sent alone, the others are merged
+    sender.finish()
+    history = client.get_metric_history(sender.id_of(run), "loss")
+    assert [row.step for row in history] == [1, 2, 3]
+    assert client.get_run(sender.id_of(run)).info.status == "FINISHED"
+    assert len(list(root.glob("refused/*/*.json"))) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"refuses records, which are set aside in {root}" in warning
+
+
+def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: mlflow.MlflowClient, root: Path) -> None:
+    """The picture of the last training is written after the run has ended."""
+    spool, run_id = left_by_the_dead(root), client.create_run("0").info.run_id
+    spool.name_run("to-be-sent-1", run_id)
+    spool.append("to-be-sent-1", END)
+    spool.append("to-be-sent-1", LogText(path="late.txt", text="drawn late"))
+    spool.remove(1)  # delivered before the process died
+    die(spool)
+    sender = Sender(stores()["tracking_uri"], root)
+    assert sender.adopt_left_behind() == 1
+    sender.finish()
+    assert [file.path for file in client.list_artifacts(run_id)] == ["late.txt"]
+    assert not root.exists()
+
+
+def test_a_run_whose_making_was_not_answered_is_made_once(client: mlflow.MlflowClient, root: Path) -> None:
+    spool = left_by_the_dead(root)
+    spool.append("to-be-sent-1", MADE)
+    spool.append("to-be-sent-1", END)
+    die(spool)
+    made = client.create_run("0", tags={"amp_track.run_key": "to-be-sent-1"}).info.run_id
+    sender = Sender(stores()["tracking_uri"], root)
+    sender.adopt_left_behind()
+    sender.finish()
+    assert [run.info.run_id for run in client.search_runs(["0"])] == [made]
+    assert client.get_run(made).info.status == "FINISHED"
+
+
+def test_a_run_that_another_worker_has_ended_stays_as_it_is(client: mlflow.MlflowClient, root: Path) -> None:
+    run_id = client.create_run("0").info.run_id
+    spool = left_by_the_dead(root)
+    spool.append(run_id, metric(0.5, 1))
+    die(spool)
+    client.set_terminated(run_id, "FINISHED")
+    sender = Sender(stores()["tracking_uri"], root)
+    sender.adopt_left_behind()
+    sender.finish()
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert "amp_track.verdict" not in client.get_run(run_id).data.tags
+
+
+def test_a_study_that_was_interrupted_does_not_go_on_by_what_a_dead_worker_left(
+    client: mlflow.MlflowClient, root: Path
+) -> None:
+    run_id = client.create_run("0").info.run_id
+    spool = left_by_the_dead(root)
+    spool.append(run_id, GoOn(tags={}))
+    spool.append(run_id, metric(0.5, 1))
+    die(spool)
+    client.set_terminated(run_id, "KILLED")
+    sender = Sender(stores()["tracking_uri"], root)
+    sender.adopt_left_behind()
+    sender.finish()
+    assert client.get_run(run_id).info.status == "KILLED"
+    assert client.get_run(run_id).data.metrics == {"loss": 0.5}
+
+
+def http_error(status: int) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError("for url: http://me:secret@127.0.0.1:5000/a", response=response)
+
+
+def test_what_is_wrong_with_a_write_is_told_from_what_is_wrong_with_the_server() -> None:
+    of_the_server = [
+        http_error(500), http_error(503), http_error(401), requests.ConnectionError(), requests.Timeout(),
+        MlflowException("", TEMPORARILY_UNAVAILABLE), OSError(28, "No space left on device"),
+    ]  # fmt: skip
+    of_the_write = [http_error(413), PermissionError(13, "no"), MlflowException("", BAD_REQUEST), ValueError("odd")]
+    assert [answers.is_of_the_server(error) for error in of_the_server] == [True] * 7
+    assert [answers.is_of_the_server(error) for error in of_the_write] == [False] * 4
+    assert answers.is_refusal(MlflowException("", INVALID_PARAMETER_VALUE))
+    assert not any(answers.is_refusal(error) for error in of_the_server + of_the_write)
+
+
+def test_a_reason_is_that_of_the_first_cause_without_a_password() -> None:
+    error = MlflowException("it failed")
+    error.__cause__ = http_error(413)
+    assert answers.reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"

@@ -1,0 +1,166 @@
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import FAULTS
+from torch.utils.data import Dataset
+
+from amp_track.config.job import Job
+from amp_track.training.amp.tensors import batch_length, move
+from amp_track.training.data import Batches, digest
+from amp_track.workload import Workload, load_workload
+
+SAMPLES = 64
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return load_workload(FAULTS)
+
+
+def batches_of(workload: Workload, **settings: int | bool) -> Batches:
+    return Batches(Job(**{"workload": FAULTS, "epochs": 2} | settings), workload)  # type: ignore[arg-type]
+
+
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 9))
+def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, batch_size: int, accumulate: int) -> None:
+    batches = batches_of(workload, batch_size=batch_size, accumulate=accumulate)
+    steps, orders = 0, []
+    for epoch in batches.epochs():
+        inputs, shares = [], []
+        for (input, _), share, update, _ in epoch:
+            inputs.append(input)
+            shares.append(share)
+            if update:
+                assert sum(shares) == pytest.approx(1.0)
+                shares, steps = [], steps + 1
+        assert not shares, "an epoch ends with a step"
+        orders.append(torch.cat(inputs))
+    assert steps == batches.total_steps
+    data = torch.stack([sample for sample, _ in workload.train_data()])  # type: ignore[attr-defined]
+    for order in orders:
+        assert torch.equal(order.sort(dim=0).values, data.sort(dim=0).values)
+    assert not torch.equal(*orders), "each epoch has a new order"
+
+
+@pytest.mark.parametrize(("settings", "smaller"), [({"epochs": 1}, True), ({"steps": 4}, True), ({"steps": 3}, False)])
+def test_a_job_that_ends_before_its_epoch_has_no_smaller_batch(
+    workload: Workload, settings: dict[str, int], smaller: bool
+) -> None:
+    """Of 64 samples, the fourth batch of 20 has 4."""
+    batches = Batches(Job(workload=FAULTS, batch_size=20, **settings), workload)  # type: ignore[arg-type]
+    assert batches.has_smaller_batch is smaller
+    assert [batch_length(part.batch[0]) for part in batches.last_step()] == [4] * smaller
+
+
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3), epoch_steps=st.integers(1, 9))
+def test_an_epoch_that_is_cut_short_keeps_its_last_step(
+    workload: Workload, batch_size: int, accumulate: int, epoch_steps: int
+) -> None:
+    def steps_of(batches: Batches) -> list[list[int]]:
+        steps: list[list[int]] = [[]]
+        for (input, _), _, update, _ in next(batches.epochs()):
+            steps[-1].append(batch_length(input))
+            steps += [[]] * update
+        return steps[:-1]
+
+    whole, short = (
+        batches_of(workload, batch_size=batch_size, accumulate=accumulate, epoch_steps=steps)  # type: ignore[arg-type]
+        for steps in (None, epoch_steps)
+    )
+    expected = steps_of(whole)
+    if epoch_steps < len(expected):
+        expected = [*expected[: epoch_steps - 1], expected[-1]]
+    assert steps_of(short) == expected
+    evaluated = [batch_length(input) for input, _ in whole.evaluation()]
+    if len(expected) < len(evaluated):
+        evaluated = [*evaluated[: len(expected) - 1], evaluated[-1]]
+    assert [batch_length(input) for input, _ in short.evaluation()] == evaluated
+
+
+@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3))
+def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, batch_size: int, accumulate: int) -> None:
+    probe = batches_of(workload, batch_size=batch_size, accumulate=accumulate, probe=True)
+    full, rest = divmod(SAMPLES, batch_size)
+    step = ([batch_size] * full + [rest] * bool(rest))[: min(accumulate, 2)]
+    for parts in itertools.islice(probe.full_steps(), 2 * SAMPLES // batch_size + 2):
+        assert [batch_length(input) for (input, _), _, _, _ in parts] == step
+    assert [batch_length(input) for (input, _), _, _, _ in probe.last_step()] == ([rest] if rest else [])
+    evaluated = [batch_length(input) for input, _ in probe.evaluation()]
+    assert evaluated == ([batch_size] if full == 1 and not rest else [batch_size, rest or batch_size])
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (2, 5)])
+def test_a_training_of_a_single_full_step_is_probed_with_one(workload: Workload, epochs: int, steps: int) -> None:
+    probe = batches_of(workload, batch_size=40, epochs=epochs, probe=True)
+    assert sum(1 for parts in itertools.islice(probe.full_steps(), 5) for _ in parts) == steps
+
+
+def test_evaluation_counts_every_sample_once(workload: Workload) -> None:
+    batches = batches_of(workload, batch_size=10)
+    assert [batch_length(input) for input, _ in batches.evaluation()] == [10] * 6 + [4]
+
+
+class _Pair(NamedTuple):
+    image: torch.Tensor
+    extra: dict[str, torch.Tensor]
+
+
+def test_move_keeps_the_structure() -> None:
+    batch = _Pair(torch.zeros(2, 3, 4, 4), {"mask": torch.ones(2)})
+    moved = move(batch, torch.device("cpu"), channels_last=True)
+    assert isinstance(moved, _Pair)
+    assert moved.image.is_contiguous(memory_format=torch.channels_last)
+    assert moved.extra["mask"].tolist() == [1.0, 1.0]
+
+
+class _Augmented(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3) + index, index
+
+
+def test_the_digest_of_augmented_data_is_always_the_same() -> None:
+    assert digest(_Augmented()) == digest(_Augmented())
+
+
+@given(
+    batch_size=st.integers(1, SAMPLES),
+    accumulate=st.integers(1, 4),
+    steps_and_stop=st.integers(1, 40).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(0, steps))),
+)
+def test_resuming_from_any_step_gives_the_rest(
+    workload: Workload, batch_size: int, accumulate: int, steps_and_stop: tuple[int, int]
+) -> None:
+    steps, stop = steps_and_stop
+    settings = {"batch_size": batch_size, "accumulate": accumulate, "epochs": None, "steps": steps, "seed": 3}
+    whole = batches_of(workload, **settings)  # type: ignore[arg-type]
+    parts, done, position = [], 0, whole.position
+    for epoch in whole.epochs():
+        for (input, _), share, update, _ in epoch:
+            if done >= stop:
+                parts.append((input, share, update))
+            done += update
+            if update and done == stop:
+                position = whole.position_after(done)
+    assert done == steps
+    resumed = batches_of(workload, **settings)  # type: ignore[arg-type]
+    rest = [(input, share, update) for epoch in resumed.epochs(position) for (input, _), share, update, _ in epoch]
+    assert [part[1:] for part in rest] == [part[1:] for part in parts]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(rest, parts, strict=True))
+
+
+def test_resuming_after_an_epoch_begins_the_next(workload: Workload) -> None:
+    whole = batches_of(workload, batch_size=10, epochs=3)
+    epochs = whole.epochs()
+    first = [input for (input, _), _, _, _ in next(epochs)]
+    position = whole.position_after_evaluation(whole.steps_per_epoch)
+    second = torch.cat([input for (input, _), _, _, _ in next(epochs)])
+    resumed = torch.cat([input for (input, _), _, _, _ in next(batches_of(workload, batch_size=10).epochs(position))])
+    assert torch.equal(second, resumed)
+    assert not torch.equal(second, torch.cat(first))
