@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from amp_track._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from amp_track.api import compare, fit, plan, search, train
+    from amp_track.api import compare, max_batch, plan, search, train
     from amp_track.config.job import Job
-    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, WorkloadFailed
-    from amp_track.records.result import Outcome, ScaleReport, Verdict
+    from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, TargetFailed
+    from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
-    from amp_track.results.max_batch import FitResult
+    from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from amp_track.training.amp.precision import Precision, float32_precision
     from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory
     from amp_track.training.amp.step import StepTotals, TrainStep
-    from amp_track.workload import Quality, Workload, load_workload
+    from amp_track.workload import Metric, Workload, load_workload
 
 
 __all__ = [
@@ -35,48 +35,48 @@ __all__ = [
     "CompareResult",
     "EvalStep",
     "EvalTotals",
-    "FitResult",
     "Job",
+    "JobResult",
+    "JobStatus",
+    "MaxBatchResult",
+    "Metric",
     "NothingFits",
-    "Outcome",
     "PlanResult",
     "Precision",
-    "Quality",
     "ScaleChanges",
     "ScaleHistory",
     "ScaleReport",
     "SearchResult",
     "StepTotals",
     "StoreFailed",
+    "TargetFailed",
     "TrainResult",
     "TrainStep",
-    "Verdict",
     "Workload",
-    "WorkloadFailed",
     "compare",
-    "fit",
     "float32_precision",
     "load_workload",
+    "max_batch",
     "plan",
     "search",
     "train",
 ]
 
 _HOMES = {
-    "api": ["compare", "fit", "plan", "search", "train"],
-    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "StoreFailed", "WorkloadFailed"],
+    "api": ["compare", "max_batch", "plan", "search", "train"],
+    "records.errors": ["AmpTrackError", "BadInput", "BadOption", "NothingFits", "StoreFailed", "TargetFailed"],
     "results.compare": ["CompareResult"],
-    "results.max_batch": ["FitResult"],
+    "results.max_batch": ["MaxBatchResult"],
     "results.plan": ["PlanResult"],
     "results.search": ["SearchResult"],
     "results.train": ["TrainResult"],
     "training.amp.evaluation": ["EvalStep", "EvalTotals"],
     "config.job": ["Job"],
-    "records.result": ["Outcome", "ScaleReport", "Verdict"],
+    "records.result": ["JobResult", "ScaleReport", "JobStatus"],
     "training.amp.precision": ["Precision", "float32_precision"],
     "training.amp.scale_history": ["ScaleChanges", "ScaleHistory"],
     "training.amp.step": ["StepTotals", "TrainStep"],
-    "workload": ["Quality", "Workload", "load_workload"],
+    "workload": ["Metric", "Workload", "load_workload"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

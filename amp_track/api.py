@@ -26,7 +26,7 @@ from amp_track.records.errors import BadInput
 
 if TYPE_CHECKING:
     from amp_track.results.compare import CompareResult
-    from amp_track.results.max_batch import FitResult
+    from amp_track.results.max_batch import MaxBatchResult
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
@@ -58,19 +58,19 @@ class JobSettings(TypedDict, total=False):
     seed: int | None
     device: str | None
     memory_budget: Size | None
-    accumulate: int | None
-    clip_norm: float | None
-    processes: int | None
-    loader_workers: int | None
+    grad_accum: int | None
+    max_grad_norm: float | None
+    nproc: int | None
+    num_workers: int | None
     channels_last: bool | None
     compile: bool | None
     synthetic: bool | None
-    diagnose: int | None
-    timeout: float | None
+    grad_stats_every: int | None
+    job_timeout: str | float | None
     set: Mapping[str, Any] | Sequence[str] | None
 
 
-class EdgeSettings(TypedDict, total=False):
+class MaxBatchJobSettings(TypedDict, total=False):
     """How the largest batch is looked for."""
 
     max_batch_size: int | None
@@ -78,7 +78,7 @@ class EdgeSettings(TypedDict, total=False):
     confirm_steps: int | Literal["epoch"] | None
 
 
-class FitSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+class MaxBatchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
     """The keyword arguments of `fit`."""
 
     precision: Names | None
@@ -86,7 +86,7 @@ class FitSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     effective_batch_size: int | None
 
 
-class TrainSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+class TrainSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
     """The keyword arguments of `train`. `batch_size` is a number or `"auto"`."""
 
     precision: str | None
@@ -99,15 +99,15 @@ class TrainSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
     trust_store: bool | None
 
 
-class SearchSettings(StoreSettings, JobSettings, EdgeSettings, total=False):
+class SearchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
     """The keyword arguments of `search`."""
 
     precision: Names | None
     trials: int | None
-    minutes: float | None
-    search_lr: str | Sequence[float] | None
+    time_limit: str | float | None
+    lr_range: str | Sequence[float] | None
     seeds: int | None
-    margin: str | float | None
+    tolerance: str | float | None
 
 
 class CompareSettings(StoreSettings, JobSettings, total=False):
@@ -115,25 +115,25 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
 
     precision: Names | None
     batch_size: int | None
-    over: str | Mapping[str, Sequence[Any]] | None
+    vary: str | Mapping[str, Sequence[Any]] | None
     seeds: int | None
-    margin: str | float | None
+    tolerance: str | float | None
 
 
 class PlanSettings(TypedDict, total=False):
-    """The keyword arguments of `plan`. `capacity` and `device_name` take one value or several; `over` maps options."""
+    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one value or several; `vary` maps options."""
 
-    capacity: Size | Sequence[Size] | None
-    device_name: Names | None
+    memory_budget: Size | Sequence[Size] | None
+    gpu: Names | None
     precision: Names | None
-    over: Mapping[str, Sequence[Any]] | Names | None
+    vary: Mapping[str, Sequence[Any]] | Names | None
     what_if: bool | None
     track: bool | None
     max_batch_size: int | None
     effective_batch_size: int | None
     batch_size: int | None
-    accumulate: int | None
-    clip_norm: float | None
+    grad_accum: int | None
+    max_grad_norm: float | None
     channels_last: bool | None
     set: Mapping[str, Any] | Sequence[str] | None
     tracking_uri: str | None
@@ -173,7 +173,7 @@ def train(
 
     Raises:
         BadInput: the arguments cannot be run; nothing was written.
-        WorkloadFailed: the workload's own code raised, or its process died.
+        TargetFailed: the workload's own code raised, or its process died.
         NothingFits: out of memory.
     """
     from amp_track.commands import train as command
@@ -183,21 +183,21 @@ def train(
     return dataclasses.replace(result, html=html.train_html(result))
 
 
-@_with_signature("fit", FitSettings)
-def fit(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[FitSettings]
-) -> FitResult:
-    """Find the largest batch that fits at every precision, as `amp-track fit` does. Raises as `train` does.
+@_with_signature("max-batch", MaxBatchSettings)
+def max_batch(
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[MaxBatchSettings]
+) -> MaxBatchResult:
+    """Find the largest batch that fits at every precision, as `amp-track max-batch` does. Raises as `train` does.
 
     Args:
         workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
-        **settings: the flags of `amp-track fit` with underscores; see `amp-track fit --help`.
+        **settings: the flags of `amp-track max-batch` with underscores; see `amp-track max-batch --help`.
     """
     from amp_track.commands import max_batch as command
     from amp_track.report import html
 
-    result = command.fit(_request("fit", workload, settings))
-    return dataclasses.replace(result, html=html.fit_html(result))
+    result = command.max_batch(_request("max-batch", workload, settings))
+    return dataclasses.replace(result, html=html.max_batch_html(result))
 
 
 @_with_signature("search", SearchSettings)
@@ -214,8 +214,8 @@ def search(
     from amp_track.report import html
 
     result = command.search(_request("search", workload, settings))
-    fitted = dataclasses.replace(result.fit, html=html.fit_html(result.fit))
-    return dataclasses.replace(result, fit=fitted, html=html.search_html(result))
+    fitted = dataclasses.replace(result.limits, html=html.max_batch_html(result.limits))
+    return dataclasses.replace(result, limits=fitted, html=html.search_html(result))
 
 
 @_with_signature("compare", CompareSettings)
@@ -259,7 +259,8 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
         if name not in flags:
             near = difflib.get_close_matches(name, flags, n=1)
             instead = f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(flags)}"
-            raise TypeError(f"{command}() got an unexpected keyword argument {name!r}{instead}")
+            function = command.replace("-", "_")
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{instead}")
         if value is not None:
             given[flags[name].parameter] = _given(name, flags[name], value)
     is_left_out = workload is None and command == "train"
@@ -290,7 +291,7 @@ def _texts(name: str, flag: Flag, value: Any) -> list[str]:
         ValueError: it is a text with a comma among several, which no command line can give.
     """
     if flag.takes_several and isinstance(value, Mapping):
-        join = _joined if name == "over" else _option_text
+        join = _joined if name == "vary" else _option_text
         return [f"{option}={join(of_option)}" for option, of_option in value.items()]
     if flag.takes_several and _has_several(value):
         return [_text(each) for each in value] if flag.is_repeatable else [_joined(map(_text, value))]

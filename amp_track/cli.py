@@ -98,17 +98,17 @@ def train_command(
             terminal.print_table(block)
 
 
-@app.command("fit")
-@cli_params.with_flags(FLAGS["fit"])
-def fit_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
+@app.command("max-batch")
+@cli_params.with_flags(FLAGS["max-batch"])
+def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the largest batch that fits, at every precision: exact, and confirmed by a longer training.
 
-    amp-track fit experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
+    amp-track max-batch experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
-    request = request_of("fit", workload, given, owns_process=True)
+    request = request_of("max-batch", workload, given, owns_process=True)
     from amp_track.commands import max_batch
 
-    printing.print_study(printing.print_or_return(max_batch.fit, request, as_json), request)
+    printing.print_study(printing.print_or_return(max_batch.max_batch, request, as_json), request)
 
 
 @app.command("search")
@@ -151,9 +151,9 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     Runs one training step on tensors without values, as on CUDA: no device, no data if example() needs none, and
     nothing is written unless --track keeps it.
 
-    amp-track plan experiments/digits.py --capacity 6GiB --device-name "RTX 4090"
+    amp-track plan experiments/digits.py --memory-budget 6GiB --gpu "RTX 4090"
 
-    amp-track plan experiments/digits.py --capacity 1GiB --effective-batch-size 8192 --over width=8,16,32
+    amp-track plan experiments/digits.py --memory-budget 1GiB --effective-batch-size 8192 --vary width=8,16,32
     """
     request = request_of("plan", workload, given, owns_process=True)
     from amp_track.commands import plan
@@ -176,9 +176,9 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Train the same job at every precision, all else equal: from where on does it pay?
 
-    amp-track compare experiments/digits.py --precision fp32,bf16 --over width=8,16,32 --epochs 2
+    amp-track compare experiments/digits.py --precision fp32,bf16 --vary width=8,16,32 --epochs 2
 
-    amp-track compare experiments/digits.py --precision fp32,bf16 --over width=8,16,32,64 --epochs 2 --seeds 3 trains
+    amp-track compare experiments/digits.py --precision fp32,bf16 --vary width=8,16,32,64 --epochs 2 --seeds 3 trains
     only what the study does not know yet.
     """
     request = request_of("compare", workload, given, owns_process=True)
@@ -233,8 +233,8 @@ def ui_command(
     print(ui.ui(request, study, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
-@app.command("work")
-@cli_params.with_flags(FLAGS["work"])
+@app.command("worker")
+@cli_params.with_flags(FLAGS["worker"])
 def work_command(
     study: Study,
     workload: Annotated[
@@ -246,13 +246,13 @@ def work_command(
 ) -> None:
     """Join a study with one more search worker, or several: workload, options and settings are the study's own.
 
-    amp-track work digits-cpu-64MiB-43995c
+    amp-track worker digits-cpu-64MiB-43995c
 
-    amp-track work digits-cuda0-8GiB-1f0c2a --workers 8, on a machine with eight GPUs
+    amp-track worker digits-cuda0-8GiB-1f0c2a --workers 8, on a machine with eight GPUs
 
-    amp-track work digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
+    amp-track worker digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
     """
-    request = request_of("work", workload, given, owns_process=True)
+    request = request_of("worker", workload, given, owns_process=True)
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
     from amp_track.commands import worker
 

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from amp_track import workload_import
 from amp_track.records.causes import printable, summary
 from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type
-from amp_track.records.metrics import is_quality_name
+from amp_track.records.metrics import is_metric_name
 
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 _HERE = f"{Path(__file__).parent}{os.sep}"
@@ -35,7 +35,7 @@ _OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MUL
 
 
 @dataclass(frozen=True)
-class Quality:
+class Metric:
     """The quality that a workload measures. MLflow shows it as `eval/<name>`."""
 
     name: str
@@ -56,9 +56,9 @@ class Workload(ABC):
     """Samples in each batch, if `--batch-size` does not say otherwise."""
     epochs: int = 1
     """Passes over the training data, if neither `--epochs` nor `--steps` says otherwise."""
-    loader_workers: int = 0
+    num_workers: int = 0
     """Processes that load data beside the training; 0 loads it between the steps."""
-    quality: ClassVar[Quality] = Quality("accuracy", higher_is_better=True)
+    metric: ClassVar[Metric] = Metric("accuracy", higher_is_better=True)
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -114,7 +114,7 @@ class Workload(ABC):
         """
         return self
 
-    def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+    def plots(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
         """Return images by name that show what the trained model does. Default: none.
 
         Each has shape (height, width) or (height, width, 3) and values from 0 to 1. They are kept with the run, and
@@ -142,7 +142,7 @@ _OWN_FLAGS = {
     "learning_rate": "--lr",
     "batch_size": "--batch-size",
     "epochs": "--epochs",
-    "loader_workers": "--loader-workers",
+    "num_workers": "--num-workers",
 }
 
 
@@ -155,7 +155,7 @@ def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field
 
 def check_fields(reference: str, workload: Workload) -> None:
     """Raise BadInput if a workload's own batch size, epochs, learning rate or quality is none."""
-    for name, least in (("batch_size", 1), ("epochs", 1), ("loader_workers", 0)):
+    for name, least in (("batch_size", 1), ("epochs", 1), ("num_workers", 0)):
         value = getattr(workload, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise BadInput(
@@ -167,10 +167,10 @@ def check_fields(reference: str, workload: Workload) -> None:
         raise BadInput(
             f"{reference}: got learning_rate {_shown(rate)}, expected a number above 0; correct the workload"
         )
-    quality = getattr(workload.quality, "name", workload.quality)
-    if not isinstance(workload.quality, Quality) or not isinstance(quality, str) or not is_quality_name(quality):
+    metric = getattr(workload.metric, "name", workload.metric)
+    if not isinstance(workload.metric, Metric) or not isinstance(metric, str) or not is_metric_name(metric):
         raise BadInput(
-            f"{reference}: got quality {_shown(quality)}, expected a Quality with a name of letters, digits, spaces "
+            f"{reference}: got metric {_shown(metric)}, expected a Metric with a name of letters, digits, spaces "
             "and _ - . : /, of at most 245 characters, without empty parts or .., which is what MLflow takes, and "
             "another than loss, which is logged as such; correct the workload"
         )

@@ -13,9 +13,9 @@ from typing import Any
 import amp_track
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.compare import CompareResult
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 NOT_HERE = "not measurable here"
@@ -44,37 +44,37 @@ class Bench:
     kind: str
     """`cpu`, `cuda`, …"""
     repeats: int
-    sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    sandboxes: dict[str, JobRunner] = field(default_factory=dict)
 
     @property
     def is_gpu(self) -> bool:
         return self.kind == "cuda"
 
-    def sandbox(self, name: str) -> Sandbox:
-        return self.sandboxes.setdefault(name, Sandbox(self.workload(name)))
+    def runner(self, name: str) -> JobRunner:
+        return self.sandboxes.setdefault(name, JobRunner(self.workload(name)))
 
     @staticmethod
     def workload(name: str) -> str:
         return str(EXPERIMENTS / f"{name}.py")
 
     def compare(
-        self, name: str, options: Mapping[str, object], *, over: tuple[str, tuple[str, ...]] | None = None, **job: Any
+        self, name: str, options: Mapping[str, object], *, vary: tuple[str, tuple[str, ...]] | None = None, **job: Any
     ) -> CompareResult:
         """`amp-track compare`, in stores that are thrown away."""
-        return self._compared(name, options, over=over, seeds=self.repeats, **job)
+        return self._compared(name, options, vary=vary, seeds=self.repeats, **job)
 
     def memory(self, result: CompareResult, name: str, options: Mapping[str, object], **job: Any) -> CompareResult:
         """Where to read memory from: on a CPU, a few steps within a budget."""
         if self.kind != "cpu":
             return result
-        return self._compared(name, options, over=None, seeds=1, memory_budget=4 * GIBIBYTE, **job)
+        return self._compared(name, options, vary=None, seeds=1, memory_budget=4 * GIBIBYTE, **job)
 
     def _compared(
         self,
         name: str,
         options: Mapping[str, object],
         *,
-        over: tuple[str, tuple[str, ...]] | None,
+        vary: tuple[str, tuple[str, ...]] | None,
         seeds: int,
         **job: Any,
     ) -> CompareResult:
@@ -86,7 +86,7 @@ class Bench:
                     self.workload(name),
                     device=self.device,
                     set=options,
-                    over={over[0]: over[1]} if over is not None else None,
+                    vary={vary[0]: vary[1]} if vary is not None else None,
                     seeds=seeds,
                     tracking_uri=f"sqlite:///{folder}/mlflow.db",
                     **job,
@@ -96,7 +96,7 @@ class Bench:
 
     def job(self, name: str, **settings: Any) -> Job:
         asked = Job(workload=self.workload(name), device=self.device, **settings)
-        return resolve(asked, self.sandbox(name).inspect(asked))
+        return resolve(asked, self.runner(name).inspect(asked))
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class Fact:
     claim: str
     precision: str
     batch_size: int
-    verdict: Verdict
+    status: JobStatus
     bytes: float
     """What it takes where it fits, and the size of the allocation that fails where it does not."""
 
 
 SIX_GIBIBYTES = (
-    Fact("fp32 at batch 256 fits 6 GB, in about 3.9 GB", "fp32", 256, Verdict.FITS, 3.9e9),
-    Fact("fp32 at batch 512 runs out of 6 GB, asking for 1.53 GiB", "fp32", 512, Verdict.OOM, 1.53 * GIBIBYTE),
-    Fact("amp at batch 512 fits 6 GB, in about 4 GB", "amp", 512, Verdict.FITS, 4e9),
+    Fact("fp32 at batch 256 fits 6 GB, in about 3.9 GB", "fp32", 256, JobStatus.FITS, 3.9e9),
+    Fact("fp32 at batch 512 runs out of 6 GB, asking for 1.53 GiB", "fp32", 512, JobStatus.OOM, 1.53 * GIBIBYTE),
+    Fact("amp at batch 512 fits 6 GB, in about 4 GB", "amp", 512, JobStatus.FITS, 4e9),
 )
 
 
@@ -124,7 +124,7 @@ class FactorClaim:
 
     claim: str
     factor: float
-    measure: Callable[[Outcome], float | None]
+    measure: Callable[[JobResult], float | None]
     of_memory: bool
 
 
@@ -144,11 +144,13 @@ class Factor:
         return f"{self.mean:.2f} ×{between}"
 
 
-def factors(result: CompareResult, measure: Callable[[Outcome], float | None], *, value: str = "") -> dict[str, Factor]:
+def factors(
+    result: CompareResult, measure: Callable[[JobResult], float | None], *, value: str = ""
+) -> dict[str, Factor]:
     """By precision; without those of which nothing is known."""
 
     def of(precision: str) -> list[float | None]:
-        return [measure(training.outcome) for training in result.cell(value, precision).trainings]
+        return [measure(training.job_result) for training in result.cell(value, precision).trainings]
 
     found = {}
     for precision in result.precisions:
@@ -158,20 +160,20 @@ def factors(result: CompareResult, measure: Callable[[Outcome], float | None], *
     return found
 
 
-def training_time(outcome: Outcome) -> float | None:
-    return 1 / outcome.samples_per_second if outcome.samples_per_second else None
+def training_time(job_result: JobResult) -> float | None:
+    return 1 / job_result.samples_per_second if job_result.samples_per_second else None
 
 
-def inference_time(outcome: Outcome) -> float | None:
-    return 1 / outcome.eval_samples_per_second if outcome.eval_samples_per_second else None
+def inference_time(job_result: JobResult) -> float | None:
+    return 1 / job_result.eval_samples_per_second if job_result.eval_samples_per_second else None
 
 
-def training_memory(outcome: Outcome) -> float | None:
-    return outcome.max_allocated_bytes
+def training_memory(job_result: JobResult) -> float | None:
+    return job_result.train_peak_allocated_bytes
 
 
-def inference_memory(outcome: Outcome) -> float | None:
-    return outcome.eval_max_allocated_bytes
+def inference_memory(job_result: JobResult) -> float | None:
+    return job_result.eval_peak_allocated_bytes
 
 
 SINUSOID = (

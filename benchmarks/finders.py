@@ -3,9 +3,9 @@
     pip install -e '.[peers]' && python -m benchmarks.finders [--device cpu] [--repeats 3] [--models Cnn,Lstm]
 
 For each of five models (benchmarks/models.py) and each precision: Lightning's batch size scaler (binsearch and power),
-accelerate's find_executable_batch_size, and amp-track fit. Each finder runs in a process of its own, under the same
-enforced budget. Lightning and accelerate make three training steps to a trial; amp-track's probes make two or more and
-leave the end of the epoch to the confirmation. Then a fresh process trains one epoch at the answer, and one at one
+accelerate's find_executable_batch_size, and amp-track max-batch. Each finder runs in a process of its own, under the
+same enforced budget. Lightning and accelerate make three training steps to a trial; amp-track's probes make two or more
+and leave the end of the epoch to the confirmation. Then a fresh process trains one epoch at the answer, and one at one
 more: the answer is exact if the first runs whole and the second does not.
 
 Writes benchmarks/results/finders-<device>.json and prints it as a table, in Markdown.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 from benchmarks.provenance import provenance, versions
 
@@ -46,7 +46,7 @@ def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]
     import optuna
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
-    trials = optuna.load_study(study_name=f"{study}/fit", storage=storage).get_trials()
+    trials = optuna.load_study(study_name=f"{study}/max-batch", storage=storage).get_trials()
     storage.engine.dispose()
     found: dict[str, dict[str, float]] = {}
     for precision in {trial.params["precision"] for trial in trials}:
@@ -64,10 +64,10 @@ def _counts_as(trial: optuna.trial.FrozenTrial) -> str:
 
 
 def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
-    """amp-track fit on one model at all precisions: as it is used, the later ones begin where the first one ended."""
+    """amp-track max-batch on one model at all precisions: the later ones begin where the first one ended."""
     case = cases[0]
     arguments = [
-        "-m", "amp_track", "fit", case.workload, "--json", "--epochs", "1", "--device", case.device,
+        "-m", "amp_track", "max-batch", case.workload, "--json", "--epochs", "1", "--device", case.device,
         "--precision", ",".join(each.precision for each in cases),
         *(["--memory-budget", f"{case.budget_mib}MiB"] if case.budget_mib else []),
         *(part for name, value in case.options for part in ("--set", f"{name}={value}")),
@@ -82,7 +82,7 @@ def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
     planned = (result["plan_seconds"] or 0.0) / len(cases)
     return [
         {
-            "answer": result["precisions"][each.precision]["largest_batch"],
+            "answer": result["precisions"][each.precision]["max_batch"],
             "probes": result["precisions"][each.precision]["probes"],
             "wall_seconds": result["seconds"][each.precision]["search"] + planned,
             "plan_seconds": planned,
@@ -100,19 +100,19 @@ class Checker:
     """Trains one epoch in fresh processes."""
 
     def __init__(self, case: Case) -> None:
-        self._sandbox = Sandbox(case.workload)
+        self._runner = JobRunner(case.workload)
         job = Job(
             workload=case.workload, device=case.device, precision=case.precision, memory_budget_bytes=case.budget_bytes,
             epochs=1, options=case.options,
         )  # fmt: skip
-        self._job = resolve(job, self._sandbox.inspect(job))
-        self._verdicts: dict[int, str] = {}
+        self._job = resolve(job, self._runner.inspect(job))
+        self._statuses: dict[int, str] = {}
 
-    def verdict(self, batch_size: int) -> str:
-        if batch_size not in self._verdicts:
-            outcome = self._sandbox.run(dataclasses.replace(self._job, batch_size=batch_size))
-            self._verdicts[batch_size] = str(outcome.verdict)
-        return self._verdicts[batch_size]
+    def status(self, batch_size: int) -> str:
+        if batch_size not in self._statuses:
+            job_result = self._runner.run(dataclasses.replace(self._job, batch_size=batch_size))
+            self._statuses[batch_size] = str(job_result.status)
+        return self._statuses[batch_size]
 
 
 def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -136,8 +136,8 @@ def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list
         for row in rows:
             answer = row["runs"][0].get("answer")
             if row["precision"] == case.precision and answer is not None:
-                row["at_the_answer"] = checker.verdict(answer)
-                row["at_one_more"] = checker.verdict(answer + 1)
+                row["at_the_answer"] = checker.status(answer)
+                row["at_one_more"] = checker.status(answer + 1)
     return rows
 
 
@@ -202,7 +202,7 @@ def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> No
         rows = [row for row in json.loads(file.read_text())["rows"] if row["model"] != model] + rows
     rows.sort(key=lambda row: list(BUDGETS_MIB).index(row["model"]))
     one = Job(workload="benchmarks.models:Cnn", device=rows[0]["device"])
-    result = provenance(Sandbox(one.workload).inspect(one)) | {"repeats": repeats}
+    result = provenance(JobRunner(one.workload).inspect(one)) | {"repeats": repeats}
     result["versions"] |= versions("lightning", "accelerate", "optuna")
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(result | {"summary": summary(rows), "rows": rows}, indent=2) + "\n")
@@ -211,7 +211,7 @@ def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track fit on each (default 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track max-batch on each (default 3)")
     parser.add_argument(
         "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five); the others' results stay"
     )

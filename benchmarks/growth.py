@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
-from amp_track.runner.runner import REQUIRED_MODULES, Sandbox
+from amp_track.records.result import JobResult
+from amp_track.runner.runner import REQUIRED_MODULES, JobRunner
 from benchmarks import processes, provenance
 
 DIGITS = str(processes.ROOT / "experiments" / "digits.py")
@@ -49,7 +49,7 @@ _OF_A_TRIAL = (
 _OF_A_RUN = ("metrics", "latest_metrics", "params", "tags")
 
 
-class NotedSandbox(Sandbox):
+class NotedJobRunner(JobRunner):
     """Notes when each job begins and ends, on the clock that processes share."""
 
     def __init__(self, workload: str) -> None:
@@ -57,27 +57,27 @@ class NotedSandbox(Sandbox):
         self.begun: list[float] = []
         self.ended: list[float] = []
 
-    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
+    def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
         self.begun.append(time.time())
-        outcome = super().run(job, *arguments, **settings)
+        job_result = super().run(job, *arguments, **settings)
         self.ended.append(time.time())
-        return outcome
+        return job_result
 
 
-def search(trials: int, sandbox: Sandbox) -> None:
+def search(trials: int, runner: JobRunner) -> None:
     """Search in the current folder until there are so many trainings."""
     from amp_track.commands import search
-    from amp_track.config.options import FitOptions, Request, SearchOptions, Stores
+    from amp_track.config.options import MaxBatchOptions, Request, SearchOptions, Stores
 
     search.search(
         Request(
             job=Job(workload=DIGITS, steps=2),
             stores=Stores(study="s"),
-            fit_options=FitOptions(precisions=("fp32",), max_batch_size=1024),
-            search_options=SearchOptions(trials=trials, learning_rates=(1e-4, 1.0)),
+            max_batch_options=MaxBatchOptions(precisions=("fp32",), max_batch_size=1024),
+            search_options=SearchOptions(trials=trials, lr_range=(1e-4, 1.0)),
             owns_process=True,
         ),
-        sandbox=sandbox,
+        runner=runner,
     )
 
 
@@ -86,20 +86,20 @@ def resume(count: int) -> dict[str, Any]:
     from amp_track.study import storage
     from amp_track.study.search import Space
 
-    sandbox = NotedSandbox(DIGITS)
+    runner = NotedJobRunner(DIGITS)
     named = _ends_of(storage, "name_worker")
     drawn = _ends_of(Space, "suggest")
-    search(count + MORE, sandbox)
+    search(count + MORE, runner)
     # A trial names its worker; then its params are chosen among what is known.
     proposals = [end - begin for begin, end in zip(named, drawn, strict=True)]
-    between = [begun - ended for ended, begun in zip(sandbox.ended, sandbox.begun[1:], strict=False)]
+    between = [begun - ended for ended, begun in zip(runner.ended, runner.begun[1:], strict=False)]
     others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
     return {
         "proposal_seconds": statistics.median(proposals),
         "between_jobs_seconds": statistics.median(between),
         "records_seconds": statistics.median(others),
         "records": records_of_last_trial(),
-        "end_seconds": time.time() - sandbox.ended[-1],
+        "end_seconds": time.time() - runner.ended[-1],
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE,
     }
 
@@ -147,7 +147,7 @@ def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
 def start(count: int) -> dict[str, float]:
     """Resume a search of `count` trainings by its command, and return how long it takes to say that trainings begin."""
     settings = {
-        "--precision": "fp32", "--max-batch-size": "1024", "--steps": "2", "--search-lr": "1e-4,1.0", "--study": "s",
+        "--precision": "fp32", "--max-batch-size": "1024", "--steps": "2", "--lr-range": "1e-4,1.0", "--study": "s",
         "--trials": str(count + 1),
     }  # fmt: skip
     command = [sys.executable, "-m", "amp_track", "search", DIGITS, *itertools.chain(*settings.items())]
@@ -195,9 +195,9 @@ def copy_rows(store: sqlite3.Connection, table: str, key: str, old: object, chan
 
 def with_less(stored: str, factor: float) -> str:
     """Return an outcome as it is stored, with its quality and speed times a factor."""
-    outcome = json.loads(json.loads(stored))
-    changed = {name: outcome[name] * factor for name in ("quality", "samples_per_second")}
-    return json.dumps(json.dumps(outcome | changed))
+    job_result = json.loads(json.loads(stored))
+    changed = {name: job_result[name] * factor for name in ("metric", "samples_per_second")}
+    return json.dumps(json.dumps(job_result | changed))
 
 
 def move_artifacts(mlflow: sqlite3.Connection) -> None:
@@ -210,7 +210,7 @@ def move_artifacts(mlflow: sqlite3.Connection) -> None:
 
 def grow(count: int) -> None:
     """Copy a training of the search in the current folder until there are `count`."""
-    from amp_track.study.storage import OUTCOME, RUN_ID
+    from amp_track.study.storage import JOB_RESULT, RUN_ID
 
     chance = random.Random(count)
     with (
@@ -223,8 +223,8 @@ def grow(count: int) -> None:
         ((last,),) = optuna.execute("SELECT MAX(number) FROM trials WHERE study_id = ?", (study_id,))
         ((newest,),) = optuna.execute("SELECT MAX(trial_id) FROM trials")
         run_id = run_id_of(optuna, trial_id)
-        of_outcome = "SELECT value_json FROM trial_system_attributes WHERE trial_id = ? AND key = ?"
-        ((outcome,),) = optuna.execute(of_outcome, (trial_id, OUTCOME))
+        of_job_result = "SELECT value_json FROM trial_system_attributes WHERE trial_id = ? AND key = ?"
+        ((job_result,),) = optuna.execute(of_job_result, (trial_id, JOB_RESULT))
         for copy in range(1, count - FEW + 1):
             new, new_run = newest + copy, uuid.uuid4().hex
             copy_rows(optuna, "trials", "trial_id", trial_id, {"trial_id": new, "number": last + copy})
@@ -242,7 +242,7 @@ def grow(count: int) -> None:
             optuna.execute("UPDATE trial_values SET value = value * ? WHERE trial_id = ?", (less, new))
             optuna.execute(
                 "UPDATE trial_system_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
-                (with_less(outcome, less), new, OUTCOME),
+                (with_less(job_result, less), new, JOB_RESULT),
             )
             optuna.execute(
                 "UPDATE trial_user_attributes SET value_json = ? WHERE trial_id = ? AND key = ?",
@@ -261,7 +261,7 @@ def grow(count: int) -> None:
 
 def measure(counts: list[int], repeats: int) -> dict[str, Any]:
     """Return what each count costs, in medians: the counts take turns, since a machine is slower now and then."""
-    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats, "trainings": MORE}
+    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats, "trainings": MORE}
     found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
@@ -327,7 +327,7 @@ def main() -> None:
     if arguments.child is not None:
         what, count = arguments.child
         done = {
-            "few": lambda: search(FEW, Sandbox(DIGITS, steps_back=True)),
+            "few": lambda: search(FEW, JobRunner(DIGITS, steps_back=True)),
             "grow": lambda: grow(int(count)),
             "start": lambda: start(int(count)),
             "resume": lambda: resume(int(count)),

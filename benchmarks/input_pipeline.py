@@ -28,8 +28,8 @@ from PIL import Image
 
 from amp_track.config.inspection import Inspection, resolve
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobResult
+from amp_track.runner.runner import JobRunner
 from amp_track.training.data import Batches
 from amp_track.workload import load_workload
 from benchmarks.provenance import provenance, sentence
@@ -46,7 +46,7 @@ def write_images(folder: Path, count: int) -> None:
         place = folder / f"{number % CLASSES + 1:03}.class{number % CLASSES + 1}"
         place.mkdir(exist_ok=True)
         coarse = random.integers(0, 256, (30, 40, 3), dtype=numpy.uint8)
-        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
+        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", metric=90)
 
 
 def worker_counts() -> list[int]:
@@ -57,7 +57,7 @@ def worker_counts() -> list[int]:
 
 def loading_images_per_second(job: Job, workers: int) -> float:
     """Of one epoch of training batches, after one that starts everything."""
-    batches = Batches(dataclasses.replace(job, loader_workers=workers), load_workload(job.workload, job.options))
+    batches = Batches(dataclasses.replace(job, num_workers=workers), load_workload(job.workload, job.options))
     rates = []
     for epoch in batches.epochs():
         started, images = time.perf_counter(), 0
@@ -70,14 +70,14 @@ def loading_images_per_second(job: Job, workers: int) -> float:
 def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as text:
         write_images(Path(text), images)
-        sandbox = Sandbox(CALTECH256)
-        job, found = job_on(sandbox, Path(text), device, batch_size)
+        runner = JobRunner(CALTECH256)
+        job, found = job_on(runner, Path(text), device, batch_size)
         loading = {
             str(workers): statistics.median(loading_images_per_second(job, workers) for _ in range(repeats))
             for workers in worker_counts()
         }
         training = {
-            precision: training_of(sandbox, dataclasses.replace(job, precision=precision), repeats)
+            precision: training_of(runner, dataclasses.replace(job, precision=precision), repeats)
             for precision in precisions(found)
         }
     return provenance(found) | {
@@ -89,14 +89,14 @@ def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str
     }
 
 
-def job_on(sandbox: Sandbox, folder: Path, device: str, batch_size: int, **options: str) -> tuple[Job, Inspection]:
+def job_on(runner: JobRunner, folder: Path, device: str, batch_size: int, **options: str) -> tuple[Job, Inspection]:
     """Two epochs of training on the images of a folder, and how their data and device look."""
     listed = {"data_dir": str(folder), "weights": "none", **options}
     asked = Job(
         workload=CALTECH256, options=tuple(listed.items()), device=device, precision="fp32", batch_size=batch_size,
         epochs=2,
     )  # fmt: skip
-    found = sandbox.inspect(asked)
+    found = runner.inspect(asked)
     return resolve(asked, found), found
 
 
@@ -106,26 +106,26 @@ def precisions(found: Inspection) -> list[str]:
     return [name for name in supported if found.hardware.kind != "cpu" or name != "amp"]
 
 
-def training_of(sandbox: Sandbox, job: Job, repeats: int) -> dict[str, Any]:
-    alone = [run(sandbox, dataclasses.replace(job, synthetic=True)) for _ in range(repeats)]
+def training_of(runner: JobRunner, job: Job, repeats: int) -> dict[str, Any]:
+    alone = [run(runner, dataclasses.replace(job, synthetic=True)) for _ in range(repeats)]
     result: dict[str, Any] = {"synthetic": speed(alone)}
     for workers in (0, worker_counts()[-1]):
-        outcomes = [run(sandbox, dataclasses.replace(job, loader_workers=workers)) for _ in range(repeats)]
+        job_results = [run(runner, dataclasses.replace(job, num_workers=workers)) for _ in range(repeats)]
         result[str(workers)] = {
-            "images_per_second": speed(outcomes),
-            "waited_fraction": statistics.median(outcome.waited_fraction or 0.0 for outcome in outcomes),
+            "images_per_second": speed(job_results),
+            "waited_fraction": statistics.median(job_result.waited_fraction or 0.0 for job_result in job_results),
         }
     return result
 
 
-def run(sandbox: Sandbox, job: Job) -> Outcome:
-    outcome = sandbox.run(job)
-    assert outcome.fits, f"{outcome.message}\n{outcome.traceback}"
-    return outcome
+def run(runner: JobRunner, job: Job) -> JobResult:
+    job_result = runner.run(job)
+    assert job_result.fits, f"{job_result.message}\n{job_result.traceback}"
+    return job_result
 
 
-def speed(outcomes: list[Outcome]) -> float:
-    return statistics.median(outcome.samples_per_second or 0.0 for outcome in outcomes)
+def speed(job_results: list[JobResult]) -> float:
+    return statistics.median(job_result.samples_per_second or 0.0 for job_result in job_results)
 
 
 def table(result: dict[str, Any]) -> str:

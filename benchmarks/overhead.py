@@ -176,7 +176,7 @@ def synchronize(case: Case) -> None:
         torch.accelerator.synchronize()
 
 
-def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
+def tracked(case: Case, grad_stats_every: int | None) -> dict[str, Any]:
     """`amp-track train` as a user calls it, and what it left in MLflow."""
     import mlflow
 
@@ -188,22 +188,22 @@ def tracked(case: Case, diagnose_every: int | None) -> dict[str, Any]:
         "precision": case.precision, "batch_size": str(case.batch_size), "device": case.device,
         "steps": str(WARM_UP_STEPS + case.steps), "channels_last": case.channels_last, "synthetic": case.synthetic,
     }  # fmt: skip
-    if diagnose_every is not None:
-        settings["diagnose_every"] = str(diagnose_every)
+    if grad_stats_every is not None:
+        settings["grad_stats_every"] = str(grad_stats_every)
     given = {f"job_{name}": value for name, value in settings.items()}
     result = train(request_of("train", case.reference, given, owns_process=True))
-    outcome = result.outcome
-    assert outcome.samples_per_second is not None and outcome.train_seconds is not None
+    job_result = result.job_result
+    assert job_result.samples_per_second is not None and job_result.train_seconds is not None
     client = mlflow.MlflowClient("sqlite:///mlflow.db")
     on_record = len(client.get_metric_history(result.run_id, "train/step_loss"))
-    assert on_record == outcome.steps, f"{on_record} losses of {outcome.steps} steps are on record"
+    assert on_record == job_result.steps, f"{on_record} losses of {job_result.steps} steps are on record"
     run = client.get_run(result.run_id)
     return {
-        "steps_per_second": outcome.samples_per_second / case.batch_size,
+        "steps_per_second": job_result.samples_per_second / case.batch_size,
         # What the tracking process still wrote when the job was over.
-        "seconds_after": run.info.end_time / 1000 - run.info.start_time / 1000 - outcome.wall_seconds,
+        "seconds_after": run.info.end_time / 1000 - run.info.start_time / 1000 - job_result.wall_seconds,
         "scale_changes": len(client.get_metric_history(result.run_id, "amp/scale")),
-        "diagnosis_seconds": outcome.diagnosis.seconds if outcome.diagnosis is not None else None,
+        "diagnosis_seconds": job_result.diagnosis.seconds if job_result.diagnosis is not None else None,
     }
 
 
@@ -214,7 +214,7 @@ def fewer_steps(case: Case) -> Case:
 WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "bare loop": lambda case: {"steps_per_second": bare(case)},
     "amp_track": lambda case: tracked(case, None),
-    "amp_track --diagnose 100": lambda case: tracked(case, 100),
+    "amp_track --grad-stats-every 100": lambda case: tracked(case, 100),
     # A third of the steps: they take up to five times as long.
     "Lightning, every step": lambda case: {"steps_per_second": lightning(fewer_steps(case), 1)},
     "Lightning, every 50": lambda case: {"steps_per_second": lightning(fewer_steps(case), 50)},
@@ -274,8 +274,8 @@ def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """Of medians of steps/s, against the bare loop; the diagnosis against the same training without it."""
     medians = {way: statistics.median(run["steps_per_second"] for run in found) for way, found in runs.items()}
     over_bare = {way: median / medians["bare loop"] for way, median in medians.items()}
-    diagnosing = medians["amp_track --diagnose 100"] / medians["amp_track"]
-    return over_bare | {"--diagnose 100 over without": diagnosing}
+    diagnosing = medians["amp_track --grad-stats-every 100"] / medians["amp_track"]
+    return over_bare | {"--grad-stats-every 100 over without": diagnosing}
 
 
 def table(result: dict[str, Any]) -> str:

@@ -26,9 +26,9 @@ from torchvision.models import resnet50
 
 from amp_track.config.job import Job
 from amp_track.records.events import Event, StepsRecorded
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from amp_track.workload import load_workload
 from benchmarks.claims import (
     GIBIBYTE,
@@ -81,12 +81,12 @@ def accuracy(bench: Bench) -> Row:
     if not (folder / "256_ObjectCategories").is_dir():
         return Row(claim, f"{NOT_HERE}: Caltech-256 is not in data/", command=command)
     result = bench.compare("caltech256", {"data_dir": str(folder)})
-    qualities = {precision: result.cell("", precision).quality for precision in result.precisions}
-    listed = ", ".join(f"{name} {found.mean:.2%}" for name, found in qualities.items() if found is not None)
+    metrics = {precision: result.cell("", precision).metric for precision in result.precisions}
+    listed = ", ".join(f"{name} {found.mean:.2%}" for name, found in metrics.items() if found is not None)
     ratios = ", ".join(
         f"{name} {found.mean / claimed:.2f}"
         for name, claimed in (("fp32", 0.8086), ("amp", 0.8311))
-        if (found := qualities.get(name)) is not None
+        if (found := metrics.get(name)) is not None
     )
     return Row(claim, listed, ratios, command)
 
@@ -122,12 +122,12 @@ def six_gibibytes(bench: Bench) -> list[Row]:
             "caltech256", synthetic=True, precision=fact.precision, batch_size=fact.batch_size,
             memory_budget_bytes=6 * GIBIBYTE, steps=10,
         )  # fmt: skip
-        outcome = bench.sandbox("caltech256").run(job)
-        assert outcome.verdict in (Verdict.FITS, Verdict.OOM), outcome.message
-        amount = outcome.max_memory_bytes if outcome.fits else outcome.requested_bytes
-        what = "in" if outcome.fits else f"in {outcome.phase}, asking for"
-        measured = f"{outcome.verdict} {what} {format_bytes(amount) if amount else '?'} (6 GiB emulated, n=1)"
-        as_claimed = outcome.verdict is fact.verdict and amount is not None
+        job_result = bench.runner("caltech256").run(job)
+        assert job_result.status in (JobStatus.FITS, JobStatus.OOM), job_result.message
+        amount = job_result.peak_bytes if job_result.fits else job_result.requested_bytes
+        what = "in" if job_result.fits else f"in {job_result.phase}, asking for"
+        measured = f"{job_result.status} {what} {format_bytes(amount) if amount else '?'} (6 GiB emulated, n=1)"
+        as_claimed = job_result.status is fact.status and amount is not None
         ratio = f"{amount / fact.bytes:.2f}" if as_claimed and amount else "not so"
         rows.append(Row(fact.claim, measured, ratio, command))
     return rows
@@ -136,8 +136,8 @@ def six_gibibytes(bench: Bench) -> list[Row]:
 def mlp(bench: Bench) -> list[Row]:
     widths = ("16", "64", "256", "1024", "4096") if bench.is_gpu else ("16", "64", "256", "1024")
     size = {"batches": 400} if bench.is_gpu else {}  # 50 of them are over in a few hundredths of a second
-    result = bench.compare("mlp", size, over=("width", widths))
-    command = command_of(bench, "mlp", size, f"--over width={','.join(widths)}")
+    result = bench.compare("mlp", size, vary=("width", widths))
+    command = command_of(bench, "mlp", size, f"--vary width={','.join(widths)}")
     rows = [
         row_of(
             "up to 3 times as fast: 0.33 × the time" if width == "16" else f"the same at width {width}",
@@ -153,18 +153,18 @@ def mlp(bench: Bench) -> list[Row]:
 def data_parallel(bench: Bench) -> list[Row]:
     import torch
 
-    command = "amp-track train experiments/mlp.py --precision fp32 --processes 2 --batch-size 256"
+    command = "amp-track train experiments/mlp.py --precision fp32 --nproc 2 --batch-size 256"
     if bench.is_gpu and torch.cuda.device_count() < 2:
         return [Row("one scaler handed on, one rank that writes", f"{NOT_HERE}: needs two GPUs", command=command)]
     rows = []
     for precision in ("fp32", "amp"):
         alone, together = (
-            trained(bench, "mlp", precision=precision, batch_size=512 // processes, processes=processes)
+            trained(bench, "mlp", precision=precision, batch_size=512 // processes, nproc=processes)
             for processes in (1, 2)
         )
         apart = max(abs(a - b) / abs(a) for a, b in zip(alone.losses, together.losses, strict=True))
-        skipped = f"{alone.outcome.skipped_steps} and {together.outcome.skipped_steps} steps skipped"
-        speed = (together.outcome.samples_per_second or 0) / (alone.outcome.samples_per_second or 1)
+        skipped = f"{alone.job_result.skipped_steps} and {together.job_result.skipped_steps} steps skipped"
+        speed = (together.job_result.samples_per_second or 0) / (alone.job_result.samples_per_second or 1)
         rows.append(
             Row(
                 f"one scaler handed on, one rank that writes: no number; here 2 processes against 1, {precision}",
@@ -178,15 +178,15 @@ def data_parallel(bench: Bench) -> list[Row]:
 
 @dataclass(frozen=True)
 class Trained:
-    outcome: Outcome
+    job_result: JobResult
     losses: list[float]
 
 
 def trained(bench: Bench, name: str, **settings: Any) -> Trained:
     events: list[Event] = []
-    outcome = bench.sandbox(name).run(bench.job(name, **settings), events.append)
-    assert outcome.fits, outcome.message
-    return Trained(outcome, [loss for e in events if isinstance(e, StepsRecorded) for loss in e.losses])
+    job_result = bench.runner(name).run(bench.job(name, **settings), events.append)
+    assert job_result.fits, job_result.message
+    return Trained(job_result, [loss for e in events if isinstance(e, StepsRecorded) for loss in e.losses])
 
 
 def sinusoid(bench: Bench) -> list[Row]:
@@ -198,9 +198,9 @@ def sinusoid(bench: Bench) -> list[Row]:
         row_of(one.claim, (one.factor, one.factor), factors(memory if one.of_memory else result, one.measure), command)
         for one in SINUSOID
     ]
-    qualities = {precision: result.cell("", precision).quality for precision in result.precisions}
-    listed = ", ".join(f"{name} {found.mean:.4f}" for name, found in qualities.items() if found is not None)
-    fp32, amp = qualities.get("fp32"), qualities.get("amp")
+    metrics = {precision: result.cell("", precision).metric for precision in result.precisions}
+    listed = ", ".join(f"{name} {found.mean:.4f}" for name, found in metrics.items() if found is not None)
+    fp32, amp = metrics.get("fp32"), metrics.get("amp")
     lower = "" if fp32 is None or amp is None else "lower" if amp.mean < fp32.mean else "not lower"
     return [*rows, Row("a lower loss", f"mean squared error: {listed}; amp's is {lower}", "", command)]
 
@@ -229,7 +229,7 @@ WRITE_UPS = [
 
 def measure(device: str, repeats: int) -> dict[str, Any]:
     mlp_file = Bench.workload("mlp")
-    found = Sandbox(mlp_file).inspect(Job(workload=mlp_file, device=device))
+    found = JobRunner(mlp_file).inspect(Job(workload=mlp_file, device=device))
     bench = Bench(device, found.hardware.kind, repeats)
     rows = {item.title: [dataclasses.asdict(row) for row in item.rows(bench)] for item in WRITE_UPS}
     return provenance(found) | {"kind": found.hardware.kind, "n": repeats, "rows": rows}

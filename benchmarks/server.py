@@ -43,9 +43,9 @@ def timed(command: list[str]) -> float:
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """Return the seconds of each way, and the ratio of each pair."""
     from amp_track.config.job import Job
-    from amp_track.runner.runner import Sandbox
+    from amp_track.runner.runner import JobRunner
 
-    result = provenance.provenance(Sandbox(WORKLOAD).inspect(Job(workload=WORKLOAD))) | {"n": repeats, "steps": steps}
+    result = provenance.provenance(JobRunner(WORKLOAD).inspect(Job(workload=WORKLOAD))) | {"n": repeats, "steps": steps}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     train = [sys.executable, "-m", "amp_track", "train", WORKLOAD, "--precision", "fp32", "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:

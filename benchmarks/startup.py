@@ -114,9 +114,9 @@ def first_line(command: list[str]) -> float:
 
 def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
     from amp_track.config.job import Job
-    from amp_track.runner.runner import Sandbox
+    from amp_track.runner.runner import JobRunner
 
-    result = provenance.provenance(Sandbox(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
+    result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats}
     found: dict[str, Any] = {}
     first_lines = []
     for precision in precisions:

@@ -27,9 +27,9 @@ from rich.table import Table
 from amp_track.commands import max_batch
 from amp_track.config.job import Job
 from amp_track.config.options import Request, Stores
-from amp_track.records.result import Outcome
-from amp_track.runner.runner import Sandbox
-from amp_track.session.publish_curves import LatePictures, late_pictures
+from amp_track.records.result import JobResult
+from amp_track.runner.runner import JobRunner
+from amp_track.session.publish_curves import LatePlots, late_plots
 from amp_track.session.run_job import run_trial
 from amp_track.session.session import Session
 from amp_track.session.study_session import Studies, TrackedStudy
@@ -72,14 +72,14 @@ def process_seconds(target: Callable[..., None], *arguments: Any) -> float:
     return time.perf_counter() - started
 
 
-class TimedSandbox(Sandbox):
+class TimedJobRunner(JobRunner):
     """Notes how long each job took, its process included."""
 
     seconds = 0.0
     cpu_seconds = 0.0
     """Of this thread."""
 
-    def run(self, job: Job, *arguments: Any, **settings: Any) -> Outcome:
+    def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
         started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             return super().run(job, *arguments, **settings)
@@ -97,33 +97,33 @@ class Trials:
         from amp_track.tracking import Tracker
 
         request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="trials"))
-        self.sandbox = TimedSandbox(DIGITS)
-        self.session = Session.prepare(request, ("fp32",), sandbox=self.sandbox)
+        self.runner = TimedJobRunner(DIGITS)
+        self.session = Session.prepare(request, ("fp32",), runner=self.runner)
         self.tracker = Tracker(self.session.tracking_uri)
         self.studies = Studies(self.session)
         self.study, _ = max_batch.open_study(self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()
 
-    def run(self, parent: Run, pictures: LatePictures, job: Job) -> tuple[Outcome, float]:
+    def run(self, parent: Run, plots: LatePlots, job: Job) -> tuple[JobResult, float]:
         """The outcome of one trial, and the seconds of the whole trial."""
         from amp_track.study import storage
         from amp_track.study.trials import run_one
 
-        tracked_study = TrackedStudy(self.session, self.studies.name, self.study, self.tracker, parent, pictures)
-        outcomes = []
+        tracked_study = TrackedStudy(self.session, self.studies.name, self.study, self.tracker, parent, plots)
+        job_results = []
 
         def objective(trial: optuna.Trial) -> float:
             storage.name_worker(trial)
-            outcome, run_id = run_trial(tracked_study, trial, job)
-            storage.remember(trial, outcome, run_id)
+            job_result, run_id = run_trial(tracked_study, trial, job)
+            storage.remember(trial, job_result, run_id)
             storage.constrain(trial, "memory", 0.0)
-            outcomes.append(outcome)
-            return outcome.samples_per_second or 0.0
+            job_results.append(job_result)
+            return job_result.samples_per_second or 0.0
 
         started = time.perf_counter()
-        storage.fail_dead_trials(self.study)
+        storage.end_stale_trials(self.study)
         run_one(self.study, objective)
-        return outcomes[0], time.perf_counter() - started
+        return job_results[0], time.perf_counter() - started
 
 
 def measure(repeats: int, device: str) -> dict[str, Any]:
@@ -135,36 +135,36 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
         numbers: dict[str, list[float]] = defaultdict(list)
         jobs: dict[bool, list[float]] = {True: [], False: []}
         speeds: dict[bool, list[float]] = {True: [], False: []}
-        with trials.tracker.run("trials", tags={}) as parent, late_pictures() as pictures:
+        with trials.tracker.run("trials", tags={}) as parent, late_plots() as plots:
             for repeat in range(2 * (repeats + 1)):  # the first of each warms up, and is left out
                 is_beside = repeat % 2 == 1
                 started = time.perf_counter()
                 if not is_beside:
-                    pictures.finish()
+                    plots.finish()
                 drawing_seconds = time.perf_counter() - started
                 cpu_started = time.thread_time()
-                outcome, trial_seconds = trials.run(parent, pictures, job)
+                job_result, trial_seconds = trials.run(parent, plots, job)
                 cpu_seconds = time.thread_time() - cpu_started
-                job_seconds = trials.sandbox.seconds
+                job_seconds = trials.runner.seconds
                 empty_seconds, device_seconds = process_seconds(nothing), process_seconds(device_alone, device)
                 if repeat < 2:
                     continue
-                assert outcome.samples_per_second is not None
+                assert job_result.samples_per_second is not None
                 jobs[is_beside].append(job_seconds)
-                speeds[is_beside].append(outcome.samples_per_second)
+                speeds[is_beside].append(job_result.samples_per_second)
                 if is_beside:
                     numbers["trial_overhead_seconds"].append(trial_seconds - job_seconds)
-                    numbers["trial_overhead_cpu_seconds"].append(cpu_seconds - trials.sandbox.cpu_seconds)
-                    numbers["fresh_process_seconds"].append(job_seconds - outcome.wall_seconds)
+                    numbers["trial_overhead_cpu_seconds"].append(cpu_seconds - trials.runner.cpu_seconds)
+                    numbers["fresh_process_seconds"].append(job_seconds - job_result.wall_seconds)
                     numbers["empty_process_seconds"].append(empty_seconds)
                     numbers["device_process_seconds"].append(device_seconds)
                 else:
-                    numbers["picture_seconds"].append(drawing_seconds)
+                    numbers["plot_seconds"].append(drawing_seconds)
         trials.studies.close()
     # Of two jobs that ran one after the other, the first beside a picture's drawing, the second alone.
     for name, measured in (("job_seconds", jobs), ("speed", speeds)):
         pairs = zip(measured[True], measured[False], strict=True)
-        numbers[f"{name}_ratio_beside_a_picture"] = [beside / alone for beside, alone in pairs]
+        numbers[f"{name}_ratio_beside_a_plot"] = [beside / alone for beside, alone in pairs]
     return {
         "date": datetime.date.today().isoformat(),
         "device": found.hardware.title,
@@ -196,9 +196,9 @@ def show(result: dict[str, Any], device: str) -> None:
     table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", aim)
     table.add_row("an empty fresh process", f"{result['empty_process_seconds_median']:.3f} s", "")
     table.add_row("one that starts the device", f"{result['device_process_seconds_median']:.3f} s", "")
-    table.add_row("the picture of its curves", f"{result['picture_seconds_median']:.3f} s", "")
-    table.add_row("a job beside a picture", f"{result['job_seconds_ratio_beside_a_picture_median']:.3f} ×", "")
-    table.add_row("its samples/s", f"{result['speed_ratio_beside_a_picture_median']:.3f} ×", "")
+    table.add_row("the picture of its curves", f"{result['plot_seconds_median']:.3f} s", "")
+    table.add_row("a job beside a picture", f"{result['job_seconds_ratio_beside_a_plot_median']:.3f} ×", "")
+    table.add_row("its samples/s", f"{result['speed_ratio_beside_a_plot_median']:.3f} ×", "")
     Console(width=100).print(table)
 
 

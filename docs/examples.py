@@ -57,26 +57,26 @@ class Example:
 
 EXAMPLES = {
     "search": Example(commands=(f"amp-track search {_MEMORY}",), is_slow=True),
-    "fit": Example(commands=(f"amp-track fit {_MEMORY}",), with_progress=True, is_slow=True),
+    "max-batch": Example(commands=(f"amp-track max-batch {_MEMORY}",), with_progress=True, is_slow=True),
     "seeds": Example(
         commands=("amp-track search experiments/digits.py --seeds 5 --trials 3 --epochs 3 --max-batch-size 64",),
         is_slow=True,
     ),
     "compare": Example(
-        commands=("amp-track compare experiments/mlp.py --over width=16,64,256,1024 --device cpu --seeds 3",),
+        commands=("amp-track compare experiments/mlp.py --vary width=16,64,256,1024 --device cpu --seeds 3",),
         is_slow=True,
     ),
-    "work": Example(
-        commands=(f"timeout -s INT 20 {_SEARCH}", "amp-track work digits --workers 2"),
+    "worker": Example(
+        commands=(f"timeout -s INT 20 {_SEARCH}", "amp-track worker digits --workers 2"),
         with_progress=True,
         keep=_OF_WORKERS,
         is_slow=True,
     ),
-    "work-slurm": Example(
+    "worker-slurm": Example(
         commands=(
             _STORES,
             _BEGIN,
-            "amp-track work digits --workers 2 --launcher slurm",
+            "amp-track worker digits --workers 2 --launcher slurm",
             'squeue --states=all --format="%i %j %T %N"',
         ),
         with_progress=True,
@@ -84,17 +84,17 @@ EXAMPLES = {
         is_slow=True,
         cluster="slurm",
     ),
-    "work-ray": Example(
-        commands=(_STORES, _BEGIN, "amp-track work digits --workers 2 --launcher ray"),
+    "worker-ray": Example(
+        commands=(_STORES, _BEGIN, "amp-track worker digits --workers 2 --launcher ray"),
         with_progress=True,
         keep=_OF_WORKERS,
         is_slow=True,
         cluster="ray",
     ),
-    "work-refused": Example(
+    "worker-rejected": Example(
         commands=(
-            "amp-track fit experiments/digits.py --max-batch-size 8 --precision fp32 --study digits",
-            "OMP_NUM_THREADS=7 amp-track work digits",
+            "amp-track max-batch experiments/digits.py --max-batch-size 8 --precision fp32 --study digits",
+            "OMP_NUM_THREADS=7 amp-track worker digits",
         ),
         with_progress=True,
         keep="^(fp32|amp-track: )",
@@ -104,22 +104,20 @@ EXAMPLES = {
     "torchrun": Example(
         commands=(
             "for machine in 1 2; do OMP_NUM_THREADS=1 torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d "
-            "--rdzv-endpoint 127.0.0.1:29500 --local-addr 127.0.0.1 -m amp_track fit experiments/digits.py "
+            "--rdzv-endpoint 127.0.0.1:29500 --local-addr 127.0.0.1 -m amp_track max-batch experiments/digits.py "
             "--memory-budget 40MiB --precision fp32 & done; wait",
         ),
         with_progress=True,
         keep="^(fp32|To train|  torchrun)",
         is_slow=True,
     ),
-    "diagnose": Example(commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20",)),
-    "diagnose-fp32": Example(
-        commands=("amp-track train experiments/digits.py --lr 30 --diagnose 20 --precision fp32",), keep="^· "
+    "grad-stats": Example(commands=("amp-track train experiments/digits.py --lr 30 --grad-stats-every 20",)),
+    "grad-stats-fp32": Example(
+        commands=("amp-track train experiments/digits.py --lr 30 --grad-stats-every 20 --precision fp32",), keep="^· "
     ),
     "dtypes": Example(commands=("amp-track dtypes experiments/digits.py --precision amp",)),
     "plan": Example(
-        commands=(
-            'amp-track plan experiments/digits.py --capacity 64MiB --device-name "RTX 4090" --precision fp32,amp',
-        )
+        commands=('amp-track plan experiments/digits.py --memory-budget 64MiB --gpu "RTX 4090" --precision fp32,amp',)
     ),
     "resume": Example(
         commands=(
@@ -239,22 +237,24 @@ def _search_summary(command: str, folder: str) -> list[dict[str, Any]]:
     result = json.loads(_run(f"{command} --json", folder).stdout)
     table = json.loads(Path(result["report"]).with_name("trials.json").read_text())
     trials = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    from amp_track.report.search import made_few_updates
+    from amp_track.report.search import made_few_optimizer_steps
 
     rows = []
     for precision, found in result["precisions"].items():
-        of_precision = [trial for trial in trials if trial["precision"] == precision and trial["quality"] is not None]
+        of_precision = [trial for trial in trials if trial["precision"] == precision and trial["metric"] is not None]
         if "skipped" in found or not of_precision:
             continue
-        at_edge = next(trial for trial in of_precision if trial["batch_size"] == found["largest_batch"])
-        best = max(of_precision, key=lambda trial: float(trial["quality"]))
-        wanted = ("batch_size", "samples_per_second", "quality", "updates")
+        at_max_batch = next(trial for trial in of_precision if trial["batch_size"] == found["max_batch"])
+        best = max(of_precision, key=lambda trial: float(trial["metric"]))
+        wanted = ("batch_size", "samples_per_second", "metric", "optimizer_steps")
         rows.append(
             {
                 "precision": precision,
-                "at_edge": {name: at_edge[name] for name in wanted},
+                "at_max_batch": {name: at_max_batch[name] for name in wanted},
                 "best": {name: best[name] for name in wanted},
-                "made_few_updates": made_few_updates(at_edge["updates"], best["updates"]),
+                "made_few_optimizer_steps": made_few_optimizer_steps(
+                    at_max_batch["optimizer_steps"], best["optimizer_steps"]
+                ),
             }
         )
     return rows

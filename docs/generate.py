@@ -62,7 +62,7 @@ def commands() -> None:
     _print_table(["command", "what it does"], [[f"`amp-track {_call(name)}`", _help(name)] for name in COMMANDS])
 
 
-def pictures(name: str) -> None:
+def plots(name: str) -> None:
     """Print the charts of the page of an example that was recorded."""
     for file in sorted((ROOT / "docs" / "output").glob(f"{name}-*.svg")):
         title = file.stem.removeprefix(f"{name}-").lstrip("0123456789-").replace("-", " ")
@@ -117,15 +117,15 @@ def search_summary() -> None:
     record = read_record("search")
     rows = []
     for row in record["summary"]:
-        edge, best = row["at_edge"], row["best"]
-        few = " (few!)" if row["made_few_updates"] else ""
+        max_batch, best = row["at_max_batch"], row["best"]
+        few = " (few!)" if row["made_few_optimizer_steps"] else ""
         rows.append(
             [
                 row["precision"],
-                str(edge["batch_size"]),
-                f"{edge['samples_per_second']:,.0f}",
-                f"{edge['quality']:.4f} after {edge['updates']} updates{few}",
-                f"{best['quality']:.4f} after {best['updates']} updates at batch {best['batch_size']}",
+                str(max_batch["batch_size"]),
+                f"{max_batch['samples_per_second']:,.0f}",
+                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} updates{few}",
+                f"{best['metric']:.4f} after {best['optimizer_steps']} updates at batch {best['batch_size']}",
             ]
         )
     _print_table(["precision", "largest batch", "samples/s there", "accuracy there", "best accuracy"], rows)
@@ -175,10 +175,10 @@ def trials_table(device: str) -> None:
                 f"{result['fresh_process_seconds_median']:.3f} s",
                 fresh_process_aim,
             ],
-            ["the picture of its curves, drawn beside the next job", f"{result['picture_seconds_median']:.3f} s", ""],
+            ["the picture of its curves, drawn beside the next job", f"{result['plot_seconds_median']:.3f} s", ""],
             [
                 "the next job's time with a picture drawn beside it, over without",
-                f"{result['job_seconds_ratio_beside_a_picture_median']:.2f} ×",
+                f"{result['job_seconds_ratio_beside_a_plot_median']:.2f} ×",
                 "",
             ],
         ],
@@ -221,13 +221,14 @@ def growth_table(device: str) -> None:
 
 def gpu_stages() -> None:
     """Print the stages of the programme for a machine with a GPU."""
-    rows = [[f"`{stage.name}`", stage.purpose, str(stage.minutes)] for stage in stages.STAGES]
-    _print_table(["stage", "what it answers", "planned minutes"], rows)
+    _print_table(["stage", "purpose"], [[f"`{name}`", str(stage.__doc__)] for name, stage in stages.STAGES.items()])
 
 
-def gpu_tables(stage: str) -> None:
-    """Print what a stage of that programme has measured, on each machine that has run it."""
-    print(tables.of_stage(stage, RESULTS / "gpu"))
+def gpu_tables() -> None:
+    """Print the rows of these stages, for each machine that has run them."""
+    found = {stage: tables.stage_tables(stage, RESULTS / "gpu") for stage in stages.STAGES}
+    parts = [f"### `{stage}`\n\n{table}" for stage, table in found.items() if table]
+    print("\n\n".join(parts) or "*Not measured: no machine with a GPU has left rows yet.*")
 
 
 def faults_table() -> None:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from amp_track import BadInput, BadOption, Workload
-from image_folder import ImageIndex, LabelledImages, OnBadImages, default_loader_workers, open_index, stratified_split
+from image_folder import ImageIndex, LabelledImages, OnBadImages, default_num_workers, open_index, stratified_split
 from resnet50 import check_image_size, evaluation_transform, example, normalised_tensor, resnet50
 
 CLASSES = 256
@@ -60,7 +60,7 @@ class Caltech256(Workload):
     learning_rate: float = 1e-4
     batch_size: int = 256
     epochs: int = 10
-    loader_workers: int = default_loader_workers()
+    num_workers: int = default_num_workers()
 
     def model(self) -> nn.Module:
         return resnet50(CLASSES, self.weights, frozen=self.finetune == "head")
@@ -103,7 +103,7 @@ class Caltech256(Workload):
         if len(index.classes) > CLASSES:
             raise BadInput(f"{index.root}: got {len(index.classes)} class folders, expected at most {CLASSES}")
         if self.bad_images == "refuse":
-            index.refuse_bad_images()
+            index.reject_bad_images()
         if not index.images:
             raise BadInput(f"{index.root}: got no images that can be decoded, expected {_WANTED}")
         return index

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import CIFAR10
 
 from amp_track import BadInput, BadOption, Workload
-from image_folder import default_loader_workers
+from image_folder import default_num_workers
 from resnet50 import check_image_size, evaluation_transform, example, resnet50
 
 CLASSES = 10
@@ -49,7 +49,7 @@ class Cifar10(Workload):
     learning_rate: float = 0.01
     batch_size: int = 64
     epochs: int = 5
-    loader_workers: int = default_loader_workers()
+    num_workers: int = default_num_workers()
 
     def model(self) -> nn.Module:
         return resnet50(CLASSES, self.weights)

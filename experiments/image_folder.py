@@ -123,7 +123,7 @@ class ImageIndex:
                 bad.append(BadImage(item.folder, "a class without images"))
         return bad
 
-    def refuse_bad_images(self) -> None:
+    def reject_bad_images(self) -> None:
         """Raise `BadInput` if there are any."""
         if bad := self.bad_images:
             raise BadInput(
@@ -228,7 +228,7 @@ def read_image(path: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def default_loader_workers() -> int:
+def default_num_workers() -> int:
     """Processes to decode and resize images in: one for each usable core but the training's own, 8 at most."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, cores - 1)

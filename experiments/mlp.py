@@ -7,7 +7,7 @@ faster with AMP on GPUs with tensor cores. Two things are put right:
 * It is far too small to gain anything: a step is a dozen kernels of microseconds, and autocast adds casts to them.
   `--set width=…` makes it larger; the width from which on AMP pays on the device at hand is what one command shows:
 
-      amp-track compare experiments/mlp.py --over width=16,64,256,1024,4096
+      amp-track compare experiments/mlp.py --vary width=16,64,256,1024,4096
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import BadOption, Quality, Workload
+from amp_track import BadOption, Metric, Workload
 
 _INPUTS = 8
 
@@ -37,7 +37,7 @@ class Mlp(Workload):
     learning_rate: float = 1e-3
     batch_size: int = 512
     epochs: int = 1
-    quality = Quality("mse", higher_is_better=False)
+    metric = Metric("mse", higher_is_better=False)
 
     def check(self) -> None:
         for name in ("width", "batches"):

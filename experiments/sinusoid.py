@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import BadOption, Quality, Workload
+from amp_track import BadOption, Metric, Workload
 
 _FREQUENCY = (4, 2)
 """Periods along height and width."""
@@ -48,7 +48,7 @@ class Sinusoid(Workload):
     learning_rate: float = 1e-3
     batch_size: int = 1
     epochs: int = 1
-    quality = Quality("mse", higher_is_better=False)
+    metric = Metric("mse", higher_is_better=False)
 
     def check(self) -> None:
         for name, least in (("size", 2), ("hidden", 1), ("layers", 1), ("steps_per_epoch", 1)):
@@ -94,7 +94,7 @@ class Sinusoid(Workload):
         coordinates, image = self._repeated(batch_size).tensors
         return coordinates.contiguous(), image.contiguous()
 
-    def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+    def plots(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
         coordinates, image = self._sample()
         learned = predict(coordinates.unsqueeze(0))[0]
-        return {name: (picture[0] + 1) / 2 for name, picture in (("target", image), ("prediction", learned))}
+        return {name: (plot[0] + 1) / 2 for name, plot in (("target", image), ("prediction", learned))}

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, FAULTS, ROOT, Done, make_stores, small_request, write_without_waiting_for_the_disk
 
 from amp_track import cli
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.config.inspection import Inspection, resolve
 from amp_track.config.job import Job
 from amp_track.records import masking
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.runner import job_processes
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
 with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothesis, and such a machine may lack it
     from hypothesis import settings
@@ -62,9 +62,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Fail a slow test that is too slow, and with --require-services one that skips for anything but a GPU."""
     report: Any = yield
     if report.skipped and item.config.getoption("--require-services") and item.get_closest_marker("gpu") is None:
-        report.outcome, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
+        report.job_result, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
     if report.passed and call.when == "call" and item.get_closest_marker("slow") and call.duration > MOST_SLOW_SECONDS:
-        report.outcome = "failed"
+        report.job_result = "failed"
         report.longrepr = f"took {call.duration:.0f} s, expected {MOST_SLOW_SECONDS:.0f} s at most of a slow test"
     return report
 
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the fork server, which imports torch while pytest imports the tests: in each process that runs tests."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         with contextlib.suppress(ChildProcessError):  # tests/tools/mutants.py forks from a process that has one
-            Sandbox(DIGITS).start()
+            JobRunner(DIGITS).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -107,24 +107,24 @@ def clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Sandbox:
-    return Sandbox(DIGITS)
+def runner() -> JobRunner:
+    return JobRunner(DIGITS)
 
 
 @pytest.fixture(scope="session")
-def inspected(sandbox: Sandbox) -> Callable[[Job], Inspection]:
-    return sandbox.inspect
+def inspected(runner: JobRunner) -> Callable[[Job], Inspection]:
+    return runner.inspect
 
 
 @pytest.fixture
-def fault_job(sandbox: Sandbox) -> Callable[..., Job]:
+def fault_job(runner: JobRunner) -> Callable[..., Job]:
     """A resolved job of `faults.py`: `fault_job("raise", batch_size=4)`."""
 
     def make(fault: str, *, above: int = 0, **settings: Any) -> Job:
         harmless = Job(
             workload=FAULTS, options=(("fault", "none" if fault == "data" else fault), ("above", str(above)))
         )
-        found = sandbox.inspect(harmless)
+        found = runner.inspect(harmless)
         return resolve(Job(**{"workload": FAULTS, "options": harmless.options, "precision": "fp32"} | settings), found)
 
     return make
@@ -160,16 +160,16 @@ def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.
 
 
 @pytest.fixture(scope="session")
-def small_study(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
+def small_study(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MaxBatchResult]:
     """A folder with both stores, in which the study mine is finished: fp32 and bf16, at most batch 64."""
     folder = tmp_path_factory.mktemp("small")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
     with contextlib.chdir(folder):
-        return folder, fit(small_request(), sandbox=SimulatedSandbox())
+        return folder, max_batch(small_request(), runner=SimulatedRunner())
 
 
 @pytest.fixture
-def found(fresh_stores: None, small_study: tuple[Path, FitResult]) -> FitResult:
+def found(fresh_stores: None, small_study: tuple[Path, MaxBatchResult]) -> MaxBatchResult:
     """Copy both stores of `small_study` into the test's folder and return the result, whose page is not copied."""
     folder, result = small_study
     for name in ("mlflow.db", "optuna.db"):

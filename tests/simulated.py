@@ -23,15 +23,15 @@ from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask
-from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.workers import interrupts
 
 SPEED = {"fp32": 1000.0, "tf32": 2000.0, "amp": 3000.0, "bf16": 3000.0}
-QUALITY = {"fp32": 0.9, "tf32": 0.9, "amp": 0.9, "bf16": 0.9}
+METRIC = {"fp32": 0.9, "tf32": 0.9, "amp": 0.9, "bf16": 0.9}
 
 
 @dataclass
-class SimulatedSandbox:
+class SimulatedRunner:
     """Runs the jobs of one made-up workload with the option `width`.
 
     Args:
@@ -55,8 +55,8 @@ class SimulatedSandbox:
     samples: int = 5000
     supported: tuple[str, ...] = ("fp32", "bf16", "amp")
     batch_size: int = 16
-    fails: Callable[[Job], Outcome | None] = lambda job: None
-    quality: Callable[[Job], float | None] = lambda job: QUALITY[job.precision]
+    fails: Callable[[Job], JobResult | None] = lambda job: None
+    metric: Callable[[Job], float | None] = lambda job: METRIC[job.precision]
     probe_seconds: float = 1.0
     epochs: int = 2
     """How long a job says that it took."""
@@ -103,9 +103,9 @@ class SimulatedSandbox:
             epochs=self.epochs,
             learning_rate=1e-3,
             workload_imports=(),
-            loader_workers=0,
+            num_workers=0,
             options=(("width", str(int(dict(job.options).get("width", "8")))),),
-            quality_name="accuracy",
+            metric_name="accuracy",
             higher_is_better=True,
             training_samples=self.samples,
             evaluation_samples=self.samples // 10,
@@ -113,7 +113,7 @@ class SimulatedSandbox:
             versions=(("amp_track", "0"), ("python", "3"), ("torch", "2"), ("cuda", "None"), ("cudnn", "None")),
         )
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         interrupts.check()  # where the real one waits for a process
         self.jobs.append(job)
         if (failure := self.fails(job)) is not None:
@@ -123,18 +123,18 @@ class SimulatedSandbox:
         budget = job.memory_budget_bytes if job.memory_budget_bytes is not None else self.free_bytes
         if needed > budget:
             last = self.bytes_per_sample[job.precision]
-            return Outcome(
-                verdict=Verdict.OOM,
+            return JobResult(
+                status=JobStatus.OOM,
                 phase="backward",
                 message="out of memory (in backward)",
                 requested_bytes=last,
-                max_allocated_bytes=needed - last,
-                max_memory_bytes=min(needed, budget),
+                train_peak_allocated_bytes=needed - last,
+                peak_bytes=min(needed, budget),
                 wall_seconds=0.1,
             )
         return self._trained(job, needed, on_event)
 
-    def measure(self, job: Job) -> Outcome:
+    def measure(self, job: Job) -> JobResult:
         probe = dataclasses.replace(job, probe=True)
         return self._trained(probe, self._needed(probe), lambda event: None)
 
@@ -146,7 +146,7 @@ class SimulatedSandbox:
         longer = 0 if job.probe else self.longer_bytes
         return self.fixed_bytes + longer + self.bytes_per_sample[job.precision] * job.batch_size
 
-    def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> Outcome:
+    def _trained(self, job: Job, needed: int, on_event: Callable[[Event], None]) -> JobResult:
         per_epoch = steps_per_epoch(job, self.samples)
         steps = 2 if job.probe else total_steps(job, self.samples)
         evaluates = not job.probe or job.probe_to_the_end or total_steps(job, self.samples) > per_epoch
@@ -154,19 +154,19 @@ class SimulatedSandbox:
         on_event(Started(settings=(("fp32_precision.made_up", "ieee"),)))
         if self.streams and not job.probe:
             on_event(StepsRecorded(first_step=1, losses=tuple(1 / step for step in range(1, steps + 1))))
-            on_event(EpochEnded(epoch=1, step=min(per_epoch, steps), train_loss=0.5, quality=self.quality(job)))
-        return Outcome(
-            verdict=Verdict.FITS,
+            on_event(EpochEnded(epoch=1, step=min(per_epoch, steps), train_loss=0.5, metric=self.metric(job)))
+        return JobResult(
+            status=JobStatus.FITS,
             wall_seconds=self.probe_seconds,
             train_seconds=0.9,
             samples_per_second=SPEED[job.precision],
             eval_samples_per_second=2 * SPEED[job.precision] if evaluates else None,
-            max_allocated_bytes=needed,
-            max_memory_bytes=needed,
-            eval_max_allocated_bytes=needed // 2 if evaluates else None,
+            train_peak_allocated_bytes=needed,
+            peak_bytes=needed,
+            eval_peak_allocated_bytes=needed // 2 if evaluates else None,
             train_loss=0.5,
             eval_loss=0.5,
-            quality=None if job.probe else self.quality(job),
+            metric=None if job.probe else self.metric(job),
             steps=steps,
             scale=scale if job.precision == "amp" else None,
         )

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from amp_track.batch_search.search import Edge, Hint, Limit, Probe, explore
-from amp_track.records.result import Verdict
+from amp_track.batch_search.search import Hint, Limit, MaxBatch, Probe, explore
+from amp_track.records.result import JobStatus
 
 UNLIMITED = Limit(2**24, "dataset")
 
@@ -21,7 +21,7 @@ class Device:
     need: Callable[[int], float]
     budget_bytes: int
     block_bytes: int = 1
-    failure: Verdict = Verdict.OOM
+    failure: JobStatus = JobStatus.OOM
 
     def reserved(self, batch_size: int) -> int:
         return math.ceil(self.need(batch_size) / self.block_bytes) * self.block_bytes
@@ -32,15 +32,15 @@ class Device:
     def probe(self, batch_size: int) -> Probe:
         if self.fits(batch_size):
             fine = int(self.need(batch_size)) if self.block_bytes > 4096 else None
-            return Probe(batch_size, Verdict.FITS, self.reserved(batch_size), fine)
+            return Probe(batch_size, JobStatus.FITS, self.reserved(batch_size), fine)
         # What a failed allocation tells is rough, and sometimes it tells nothing.
         chance = random.Random(batch_size)
         wanted = max(self.need(batch_size) * chance.uniform(0.97, 1.2), self.budget_bytes + 1)
         return Probe(batch_size, self.failure, int(wanted) if chance.random() < 0.7 else None)
 
-    def search(self, *, limit: Limit = UNLIMITED, hint: Hint | None = None) -> tuple[Edge, list[Probe]]:
+    def search(self, *, limit: Limit = UNLIMITED, hint: Hint | None = None) -> tuple[MaxBatch, list[Probe]]:
         probes: list[Probe] = []
-        while not isinstance(step := explore(probes, limit, budget_bytes=self.budget_bytes, hint=hint), Edge):
+        while not isinstance(step := explore(probes, limit, budget_bytes=self.budget_bytes, hint=hint), MaxBatch):
             assert step.batch_size not in {probe.batch_size for probe in probes}, "no batch is probed twice"
             assert 1 <= step.batch_size <= limit.batch_size
             assert step.reason
@@ -48,7 +48,7 @@ class Device:
             assert len(probes) < 100, "it ends"
         if step.first_failing_batch is not None:
             tried = {probe.batch_size: probe.fits for probe in probes}
-            assert step.first_failing_batch == step.largest_batch + 1
+            assert step.first_failing_batch == step.batch_size + 1
             assert tried[step.first_failing_batch] is False
-            assert step.largest_batch == 0 or tried[step.largest_batch] is True
+            assert step.batch_size == 0 or tried[step.batch_size] is True
         return step, probes

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from amp_track.config.job import Job
-from amp_track.config.options import FitOptions, Request, SearchOptions, Stores
+from amp_track.config.options import MaxBatchOptions, Request, SearchOptions, Stores
 
 ROOT = Path(__file__).parent.parent
 DIGITS = str(ROOT / "experiments" / "digits.py")
@@ -52,7 +52,7 @@ def request(job: Job, **settings: Any) -> Request:
     return Request(
         job=job,
         stores=Stores(**stores() | taken(Stores)),
-        fit_options=FitOptions(**taken(FitOptions)),
+        max_batch_options=MaxBatchOptions(**taken(MaxBatchOptions)),
         search_options=SearchOptions(**taken(SearchOptions)),
         **settings,
     )  # fmt: skip

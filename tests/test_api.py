@@ -15,17 +15,17 @@ import pytest
 from support import DIGITS, FAULTS, WORKLOADS, stores
 
 import amp_track
-from amp_track import BadInput, NothingFits, Workload, WorkloadFailed, api
+from amp_track import BadInput, NothingFits, TargetFailed, Workload, api
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.options import CompareOptions, Request
-from amp_track.config.values import Headroom, Margin
+from amp_track.config.values import Headroom, Tolerance
 
 
 @pytest.mark.parametrize(
     ("command", "settings"),
     [
         ("train", api.TrainSettings),
-        ("fit", api.FitSettings),
+        ("max-batch", api.MaxBatchSettings),
         ("search", api.SearchSettings),
         ("compare", api.CompareSettings),
     ],
@@ -36,10 +36,10 @@ def test_the_keyword_arguments_are_the_flags(command: str, settings: Any) -> Non
 
 
 def test_help_shows_the_keyword_arguments() -> None:
-    parameters = inspect.signature(amp_track.fit).parameters
+    parameters = inspect.signature(amp_track.max_batch).parameters
     assert next(iter(parameters)) == "workload"
-    assert set(parameters) - {"workload"} == {api.argument_name(flag) for flag in FLAGS["fit"]}
-    assert "fit" in dir(amp_track)
+    assert set(parameters) - {"workload"} == {api.argument_name(flag) for flag in FLAGS["max-batch"]}
+    assert "max_batch" in dir(amp_track)
 
 
 def asked(command: str, workload: object = DIGITS, **settings: Any) -> Request:
@@ -48,11 +48,11 @@ def asked(command: str, workload: object = DIGITS, **settings: Any) -> Request:
 
 def test_values_are_those_of_the_flags() -> None:
     by_text = request_of(
-        "fit",
+        "max-batch",
         DIGITS,
         {
-            "fitoptions_precisions": "fp32,bf16",
-            "fitoptions_headroom": "5%",
+            "maxbatchoptions_precisions": "fp32,bf16",
+            "maxbatchoptions_headroom": "5%",
             "job_memory_budget_bytes": "64MiB",
             "job_learning_rate": "0.001",
             "job_channels_last": True,
@@ -60,7 +60,7 @@ def test_values_are_those_of_the_flags() -> None:
         },
     )
     by_value = asked(
-        "fit",
+        "max-batch",
         precision=["fp32", "bf16"],
         headroom="5%",
         memory_budget=64 * 2**20,
@@ -69,24 +69,24 @@ def test_values_are_those_of_the_flags() -> None:
         set={"width": 32},
     )
     assert by_value == by_text
-    assert by_value.fit_options.headroom == Headroom(fraction=0.05)
+    assert by_value.max_batch_options.headroom == Headroom(fraction=0.05)
     assert by_value.job.memory_budget_bytes == 64 * 2**20
 
 
 def test_lists_and_mappings_become_what_the_flags_take() -> None:
-    request = asked("compare", over={"width": [16, 64]}, set=["depth=3"], margin=0.005)
+    request = asked("compare", vary={"width": [16, 64]}, set=["depth=3"], tolerance=0.005)
     assert request.compare_options is not None
-    assert request.compare_options.over == ("width", ("16", "64"))
+    assert request.compare_options.vary == ("width", ("16", "64"))
     assert request.job.options == (("depth", "3"),)
-    assert request.search_options.margin == Margin(absolute=0.005)
-    assert asked("compare", over={"width": range(8, 32, 8)}).compare_options == CompareOptions(
-        over=("width", ("8", "16", "24"))
+    assert request.search_options.tolerance == Tolerance(absolute=0.005)
+    assert asked("compare", vary={"width": range(8, 32, 8)}).compare_options == CompareOptions(
+        vary=("width", ("8", "16", "24"))
     )
-    assert asked("search", search_lr=[1e-4, 1e-2]).search_options.learning_rates == (1e-4, 1e-2)
+    assert asked("search", lr_range=[1e-4, 1e-2]).search_options.lr_range == (1e-4, 1e-2)
 
 
 def test_none_is_the_flags_default() -> None:
-    assert asked("fit", memory_budget=None, seed=None) == asked("fit")
+    assert asked("max-batch", memory_budget=None, seed=None) == asked("max-batch")
 
 
 def test_auto_finds_the_batch_size() -> None:
@@ -97,19 +97,19 @@ def test_auto_finds_the_batch_size() -> None:
 @pytest.mark.parametrize(
     ("command", "settings", "message"),
     [
-        ("fit", {"memory_budget": "lots"}, "memory_budget: got 'lots', expected a size above 0"),
-        ("fit", {"precision": ["fp32", "fp8"]}, r"precision: got \['fp32', 'fp8'\], expected names from"),
+        ("max-batch", {"memory_budget": "lots"}, "memory_budget: got 'lots', expected a size above 0"),
+        ("max-batch", {"precision": ["fp32", "fp8"]}, r"precision: got \['fp32', 'fp8'\], expected names from"),
         ("train", {"batch_size": 0}, "batch_size: got 0, expected a whole number of 1 or more, or auto"),
         ("train", {"compile": "yes"}, "compile: got 'yes', expected True or False"),
         ("train", {"set": {"wi dth": 3}}, "set: got {'wi dth': 3}, expected option=value"),
         ("train", {"set": 5}, "set: got 5, expected option=value"),
         ("train", {"set": [("width", 3)]}, r"set: got \[\('width', 3\)\], expected option=value"),
-        ("train", {"accumulate": "auto"}, "accumulate: got 'auto', expected a whole number"),
+        ("train", {"grad_accum": "auto"}, "grad_accum: got 'auto', expected a whole number"),
         ("train", {"resume": ""}, "resume: got '', expected the id"),
-        ("fit", {"precision": []}, r"precision: got \[\], expected names from"),
-        ("compare", {"over": {}}, "over: got {}, expected option=value,value"),
-        ("compare", {"over": {"width": [1], "depth": [2]}}, "over: got .*, expected option=value,value"),
-        ("compare", {"over": {"size": [(1, 2), (3, 4)]}}, "over: got .*, expected option=value,value"),
+        ("max-batch", {"precision": []}, r"precision: got \[\], expected names from"),
+        ("compare", {"vary": {}}, "vary: got {}, expected option=value,value"),
+        ("compare", {"vary": {"width": [1], "depth": [2]}}, "vary: got .*, expected option=value,value"),
+        ("compare", {"vary": {"size": [(1, 2), (3, 4)]}}, "vary: got .*, expected option=value,value"),
         ("compare", {"batch_size": "auto"}, "--batch-size: got auto, expected a whole number"),
         ("train", {"memory_budget": ""}, "memory_budget: got '', expected a size above 0"),
         ("train", {"memory_budget": 1.5}, r"memory_budget: got 1\.5, expected a size above 0"),
@@ -118,17 +118,17 @@ def test_auto_finds_the_batch_size() -> None:
         ("train", {"lr": [0.1]}, r"lr: got \[0\.1\], expected a number above 0"),
         ("train", {"precision": ["fp32"]}, r"precision: got \['fp32'\], expected one of"),
         ("train", {"precision": b"fp32"}, "precision: got b'fp32', expected one of"),
-        ("fit", {"precision": b"fp32"}, "precision: got b'fp32', expected names from"),
-        ("fit", {"precision": [b"fp32"]}, r"precision: got \[b'fp32'\], expected names from"),
-        ("fit", {"storage": b"sqlite:///x.db"}, "storage: got b'sqlite:///x.db', expected a database address"),
-        ("fit", {"study": ["mine"]}, r"study: got \['mine'\], expected a name"),
-        ("fit", {"study": {"mine": 1}}, "study: got {'mine': 1}, expected a name"),
-        ("fit", {"device": object()}, "device: got <object object at .*>, expected auto"),
-        ("fit", {"set": b"width=3"}, "set: got b'width=3', expected option=value"),
-        ("fit", {"set": {"width": b"3"}}, "set: got {'width': b'3'}, expected option=value"),
-        ("plan", {"capacity": [b"6GiB"]}, r"capacity: got \[b'6GiB'\], expected a size above 0"),
-        ("plan", {"over": {"width": [b"3"]}}, r"over: got {'width': \[b'3'\]}, expected option=value,value"),
-        ("search", {"search_lr": b"1"}, "search_lr: got b'1', expected two numbers above 0"),
+        ("max-batch", {"precision": b"fp32"}, "precision: got b'fp32', expected names from"),
+        ("max-batch", {"precision": [b"fp32"]}, r"precision: got \[b'fp32'\], expected names from"),
+        ("max-batch", {"storage": b"sqlite:///x.db"}, "storage: got b'sqlite:///x.db', expected a database address"),
+        ("max-batch", {"study": ["mine"]}, r"study: got \['mine'\], expected a name"),
+        ("max-batch", {"study": {"mine": 1}}, "study: got {'mine': 1}, expected a name"),
+        ("max-batch", {"device": object()}, "device: got <object object at .*>, expected auto"),
+        ("max-batch", {"set": b"width=3"}, "set: got b'width=3', expected option=value"),
+        ("max-batch", {"set": {"width": b"3"}}, "set: got {'width': b'3'}, expected option=value"),
+        ("plan", {"memory_budget": [b"6GiB"]}, r"memory_budget: got \[b'6GiB'\], expected a size above 0"),
+        ("plan", {"vary": {"width": [b"3"]}}, r"vary: got {'width': \[b'3'\]}, expected option=value,value"),
+        ("search", {"lr_range": b"1"}, "lr_range: got b'1', expected two numbers above 0"),
         ("train", {"epochs": 2, "steps": 9}, "--epochs: got 2 together with --steps 9"),
     ],
 )
@@ -147,47 +147,47 @@ def test_a_value_of_several_lines_is_shown_in_one() -> None:
 @pytest.mark.parametrize("workload", ["", b"mine.py", ["mine.py"], None, 5])
 def test_what_names_no_workload_is_bad_input(workload: object) -> None:
     with pytest.raises(BadInput, match=r"^workload: got .*, expected a file, package\.module:Class, or a class"):
-        asked("fit", workload)
+        asked("max-batch", workload)
 
 
 def test_numbers_of_numpy_and_paths_are_taken() -> None:
     assert asked("train", batch_size=np.int64(32), lr=np.float64(0.5)).job == asked("train", batch_size=32, lr=0.5).job
-    assert asked("fit", storage=Path("x.log")).stores.storage == "x.log"
+    assert asked("max-batch", storage=Path("x.log")).stores.storage == "x.log"
 
 
 def test_an_unknown_argument_is_a_type_error_that_says_which_was_meant() -> None:
-    with pytest.raises(TypeError, match=r"fit\(\) got an unexpected keyword argument 'memory_bugdet'; did you mean"):
-        asked("fit", memory_bugdet="64MiB")
+    with pytest.raises(TypeError, match=r"max_batch\(\) got an unexpected keyword .*'memory_bugdet'; did you mean"):
+        asked("max-batch", memory_bugdet="64MiB")
     with pytest.raises(TypeError, match="expected one of"):
-        asked("fit", colour="red")
+        asked("max-batch", colour="red")
 
 
 def test_a_class_of_a_module_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WORKLOADS))
     import faults
 
-    assert asked("fit", faults.Faults).job.workload == "faults:Faults"
+    assert asked("max-batch", faults.Faults).job.workload == "faults:Faults"
     loaded = amp_track.load_workload(DIGITS)
-    assert asked("fit", type(loaded)).job.workload == DIGITS
-    assert asked("fit", Path(DIGITS)).job.workload == DIGITS
+    assert asked("max-batch", type(loaded)).job.workload == DIGITS
+    assert asked("max-batch", Path(DIGITS)).job.workload == DIGITS
 
 
-def test_a_class_that_no_fresh_process_can_import_is_refused() -> None:
+def test_a_class_that_no_fresh_process_can_import_is_rejected() -> None:
     class Inner(Workload):
         """Defined in a function."""
 
     with pytest.raises(BadInput, match="defined in a function or a class"):
-        asked("fit", Inner)
+        asked("max-batch", Inner)
     with pytest.raises(BadInput, match="options of a class go into set="):
-        asked("fit", amp_track.load_workload(DIGITS))
+        asked("max-batch", amp_track.load_workload(DIGITS))
 
 
-def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
-    result = amp_track.fit(FAULTS, precision="fp32", max_batch_size=9, study="small", **stores())
-    assert result.edges == {"fp32": 9}
+def test_fit_finds_the_max_batch_and_train_trains_at_it() -> None:
+    result = amp_track.max_batch(FAULTS, precision="fp32", max_batch_size=9, study="small", **stores())
+    assert result.max_batches == {"fp32": 9}
     assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
     trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **stores())
-    assert (trained.job.batch_size, trained.outcome.fits) == (9, True)
+    assert (trained.job.batch_size, trained.job_result.fits) == (9, True)
     assert "batch 9" in (trained._repr_html_() or "")
 
 
@@ -195,10 +195,10 @@ def test_fit_finds_the_edge_and_train_trains_at_it() -> None:
 def test_search_and_compare_return_what_a_notebook_shows() -> None:
     small = {"precision": ["fp32", "bf16"], "epochs": 1, **stores()}
     searched = amp_track.search(FAULTS, trials=2, max_batch_size=8, study="small", **small)
-    assert searched.fit.edges == {"fp32": 8, "bf16": 8}
+    assert searched.limits.max_batches == {"fp32": 8, "bf16": 8}
     assert len(searched.as_json()["trials"]) == 2
-    compared = amp_track.compare(FAULTS, over={"fault": ["none"]}, batch_size=4, study="small", **small)
-    assert [cell.verdict for cell in compared.cells] == ["fits", "fits"]
+    compared = amp_track.compare(FAULTS, vary={"fault": ["none"]}, batch_size=4, study="small", **small)
+    assert [cell.status for cell in compared.cells] == ["fits", "fits"]
     for result in (searched, compared):
         shown = result._repr_html_()
         assert shown is not None
@@ -208,14 +208,14 @@ def test_search_and_compare_return_what_a_notebook_shows() -> None:
 
 @pytest.mark.nightly
 def test_errors_are_exceptions() -> None:
-    with pytest.raises(WorkloadFailed, match="the labels are off by one"):
+    with pytest.raises(TargetFailed, match="the labels are off by one"):
         amp_track.train(FAULTS, precision="fp32", set={"fault": "raise"}, **stores())
     with pytest.raises(NothingFits, match="does not fit the budget of 1 MiB") as raised:
         amp_track.train(DIGITS, precision="fp32", memory_budget="1MiB", batch_size=1, **stores())
     assert raised.value.result is not None
-    assert raised.value.result["verdict"] == "oom"
+    assert raised.value.result["status"] == "oom"
     with pytest.raises(BadInput, match=r"nowhere\.py: got no such file"):
-        amp_track.fit("nowhere.py", **stores())
+        amp_track.max_batch("nowhere.py", **stores())
 
 
 SCRIPT = """
@@ -225,7 +225,7 @@ print(json.dumps(result.as_json()))
 try:
     class Own(amp_track.Workload):
         "Of this script."
-    amp_track.fit(Own)
+    amp_track.max_batch(Own)
 except amp_track.BadInput as error:
     print(json.dumps(str(error)))
 """
@@ -236,6 +236,6 @@ def test_a_script_needs_no_guard_around_its_calls() -> None:
     Path("script.py").write_text(SCRIPT.format(workload=FAULTS))
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    trained, refused = map(json.loads, done.stdout.splitlines())
+    trained, rejected = map(json.loads, done.stdout.splitlines())
     assert trained["steps"] == 3
-    assert refused.startswith("workload: got the class Own, which only this notebook or script has")
+    assert rejected.startswith("workload: got the class Own, which only this notebook or script has")

@@ -20,23 +20,23 @@ from markdown_it import MarkdownIt
 from support import ROOT
 
 from amp_track import cli
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import PeakMemory, PlanReport, PlanTarget, PrecisionPlan
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.trace import StepTrace
 from amp_track.report import compare as compare_report
 from amp_track.report import dtypes as dtypes_report
-from amp_track.report import max_batch as fit_report
+from amp_track.report import max_batch as max_batch_report
 from amp_track.report import plan as plan_report
 from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
@@ -85,12 +85,12 @@ def headings_made(tables: list[Any]) -> list[str]:
 
 def tables_made_today(name: str) -> list[Any]:
     """The tables that the command of an example prints, of a result that holds just enough to draw them."""
-    fits = Outcome(verdict=Verdict.FITS, quality=0.9, samples_per_second=1.0, steps=1)
+    fits = JobResult(status=JobStatus.FITS, metric=0.9, samples_per_second=1.0, steps=1)
     job = Job(batch_size=1, epochs=1, learning_rate=1.0)
-    trainings = tuple(SeedResult(precision="fp32", seed=seed, outcome=fits, run_id="") for seed in range(2))
-    seeds = SeedsResult(job=job, seeds=2, margin=Margin(fraction=0.01), trainings=trainings)
-    fitted = PrecisionFit(edge=Edge(1, 2, "memory"), probes=1, at_edge=fits, run_id="")
-    fit = FitResult(
+    trainings = tuple(SeedResult(precision="fp32", seed=seed, job_result=fits, run_id="") for seed in range(2))
+    seeds = SeedsResult(job=job, seeds=2, tolerance=Tolerance(fraction=0.01), trainings=trainings)
+    fitted = PrecisionResult(max_batch=MaxBatch(1, 2, "memory"), probes=1, at_max_batch=fits, run_id="")
+    max_batch = MaxBatchResult(
         study="",
         run_id="",
         experiment_id="1",
@@ -100,13 +100,14 @@ def tables_made_today(name: str) -> list[Any]:
         skipped={},
     )
     search = SearchResult(
-        fit=fit, quality_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
+        limits=max_batch, metric_name="accuracy", higher_is_better=True, workload_batch_size=1, trials=(), pareto=(),
         seeds=seeds if name == "seeds" else None,
     )  # fmt: skip
     compare = CompareResult(
         study="", run_id="", experiment_id="1",
-        job=job, hardware=Hardware(kind="cpu", name=""), quality_name="mse", option="width",
-        values=("16", "64", "256", "1024"), precisions=("fp32",), skipped={}, seeds=2, margin=Margin(fraction=0.01),
+        job=job, hardware=Hardware(kind="cpu", name=""), metric_name="mse", option="width",
+        values=("16", "64", "256", "1024"), precisions=("fp32",), skipped={}, seeds=2,
+        tolerance=Tolerance(fraction=0.01),
         cells=tuple(
             Cell(value=value, precision="fp32", trainings=trainings) for value in ("16", "64", "256", "1024")
         ),
@@ -118,7 +119,7 @@ def tables_made_today(name: str) -> list[Any]:
     peak = PeakMemory(allocated_bytes=1, reserved_bytes=1, by_category=(), largest=())
     trace = StepTrace(precision="fp32", batch_size=1, storages=(), events=(), phases=(), samples=1, flops=1)
     plans = tuple(
-        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_workspaces=peak, trace=trace, edges=())
+        PrecisionPlan(precision=name, batch_size=1, peak=peak, peak_with_workspaces=peak, trace=trace, max_batches=())
         for name in ("fp32", "amp")
     )
     target = PlanTarget(name="", capacity_bytes=1, blas_workspace_bytes=1, lacks=(("fp32", ""), ("amp", "")))
@@ -127,9 +128,9 @@ def tables_made_today(name: str) -> list[Any]:
     return {
         "search": lambda: search_report.search_tables(search),
         "seeds": lambda: search_report.search_tables(search),
-        "fit": lambda: [fit_report.fit_table(fit)],
+        "max-batch": lambda: [max_batch_report.max_batch_table(max_batch)],
         "compare": lambda: compare_report.tables(compare),
-        "diagnose": lambda: [train_report.diagnosis_table(diagnosis)],
+        "grad-stats": lambda: [train_report.diagnosis_table(diagnosis)],
         "plan": lambda: plan_report.plan_tables(plan),
         "dtypes": lambda: [dtypes_report.dtypes_table(dtypes)],
     }.get(name, list)()
@@ -207,7 +208,7 @@ def test_every_metric_is_on_the_page_about_mlflow() -> None:
 
 @pytest.mark.nightly
 def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
-    command = [sys.executable, "docs/generate.py", "--run", "work-slurm"]
+    command = [sys.executable, "docs/generate.py", "--run", "worker-slurm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": ""})
     assert done.stderr == "example work-slurm: needs unshare: apt-get install util-linux\n"
     assert done.returncode == 1
@@ -293,7 +294,7 @@ def test_python_shown_parses_and_takes_its_keywords_from_the_flags() -> None:
             for node in ast.walk(ast.parse(token.content)):
                 match node:
                     case ast.Call(func=ast.Attribute(value=ast.Name("amp_track"), attr=command), keywords=keywords):
-                        flags = {parameter.opts[0] for parameter in parameters_of(command)}
+                        flags = {parameter.opts[0] for parameter in parameters_of(command.replace("_", "-"))}
                         given = {"--" + str(keyword.arg).replace("_", "-") for keyword in keywords}
                         assert given <= flags, page.name
                         calls += 1

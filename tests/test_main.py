@@ -20,7 +20,7 @@ time.sleep(60)
 def test_a_signal_while_modules_are_imported_ends_the_command_at_once(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "typer.py").write_text(SIGNALS_ITSELF.format(number=int(number)))
     done = subprocess.run(
-        [sys.executable, "-m", "amp_track", "fit"], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "amp_track", "max-batch"], capture_output=True, text=True, timeout=60,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, preexec_fn=_hear_signals,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "amp-track: interrupted\n")

@@ -75,7 +75,7 @@ class Layered(Workload):
         ("missing.py", "got no such file"),
     ],
 )
-def test_files_without_a_workload_are_refused(file: str, message: str) -> None:
+def test_files_without_a_workload_are_rejected(file: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         load_workload(str(WORKLOADS / file))
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from amp_track.batch_search.memory_line import SHORT, Line, Point, block_bytes, line_through
-from amp_track.records.result import Verdict
+from amp_track.records.result import JobStatus
 
 _MARGIN = 1 / 12
 """Fraction of the way to a far guess that is left out: a guess that fits is measured, one that fails says little."""
@@ -48,14 +48,14 @@ class Probe:
     """
 
     batch_size: int
-    verdict: Verdict
+    status: JobStatus
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
 
     @property
     def fits(self) -> bool:
         """True if the batch ran to its end."""
-        return self.verdict is Verdict.FITS
+        return self.status is JobStatus.FITS
 
 
 @dataclass(frozen=True)
@@ -98,22 +98,22 @@ class Next:
 
 
 @dataclass(frozen=True)
-class Edge:
+class MaxBatch:
     """The largest batch that fits, with its proof: it ran to its end, and `first_failing_batch` did not.
 
-    `largest_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
+    `max_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
     search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset`, `max_batch_size`; or `unsupported`
     where the device has no kernel for any batch.
     """
 
-    largest_batch: int
+    batch_size: int
     first_failing_batch: int | None
     bound: str
 
 
 def explore(
     probes: Iterable[Probe], limit: Limit, *, budget_bytes: int | None = None, hint: Hint | None = None
-) -> Next | Edge:
+) -> Next | MaxBatch:
     """Return the next batch size to probe, or the edge once it is proven. Depends on the set of probes alone.
 
     A batch that once ran and once failed counts as failed, because an edge has to be reliable. Without `budget_bytes`
@@ -126,17 +126,17 @@ def explore(
         hint: where to begin.
     """
     probes = list(probes)
-    if any(probe.verdict is Verdict.UNSUPPORTED for probe in probes):
-        return Edge(0, 1, "unsupported")
+    if any(probe.status is JobStatus.UNSUPPORTED for probe in probes):
+        return MaxBatch(0, 1, "unsupported")
     failing = sorted((probe for probe in probes if not probe.fits), key=lambda probe: probe.batch_size)
     ceiling = failing[0].batch_size if failing else limit.batch_size + 1
     fitting = {probe.batch_size: probe for probe in probes if probe.fits and probe.batch_size < ceiling}
     floor = max(fitting, default=0)
     if ceiling - floor == 1:
         if not failing:
-            return Edge(floor, None, limit.bound)
-        bound = "kernel" if failing[0].verdict is Verdict.KERNEL_LIMIT else "memory"
-        return Edge(floor, ceiling, bound)
+            return MaxBatch(floor, None, limit.bound)
+        bound = "kernel" if failing[0].status is JobStatus.KERNEL_LIMIT else "memory"
+        return MaxBatch(floor, ceiling, bound)
     hint = hint or Hint()
     metered = sorted(fitting.values(), key=lambda probe: probe.batch_size)
     if not fitting:
@@ -259,7 +259,7 @@ def _below_a_surprise(
     last, first = points[-1], failing[0]
     ceiling, floor = first.batch_size, last.batch_size
     surprised = f"{ceiling} failed though it should fit"
-    if first.verdict is Verdict.KERNEL_LIMIT:
+    if first.status is JobStatus.KERNEL_LIMIT:
         return (floor + ceiling) // 2, f"halfway between {floor} and {ceiling}, which a kernel does not take"
     if len(points) == 2 and ceiling - floor > _TOO_FAR * (floor - line.start):
         # The measurements are too far below to correct the line. Measure not far below the failure, if that fits.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
 from amp_track.report.pace import Pace
@@ -17,7 +17,7 @@ from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
 from amp_track.results.seeds import SeedResult
 from amp_track.session import checks, publish, publish_notes, study_manifest, varied_option
 from amp_track.session.run_job import run_trial, seed_text
-from amp_track.session.session import JobRunner, Session, interrupted_safely
+from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from amp_track.study.types import BaseDistribution, Study, Trial
 
 _NEARLY_AS_LONG = 0.9
-"""A training given up after this part of today's --timeout is not tried again: clocks differ a little."""
+"""A training given up after this part of today's --job-timeout is not tried again: clocks differ a little."""
 
 
 @interrupted_safely
-def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareResult:
+def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
 
     Args:
@@ -38,16 +38,16 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
 
     Raises:
         BadInput: before anything is written.
-        WorkloadFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. A training
+        TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. A training
             that runs out of memory is a result; NothingFits says that there was no other.
     """
-    asked = request.fit_options.precisions
+    asked = request.max_batch_options.precisions
     if asked is not None and REFERENCE not in asked:
         raise BadInput(
             f"--precision: got {','.join(asked)}, expected {REFERENCE} among them, which the others are compared with; "
             "add it"
         )
-    base, sessions = _sessions(request, sandbox)
+    base, sessions = _sessions(request, runner)
     for session in sessions.values():
         checks.data_has_a_batch(
             base.request, dataclasses.replace(base.job, options=session.job.options), session.inspection
@@ -68,32 +68,32 @@ def compare(request: Request, *, sandbox: JobRunner | None = None) -> CompareRes
         result = dataclasses.replace(
             result, report=publish.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )
-        if not any(training.outcome.fits for cell in result.cells for training in cell.trainings):
+        if not any(training.job_result.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
-        publish_notes.show_pictures(studies, "compare", result.run_id, trials={})
+        publish_notes.show_plots(studies, "compare", result.run_id, trials={})
         return result
 
 
 def _why_nothing_ran(result: CompareResult) -> str:
-    verdicts = ", ".join(sorted({cell.verdict for cell in result.cells}))
+    statuses = ", ".join(sorted({cell.status for cell in result.cells}))
     return (
-        f"no training of this comparison fits at batch {result.job.batch_size} ({verdicts}); give a smaller "
-        "--batch-size, more --memory-budget, or a longer --timeout"
+        f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}); give a smaller "
+        "--batch-size, more --memory-budget, or a longer --job-timeout"
     )
 
 
-def _sessions(request: Request, sandbox: JobRunner | None) -> tuple[Session, dict[str, Session]]:
+def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[str, Session]]:
     """Return what all trainings have in common, and a session for each value; without an option, for an empty one."""
     assert request.compare_options is not None
-    if request.compare_options.over is None:
-        base = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
+    if request.compare_options.vary is None:
+        base = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
         return base, {"": base}
-    option, texts = request.compare_options.over
+    option, texts = request.compare_options.vary
     options = request.job.options
     varied_option.check(request, [option])
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
     with varied_option.named([option]):
-        base = Session.prepare(first, request.fit_options.precisions, sandbox=sandbox)
+        base = Session.prepare(first, request.max_batch_options.precisions, runner=runner)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
     return base, {value: by_value[value] for value in in_order(list(by_value))}
@@ -115,7 +115,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
     base.say_cautions()
     pace = Pace()
 
-    def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
+    def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
         value = point.get(param, "")
         options = sessions[value].inspection.options
         job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
@@ -123,9 +123,9 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
         made = len(grid.trained(tracked_study.study, points, value=_speed_of, is_known=_is_known(base)))
         where = pace.next(made, len(points))
         of_value = dataclasses.replace(tracked_study, session=sessions[value])
-        outcome, run_id = run_trial(of_value, trial, job, note=note, where=where)
-        storage.constrain(trial, "memory", memory_violation(outcome, job.memory_budget_bytes))
-        return outcome, run_id
+        job_result, run_id = run_trial(of_value, trial, job, note=note, where=where)
+        storage.constrain(trial, "memory", memory_violation(job_result, job.memory_budget_bytes))
+        return job_result, run_id
 
     grid.train_grid(
         tracked_study.study,
@@ -161,7 +161,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         job=base.job,
         asked=base.request.job,
         hardware=base.inspection.hardware,
-        quality_name=base.inspection.quality_name,
+        metric_name=base.inspection.metric_name,
         higher_is_better=base.inspection.higher_is_better,
         option=_option(base.request),
         values=tuple(values),
@@ -169,7 +169,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         skipped=base.unsupported,
         cautions=base.cautions,
         seeds=base.request.search_options.seeds,
-        margin=base.request.search_options.margin,
+        tolerance=base.request.search_options.tolerance,
         cells=tuple(
             Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
             for value in values
@@ -180,19 +180,19 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
     return dataclasses.replace(result, answers=tuple(compare_report.answers(result)))
 
 
-def _speed_of(outcome: Outcome) -> float:
-    return outcome.samples_per_second or 0.0
+def _speed_of(job_result: JobResult) -> float:
+    return job_result.samples_per_second or 0.0
 
 
-def _is_known(base: Session) -> Callable[[Outcome], bool]:
-    return lambda outcome: not _had_less_time(outcome, base.job.timeout_seconds)
+def _is_known(base: Session) -> Callable[[JobResult], bool]:
+    return lambda job_result: not _had_less_time(job_result, base.job.job_timeout_seconds)
 
 
-def _had_less_time(outcome: Outcome, timeout_seconds: float | None) -> bool:
+def _had_less_time(job_result: JobResult, timeout_seconds: float | None) -> bool:
     """Return whether a training was given up after less time than it would get now."""
-    if outcome.verdict is not Verdict.TIMED_OUT:
+    if job_result.status is not JobStatus.TIMED_OUT:
         return False
-    return timeout_seconds is None or outcome.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
+    return timeout_seconds is None or job_result.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
 
 
 def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
@@ -231,7 +231,9 @@ def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) 
     for training in trained:
         point = training.point
         if (point.get(param, ""), point["precision"]) == (value, precision):
-            yield SeedResult(precision=precision, seed=point["seed"], outcome=training.outcome, run_id=training.run_id)
+            yield SeedResult(
+                precision=precision, seed=point["seed"], job_result=training.job_result, run_id=training.run_id
+            )
 
 
 def _param(base: Session) -> str:
@@ -241,4 +243,4 @@ def _param(base: Session) -> str:
 
 def _option(request: Request) -> str | None:
     assert request.compare_options is not None
-    return request.compare_options.over[0] if request.compare_options.over is not None else None
+    return request.compare_options.vary[0] if request.compare_options.vary is not None else None

@@ -26,5 +26,5 @@ def main(host: str, port: int) -> None:
     from amp_track.study import dashboard
     from amp_track.tracking import plots
 
-    open_picture = functools.partial(plots.open_picture, os.environ[TRACKING_VARIABLE])
-    dashboard.serve(host, port, storage_url=os.environ[STORAGE_VARIABLE], open_picture=open_picture)
+    open_plot = functools.partial(plots.open_plot, os.environ[TRACKING_VARIABLE])
+    dashboard.serve(host, port, storage_url=os.environ[STORAGE_VARIABLE], open_plot=open_plot)

@@ -14,7 +14,7 @@ def dtypes(request: Request) -> DtypesReport:
     """Watch one batch forward and backward. Raises as `train` does."""
     session = Session.prepare_readonly(request, (request.job.precision,))
     with progress.working("watching one batch forward and backward"):
-        report = session.sandbox.dtypes(session.job)
+        report = session.runner.dtypes(session.job)
     if isinstance(report, DtypesReport):
         return report
     raise_on_crash(session.job, report)

@@ -17,7 +17,7 @@ from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import PlanTarget, PlanTask
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from amp_track.session import checks, probe_jobs, publish, varied_option
 from amp_track.session.session import Session, interrupted_safely
 from amp_track.stores import addresses, store_checks
@@ -38,7 +38,7 @@ def plan(request: Request) -> PlanResult:
     result = PlanResult(
         variants=tuple(planner.variant(changes) for changes in planner.combinations),
         targets=targets,
-        effective_batch_size=request.fit_options.effective_batch_size,
+        effective_batch_size=request.max_batch_options.effective_batch_size,
     )
     if request.plan_options.what_if:
         result = _with_what_if(result, planner)
@@ -50,19 +50,19 @@ def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
     options = request.plan_options
     sizes = [
         PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
-        for text in options.capacities
+        for text in options.memory_budgets
     ]
-    named = [_target_of(gpus.card_named(name)) for name in options.device_names]
+    named = [_target_of(gpus.gpu_named(name)) for name in options.gpus]
     return tuple({target.name: target for target in [*sizes, *named]}.values())
 
 
-def _target_of(card: gpus.Card) -> PlanTarget:
+def _target_of(gpu: gpus.Gpu) -> PlanTarget:
     return PlanTarget(
-        name=card.name,
-        capacity_bytes=card.capacity_bytes,
-        blas_workspace_bytes=card.blas_workspace_bytes,
-        is_card=True,
-        lacks=tuple((name, reason) for name in PRECISIONS if (reason := card.lacks(name))),
+        name=gpu.name,
+        capacity_bytes=gpu.capacity_bytes,
+        blas_workspace_bytes=gpu.blas_workspace_bytes,
+        is_gpu=True,
+        lacks=tuple((name, reason) for name in PRECISIONS if (reason := gpu.lacks(name))),
     )
 
 
@@ -73,10 +73,10 @@ def _check(request: Request) -> None:
             f"--tracking-uri: got {masking.masked(request.stores.tracking_uri)}, expected it together with --track: "
             "a plan writes nothing unless it is told to; add that, or leave it out"
         )
-    effective, options = request.fit_options.effective_batch_size, request.plan_options
-    if effective is not None and not (options.capacities or options.device_names):
+    effective, options = request.max_batch_options.effective_batch_size, request.plan_options
+    if effective is not None and not (options.memory_budgets or options.gpus):
         raise BadInput(
-            f"--effective-batch-size: got {effective}, expected it together with --capacity or --device-name, which "
+            f"--effective-batch-size: got {effective}, expected it together with --memory-budget or --gpu, which "
             "say what has to hold it; add one of them, or leave it out"
         )
     if request.plan_options.track:
@@ -86,9 +86,9 @@ def _check(request: Request) -> None:
 
 
 def _values(request: Request) -> dict[str, list[str]]:
-    """Return the values that `--over` gives, each once, by option."""
+    """Return the values that `--vary` gives, each once, by option."""
     values: dict[str, list[str]] = {}
-    for name, texts in request.plan_options.over:
+    for name, texts in request.plan_options.vary:
         known = values.setdefault(name, [])
         known += [text for text in texts if text not in known]
     return values
@@ -107,14 +107,14 @@ class _Planner:
 
     def __init__(self, request: Request, targets: tuple[PlanTarget, ...]) -> None:
         self._options = request.job.options
-        self._sandbox = Sandbox(request.job.workload, steps_back=request.owns_process)
+        self._runner = JobRunner(request.job.workload, steps_back=request.owns_process)
         self.varied = _values(request)
         combinations = itertools.product(*([(name, text) for text in texts] for name, texts in self.varied.items()))
         with varied_option.named(self.varied):
             self._sessions = self._inspected(request, list(combinations))
         self.session = next(iter(self._sessions.values()))
         assert self.session.job.batch_size is not None
-        options = request.fit_options
+        options = request.max_batch_options
         self.task = PlanTask(
             precisions=options.precisions or PRECISIONS,
             batch_size=self.session.job.batch_size,
@@ -128,14 +128,14 @@ class _Planner:
 
     @property
     def combinations(self) -> list[Changes]:
-        """The combinations of the values that `--over` gives; one without changes if it gives none."""
+        """The combinations of the values that `--vary` gives; one without changes if it gives none."""
         return list(self._sessions)
 
     def _inspected(self, request: Request, combinations: list[Changes]) -> dict[Changes, Session]:
         """Return the session of each combination, but for those that are an earlier one in other words: 8 and 08."""
         job = dataclasses.replace(request.job, options=(*self._options, *combinations[0]))
         request = dataclasses.replace(request, job=job)
-        first = Session.prepare_readonly(request, (), sandbox=self._sandbox)
+        first = Session.prepare_readonly(request, (), runner=self._runner)
         sessions = {combinations[0]: first}
         for changes in combinations[1:]:
             session = first.with_options((*self._options, *changes))
@@ -147,11 +147,11 @@ class _Planner:
         """Plan the workload with other options. Raises BadInput if they are none, or the step cannot be planned."""
         options = tuple(change for change in changes if change[0] != CHANNELS_LAST)
         session = self._sessions.get(options) or self.session.with_options((*self._options, *options))
-        job = dataclasses.replace(session.job, accumulate=probe_jobs.accumulation_of(session))
+        job = dataclasses.replace(session.job, grad_accum=probe_jobs.accumulation_of(session))
         if len(options) < len(changes):
             job = dataclasses.replace(job, channels_last=not job.channels_last)
         with progress.working(f"{Variant.name_of(changes)}: running the training step on tensors without values"):
-            report = self._sandbox.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
+            report = self._runner.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
         return Variant(changes=changes, report=report)
 
     def single_changes(self, first: Variant) -> Iterator[tuple[str, str]]:
@@ -209,11 +209,11 @@ def _settings(request: Request, result: PlanResult, planner: _Planner) -> dict[s
     return {
         "batch_size": str(task.batch_size),
         "options": ",".join(f"{name}={value}" for name, value in (*job.options, *first.changes)) or "None",
-        "accumulate": str(job.accumulate),
-        "clip_norm": str(job.clip_norm),
+        "grad_accum": str(job.grad_accum),
+        "max_grad_norm": str(job.max_grad_norm),
         "channels_last": str(job.channels_last),
         "precision": ",".join(task.precisions),
         "capacity": ",".join(target.name for target in task.targets) or "None",
         "effective_batch_size": str(task.effective_batch_size),
-        "over": " ".join(f"{name}={','.join(texts)}" for name, texts in planner.varied.items()) or "None",
+        "vary": " ".join(f"{name}={','.join(texts)}" for name, texts in planner.varied.items()) or "None",
     }

@@ -81,7 +81,7 @@ def _writer(out: str) -> Callable[[Result, str], str]:
 def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
     """Return the result of a study, finished or not, as it is in its storage."""
     from amp_track.study import storage
-    from amp_track.study.batch_sampler import EdgeSampler, NoForecasts
+    from amp_track.study.batch_sampler import BatchSampler, NoForecasts
     from amp_track.study.max_batches import proven
 
     known = study_manifest.of(study)
@@ -98,7 +98,7 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
     if free_bytes is None:
         raise study_urls.nothing_finished(name)
     # A plan would start torch and the workload, only to say what an interrupted search would try next.
-    sampler = EdgeSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
+    sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
         raise study_urls.nothing_finished(name)
@@ -114,7 +114,7 @@ def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, 
     run_id, store = storage.parent_run_id_of(study), masking.masked(tracking_uri)
     tracker = None
     if addresses.exists(tracking_uri):
-        tracker = tracking.Tracker(tracking_uri, spool_folder=addresses.spool_folder(storage_url), resumes=True)
+        tracker = tracking.Tracker(tracking_uri, outbox_folder=addresses.outbox_folder(storage_url), resumes=True)
     if run_id is None or tracker is None or not tracker.exists(run_id):
         raise BadInput(
             f"--tracking-uri: got {store}, expected the store that has the run {run_id} of study {study.study_name}; "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
-from amp_track.config.options import FitOptions, Request
+from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.report import progress
@@ -28,8 +28,11 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
         BadInput: there is no such run, it cannot be resumed, its workload may not run here, or something else was asked
             for besides.
     """
-    for flag in flags_of(FitOptions):
-        if flag.field.name != "precisions" and getattr(request.fit_options, flag.field.name) != flag.field.default:
+    for flag in flags_of(MaxBatchOptions):
+        if (
+            flag.field.name != "precisions"
+            and getattr(request.max_batch_options, flag.field.name) != flag.field.default
+        ):
             raise BadInput(f"{flag.name}: got it with --resume, which trains as the run did; leave it out")
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
@@ -41,7 +44,7 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     store_checks.check_storage("--storage", request.stores.storage)
     from amp_track.tracking import Tracker
 
-    tracker = Tracker(uri, spool_folder=addresses.spool_folder(request.stores.storage), resumes=True)
+    tracker = Tracker(uri, outbox_folder=addresses.outbox_folder(request.stores.storage), resumes=True)
     resumable = tracker.resumable(run_id)
     workload = stored_workload.checked(_stored(run_id, resumable), request)
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)

@@ -12,15 +12,15 @@ from amp_track.commands import max_batch
 from amp_track.config.job import Job
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.report import progress
 from amp_track.report.pace import Pace
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.session import publish, publish_notes, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
-from amp_track.session.session import JobRunner, Session, interrupted_safely
+from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ _FEWEST_SEEDS = 2
 
 
 @interrupted_safely
-def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResult:
+def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     """Find the edges, then train inside them, all under one MLflow run. Arguments and errors are those of `fit`."""
     if request.job.synthetic:
         raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
-    minutes = request.search_options.minutes
-    deadline = time.monotonic() + 60 * minutes if minutes is not None else math.inf
-    session = Session.prepare(request, request.fit_options.precisions, sandbox=sandbox)
+    limit_seconds = request.search_options.time_limit_seconds
+    deadline = time.monotonic() + limit_seconds if limit_seconds is not None else math.inf
+    session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
     compares_seeds = request.search_options.seeds > 1
     if compares_seeds:
         _check_seeds(session)
     studies = Studies(session)
-    studies.check("fit", "train", "seeds")
+    studies.check("max-batch", "train", "seeds")
     from amp_track import tracking
 
     tracker = session.open_tracker()
@@ -51,21 +51,21 @@ def search(request: Request, *, sandbox: JobRunner | None = None) -> SearchResul
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         study_manifest.keep(tracked_study, "search")
         tracked_study.parent.keep_view(batches_differ=True)
-        fitted = max_batch.find_edges(tracked_study, studies, sampler)
+        fitted = max_batch.find_max_batches(tracked_study, studies, sampler)
         _train_inside(tracked_study, studies, fitted, deadline)
         if compares_seeds:
             _train_seeds(tracked_study, studies, fitted, deadline)
-        studies.fail_dead_trials("fit", "train", "seeds")
+        studies.end_stale_trials("max-batch", "train", "seeds")
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
-        publish_notes.note_answer(studies, result, parts=("fit", "train", "seeds"))
+        publish_notes.note_answer(studies, result, parts=("max-batch", "train", "seeds"))
         result = dataclasses.replace(result, report=publish.keep_search(result, tracked_study.parent, ui=session.ui))
         best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
-        publish_notes.show_pictures(studies, "train", fitted.run_id, trials=best)
+        publish_notes.show_plots(studies, "train", fitted.run_id, trials=best)
         return result
 
 
-def result_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SearchResult:
+def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SearchResult:
     """Return what the trainings of a study have found inside its edges."""
     from amp_track.study import search
 
@@ -73,16 +73,16 @@ def result_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SearchResul
     trained = studies.existing("train")
     trials, pareto = search.trainings(trained) if trained is not None else ([], [])
     return SearchResult(
-        fit=fitted,
+        limits=fitted,
         seeds=_seeds_of(studies, fitted, run) if options.seeds > 1 else None,
-        quality_name=session.inspection.quality_name,
+        metric_name=session.inspection.metric_name,
         higher_is_better=session.inspection.higher_is_better,
         workload_batch_size=session.inspection.batch_size,
         trials=tuple(dataclasses.replace(trial, run_id=run.id_of(trial.run_id)) for trial in trials),
         pareto=tuple(pareto),
         trials_wanted=options.trials,
         seeds_wanted=options.seeds,
-        margin=options.margin,
+        tolerance=options.tolerance,
     )
 
 
@@ -100,23 +100,23 @@ def _check_seeds(session: Session) -> None:
         )
 
 
-def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> None:
+def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at batches and precisions inside the edges. None is begun after `deadline`, of the monotonic clock."""
     from amp_track.study import search
 
-    session, options = fit_study.session, fit_study.session.request.search_options
+    session, options = max_batch_study.session, max_batch_study.session.request.search_options
     space = search.Space(
-        edges=fitted.edges,
+        max_batches=fitted.max_batches,
         reference_batch_size=session.inspection.batch_size,
-        learning_rates=options.learning_rates,
+        lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
     )
-    tracked_study = fit_study.beside(studies.open("train"))
+    tracked_study = max_batch_study.beside(studies.open("train"))
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
     pace = Pace(deadline)
 
-    def run_training(trial: Trial, job: Job, made: int) -> tuple[Outcome, str]:
+    def run_training(trial: Trial, job: Job, made: int) -> tuple[JobResult, str]:
         return run_trial(tracked_study, trial, job, where=pace.next(made, options.trials))
 
     search.train_inside(
@@ -130,7 +130,7 @@ def _train_inside(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, 
     )
 
 
-def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, deadline: float) -> None:
+def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
 
     None is begun after `deadline`, of the monotonic clock.
@@ -139,13 +139,13 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, d
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
     job, seeds = _job_of_seeds(studies, fitted), _seeds_asked(studies)
-    tracked_study = fit_study.beside(studies.open("seeds"))
-    progress.say(f"comparing {', '.join(fitted.edges)} over {len(seeds)} seeds at batch {job.batch_size}")
+    tracked_study = max_batch_study.beside(studies.open("seeds"))
+    progress.say(f"comparing {', '.join(fitted.max_batches)} over {len(seeds)} seeds at batch {job.batch_size}")
 
     points, pace = _points_of_seeds(seeds, fitted), Pace(deadline)
 
-    def run_training(trial: Trial, point: grid.Point) -> tuple[Outcome, str]:
-        made = len(grid.trained(tracked_study.study, points, value=_quality_of))
+    def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
+        made = len(grid.trained(tracked_study.study, points, value=_metric_of))
         chosen, where = dataclasses.replace(job, **point), pace.next(made, len(points))
         return run_trial(tracked_study, trial, chosen, note=seed_text(chosen.seed, seeds), where=where)
 
@@ -153,41 +153,41 @@ def _train_seeds(fit_study: TrackedStudy, studies: Studies, fitted: FitResult, d
         tracked_study.study,
         points,
         distributions={
-            "precision": CategoricalDistribution(tuple(fitted.edges)),
+            "precision": CategoricalDistribution(tuple(fitted.max_batches)),
             "seed": IntDistribution(seeds[0], seeds[-1]),
         },
         run_training=run_training,
-        value=_quality_of,
+        value=_metric_of,
         is_time_up=lambda: time.monotonic() > deadline,
     )
 
 
-def _seeds_of(studies: Studies, fitted: FitResult, run: StudyRun) -> SeedsResult | None:
+def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsResult | None:
     """Return the seeds that every precision was trained with; None if there are fewer than two."""
     from amp_track.study import grid
 
     study, seeds = studies.existing("seeds"), _seeds_asked(studies)
-    if study is None or not fitted.edges:
+    if study is None or not fitted.max_batches:
         return None
-    trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_quality_of)
+    trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_metric_of)
     made = Counter(training.point["seed"] for training in trained)
-    whole = [seed for seed in seeds if made[seed] == len(fitted.edges)]
+    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batches)]
     if len(whole) < _FEWEST_SEEDS:
         return None
     return SeedsResult(
         job=_job_of_seeds(studies, fitted),
         seeds=len(whole),
-        margin=studies.session.request.search_options.margin,
+        tolerance=studies.session.request.search_options.tolerance,
         trainings=tuple(
-            SeedResult(**training.point, outcome=training.outcome, run_id=run.id_of(training.run_id))
+            SeedResult(**training.point, job_result=training.job_result, run_id=run.id_of(training.run_id))
             for training in trained
             if training.point["seed"] in whole
         ),
     )
 
 
-def _quality_of(outcome: Outcome) -> float:
-    return outcome.quality if outcome.quality is not None else math.nan
+def _metric_of(job_result: JobResult) -> float:
+    return job_result.metric if job_result.metric is not None else math.nan
 
 
 def _seeds_asked(studies: Studies) -> range:
@@ -195,10 +195,10 @@ def _seeds_asked(studies: Studies) -> range:
     return range(first, first + studies.session.request.search_options.seeds)
 
 
-def _points_of_seeds(seeds: range, fitted: FitResult) -> list[dict[str, str | int]]:
-    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.edges]
+def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[dict[str, str | int]]:
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batches]
 
 
-def _job_of_seeds(studies: Studies, fitted: FitResult) -> Job:
+def _job_of_seeds(studies: Studies, fitted: MaxBatchResult) -> Job:
     session = studies.session
-    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.edges.values()))
+    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batches.values()))

@@ -17,7 +17,7 @@ from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.summary import Result
 from amp_track.session import stored_workload, study_manifest
-from amp_track.session.session import JobRunner, interrupted_safely
+from amp_track.session.session import Runner, interrupted_safely
 from amp_track.session.stored_workload import StoredWorkload
 from amp_track.session.study_manifest import Remembered
 from amp_track.stores import addresses, store_checks
@@ -26,7 +26,7 @@ from amp_track.workers.launchers import local, ray, slurm
 from amp_track.workers.launchers.worker import Ended, Worker, made_for_output
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {
-    "fit": max_batch.fit,
+    "max-batch": max_batch.max_batch,
     "search": search.search,
     "compare": compare.compare,
 }
@@ -40,7 +40,7 @@ _FOR_MANY_MACHINES = {
 
 
 @interrupted_safely
-def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
+def work(request: Request, *, runner: Runner | None = None) -> Result:
     """Work on a study until it is finished, and return its result.
 
     Args:
@@ -52,13 +52,13 @@ def work(request: Request, *, sandbox: JobRunner | None = None) -> Result:
         BadInput: there is no such study, its workload may not run here, it was made with another device, budget or
             version of torch than there is here, or nothing can be started. Nothing is written then.
         WorkersFailed: every search worker has failed.
-        WorkloadFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
+        TargetFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
     """
     is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
     _check_options(request, is_this_process=is_this_process)
     name, known, workload = _remembered(request)
     if is_this_process:
-        return _COMMANDS[known.command](_joining(request, name, known, workload), sandbox=sandbox)
+        return _COMMANDS[known.command](_joining(request, name, known, workload), runner=runner)
     environments = _environments(request, known)
     # Commands of several machines may share the working folder.
     folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
@@ -132,7 +132,7 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
         reference=known.job.workload,
         digest=known.inspection.workload_digest,
         imports=known.inspection.workload_imports,
-        with_workload=f"amp-track work {shlex.quote(name)} WORKLOAD",
+        with_workload=f"amp-track worker {shlex.quote(name)} WORKLOAD",
         if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
     )
     return name, known, stored_workload.checked(stored, request)
@@ -142,9 +142,9 @@ def _joining(request: Request, name: str, known: Remembered, workload: str) -> R
     """Return the study's request for this machine, whose devices have numbers of their own."""
     asked = request.job.device
     device = asked if asked != _ANY_DEVICE else known.job.device.partition(":")[0]
-    over = known.compare_options.over if known.compare_options is not None else None
+    vary = known.compare_options.vary if known.compare_options is not None else None
     # A comparison remembers the job of the first value that it varies.
-    options = tuple(option for option in known.job.options if over is None or option[0] != over[0])
+    options = tuple(option for option in known.job.options if vary is None or option[0] != vary[0])
     joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
     job = dataclasses.replace(joined.job, workload=workload, device=device, options=options)
     return dataclasses.replace(joined, job=job, joins=True)
@@ -155,7 +155,7 @@ def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
     options = request.work_options
     devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray give each its own
     if options.launcher == "local":
-        devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.processes)
+        devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
     stores = _stores(request)
     environment = {
         addresses.STORAGE_VARIABLE: stores["--storage"],
@@ -167,7 +167,7 @@ def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
 
 def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
     """Return the search workers of a study that are to be started, each with its variables."""
-    work = ["work", name]
+    work = ["worker", name]
     work += [request.job.workload] if "workload" in request.given else []
     work += ["--trust-store"] if request.trust.trust_store else []
     return [
@@ -198,7 +198,7 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
         announce()  # once SLURM or Ray has taken the first of them: else they are bad input
         progress.say(f"worker {number + 1}: {line}")
 
-    devices = known.job.processes if known.inspection.hardware.kind != "cpu" else 0
+    devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
     match request.work_options.launcher:
         case "slurm":
             ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))

@@ -12,7 +12,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import (
     CompareOptions,
     Example,
-    FitOptions,
+    MaxBatchOptions,
     PlanOptions,
     ReportOptions,
     Request,
@@ -29,7 +29,7 @@ from amp_track.stores.addresses import STORAGE_VARIABLE
 # fit and search choose precision and batch size themselves, and make no checkpoints of their short jobs.
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
 
-_DISTRIBUTED = ("train", "fit", "search", "compare")
+_DISTRIBUTED = ("train", "max-batch", "search", "compare")
 """What torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
@@ -37,20 +37,20 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         *flags_of(Job),
         *flags_of(Resumption),
         *flags_of(Trust),
-        *flags_of(FitOptions, without=("precisions",)),
+        *flags_of(MaxBatchOptions, without=("precisions",)),
         *flags_of(Stores),
     ),
-    "fit": (*flags_of(FitOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),
+    "max-batch": (*flags_of(MaxBatchOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),
     "search": (
-        *flags_of(FitOptions, without=("multiple_of", "effective_batch_size")),
+        *flags_of(MaxBatchOptions, without=("multiple_of", "effective_batch_size")),
         *flags_of(SearchOptions),
         *_JOB_OF_A_STUDY,
         *flags_of(Stores),
     ),
     "compare": (
         *flags_of(CompareOptions),
-        *(flag for flag in flags_of(FitOptions) if flag.name == "--precision"),
-        *flags_of(SearchOptions, without=("trials", "minutes", "learning_rates")),
+        *(flag for flag in flags_of(MaxBatchOptions) if flag.name == "--precision"),
+        *flags_of(SearchOptions, without=("trials", "time_limit_seconds", "lr_range")),
         *flags_of(Job, without=("precision", "checkpoint_every")),
         *flags_of(Stores),
     ),
@@ -64,18 +64,18 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "plan": (
         *flags_of(PlanOptions),
         *(
-            flag_named(flags_of(FitOptions), name)
+            flag_named(flags_of(MaxBatchOptions), name)
             for name in ("--precision", "--max-batch-size", "--effective-batch-size")
         ),
         *(
             flag_named(flags_of(Job), name)
-            for name in ("--batch-size", "--accumulate", "--clip-norm", "--channels-last", "--set")
+            for name in ("--batch-size", "--grad-accum", "--max-grad-norm", "--channels-last", "--set")
         ),
         flag_named(flags_of(Stores), "--tracking-uri"),
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
-    "work": (
+    "worker": (
         *flags_of(WorkOptions),
         flag_named(flags_of(Job), "--device"),
         *flags_of(Trust),
@@ -109,7 +109,7 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
             if command == "compare":
                 raise BadInput(
                     "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; "
-                    "find one with amp-track fit"
+                    "find one with amp-track max-batch"
                 )
             given[batch_size] = None
             fixed["find_batch_size"] = True
@@ -123,7 +123,7 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
     return Request(
         job=build(Job, flags, given, **job),
         stores=build(Stores, flags, given),
-        fit_options=build(FitOptions, flags, given),
+        max_batch_options=build(MaxBatchOptions, flags, given),
         search_options=build(SearchOptions, flags, given),
         resumption=build(Resumption, flags, given),
         trust=build(Trust, flags, given),
@@ -141,14 +141,15 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
     """Return what was given, with as many processes as torchrun has started commands, if it has started this one.
 
     Raises:
-        BadInput: torchrun has started what it cannot, or --processes says another number.
+        BadInput: torchrun has started what it cannot, or --nproc says another number.
     """
     given = dict(given)
     if not owns_process:
         if command in _DISTRIBUTED and torchrun.read(os.environ) is not None:
+            function = command.replace("-", "_")
             raise BadInput(
-                f"torchrun: got a program of yours that calls amp_track.{command}, expected the command: torchrun … -m "
-                f"amp_track {command} …; or call it without torchrun"
+                f"torchrun: got a program of yours that calls amp_track.{function}, expected the command: torchrun … "
+                f"-m amp_track {command} …; or call it without torchrun"
             )
         return given
     launch = torchrun.launch()
@@ -158,11 +159,11 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
         raise BadInput(
             f"torchrun: got it with {command}, expected one of {', '.join(_DISTRIBUTED)}; start {command} without it"
         )
-    processes = flag_named(FLAGS[command], "--processes").parameter
+    processes = flag_named(FLAGS[command], "--nproc").parameter
     count = str(launch.rank.count)
     if given.get(processes) not in (None, count):
         raise BadInput(
-            f"--processes: got {given[processes]} with {count} commands that torchrun has started (WORLD_SIZE), "
+            f"--nproc: got {given[processes]} with {count} commands that torchrun has started (WORLD_SIZE), "
             "expected as many; leave it out"
         )
     if not given.get(flag_named(FLAGS["train"], "--resume").parameter):  # whose training has a number of its own

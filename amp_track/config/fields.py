@@ -11,7 +11,7 @@ from typing import Any
 class Affects(StrEnum):
     """What depends on a setting of a job. A study made with another value of it is another study."""
 
-    EDGE = "edge"
+    MAX_BATCH = "max_batch"
     """The largest batch that fits, and so every training inside it."""
     TRAINING = "training"
     """The result of a training, but not the largest batch."""

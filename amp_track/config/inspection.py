@@ -38,12 +38,12 @@ class Inspection:
     """The workload's own batch size, for which its learning rate was chosen."""
     epochs: int
     learning_rate: float
-    loader_workers: int
+    num_workers: int
     options: tuple[tuple[str, str], ...]
     """Every option of the workload with the value it has in this job."""
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The values that each option may have, for those of which all are known: switches and listed names."""
-    quality_name: str
+    metric_name: str
     higher_is_better: bool
     training_samples: int
     """0 when the data was not loaded because the job is synthetic."""
@@ -67,17 +67,17 @@ def resolve(job: Job, inspection: Inspection) -> Job:
     """Return the job with the workload's values where the user gave none, and the real device's name."""
     learning_rate = job.learning_rate if job.learning_rate is not None else inspection.learning_rate
     epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
-    loader_workers = job.loader_workers
-    if loader_workers is None:
-        loader_workers = inspection.loader_workers // inspection.local_processes
+    num_workers = job.num_workers
+    if num_workers is None:
+        num_workers = inspection.num_workers // inspection.local_processes
     if loads_in_its_own_process(inspection.hardware.kind, job.memory_budget_bytes):
-        loader_workers = 0
+        num_workers = 0
     return dataclasses.replace(
         job,
         device=inspection.device,
         batch_size=job.batch_size if job.batch_size is not None else inspection.batch_size,
         epochs=epochs,
         learning_rate=learning_rate,
-        loader_workers=loader_workers,
+        num_workers=num_workers,
         options=inspection.options,
     )

@@ -92,7 +92,7 @@ class Job:
         values.device,
         expected="auto, cpu, or an accelerator such as cuda, cuda:1, mps",
         metavar="NAME",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
         resumable=True,
     )
     memory_budget_bytes: int | None = setting(
@@ -103,35 +103,35 @@ class Job:
         flag="memory-budget",
         metavar="SIZE",
         shown_default="what the device has free",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
         resumable=True,
     )
-    accumulate: int = setting(
+    grad_accum: int = setting(
         1,
         "Batches whose gradients are added up before each optimizer step.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
     )
-    clip_norm: float | None = setting(
+    max_grad_norm: float | None = setting(
         None,
         "Clip the gradients' norm, after unscaling.",
         values.positive_number,
         expected="a number above 0",
         metavar="NORM",
         shown_default="no clipping",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
     )
-    processes: int = setting(
+    nproc: int = setting(
         1,
         "Train data-parallel in so many processes, each with a device, a batch and a memory budget of its own.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
     )
-    loader_workers: int | None = setting(
+    num_workers: int | None = setting(
         None,
         "Processes that load data beside each training process; 0, as on a CPU with a budget: between the steps.",
         values.natural_number,
@@ -141,21 +141,21 @@ class Job:
         affects=Affects.TRAINING,
         resumable=True,
     )
-    channels_last: bool = switch("Keep image tensors in channels-last memory order.", affects=Affects.EDGE)
-    compile: bool = switch("torch.compile the model.", affects=Affects.EDGE)
+    channels_last: bool = switch("Keep image tensors in channels-last memory order.", affects=Affects.MAX_BATCH)
+    compile: bool = switch("torch.compile the model.", affects=Affects.MAX_BATCH)
     synthetic: bool = switch(
         "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
     )
-    diagnose_every: int | None = setting(
+    grad_stats_every: int | None = setting(
         None,
         "Every N steps, look for overflow and underflow of float16 in the gradients of every layer.",
         values.positive_integer,
         expected="a whole number of 1 or more",
-        flag="diagnose",
+        flag="grad-stats-every",
         metavar="N",
         shown_default="never",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
         resumable=True,
     )
     checkpoint_every: int | None = setting(
@@ -168,13 +168,13 @@ class Job:
         affects=Affects.NOTHING,
         resumable=True,
     )
-    timeout_seconds: float | None = setting(
+    job_timeout_seconds: float | None = setting(
         None,
-        "Give up on a job, or on importing the workload and loading its data, after this long.",
-        values.seconds,
-        expected="a number of seconds above 0, of a century at most",
-        flag="timeout",
-        metavar="SECONDS",
+        "Give up on a job, or on importing the workload and loading its data, after this long: 90s, 10m, 2h.",
+        values.duration_seconds,
+        expected="a time above 0 with its unit, such as 90s, 10m or 1h30m, of a century at most",
+        flag="job-timeout",
+        metavar="TIME",
         shown_default="no limit",
         affects=Affects.NOTHING,
         resumable=True,
@@ -188,7 +188,7 @@ class Job:
         metavar="OPTION=VALUE",
         repeatable=True,
         shown_default="the workload's",
-        affects=Affects.EDGE,
+        affects=Affects.MAX_BATCH,
     )
     probe: bool = False
     """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.training.trainer`."""
@@ -269,7 +269,7 @@ class JobFolder:
     resume_from: str | None = None
     """The checkpoint to resume from."""
     keep_weights: bool = False
-    keep_pictures: bool = True
+    keep_plots: bool = True
 
 
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:

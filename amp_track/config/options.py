@@ -51,7 +51,7 @@ class Stores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions:
+class MaxBatchOptions:
     """How `fit` looks for the largest batch; `search` and `compare` take the precisions from here."""
 
     precisions: tuple[str, ...] | None = setting(
@@ -116,20 +116,21 @@ class SearchOptions:
         expected="a whole number of 1 or more",
         metavar="N",
     )
-    minutes: float | None = setting(
+    time_limit_seconds: float | None = setting(
         None,
-        "Start no training after so many minutes from the start; the edges are found however long they take.",
-        values.positive_number,
-        expected="a number of minutes above 0",
-        metavar="MINUTES",
+        "Start no training after this time: 90s, 30m, 2h. Max batches are found however long they take.",
+        values.duration_seconds,
+        expected="a time above 0 with its unit, such as 90s, 30m or 1h30m",
+        flag="time-limit",
+        metavar="TIME",
         shown_default="no limit",
     )
-    learning_rates: tuple[float, float] | None = setting(
+    lr_range: tuple[float, float] | None = setting(
         None,
         "Search the learning rate in this interval too.",
         values.interval,
         expected="two numbers above 0, the lower first, such as 1e-4,1e-2",
-        flag="search-lr",
+        flag="lr-range",
         metavar="LOW,HIGH",
         shown_default="not searched",
     )
@@ -141,10 +142,10 @@ class SearchOptions:
         metavar="N",
         shown_default="1: no test",
     )
-    margin: values.Margin = setting(
-        values.Margin(fraction=0.01),
+    tolerance: values.Tolerance = setting(
+        values.Tolerance(fraction=0.01),
         "Difference of quality that does not matter: 1% of fp32's, or 0.005.",
-        values.margin,
+        values.tolerance,
         expected="a part of the quality, such as 1%, or a number above 0, such as 0.005",
         metavar="SIZE",
     )
@@ -154,7 +155,7 @@ class SearchOptions:
 class CompareOptions:
     """What `compare` varies besides the precision."""
 
-    over: tuple[str, tuple[str, ...]] | None = setting(
+    vary: tuple[str, tuple[str, ...]] | None = setting(
         None,
         "Compare at each of several values of one option of the workload, such as width=16,64,256.",
         values.options,
@@ -208,27 +209,27 @@ class Example:
 class PlanOptions:
     """Which memory `plan` predicts the largest batches for."""
 
-    capacities: tuple[str, ...] = setting(
+    memory_budgets: tuple[str, ...] = setting(
         (),
         "Memory that the training may take, as --memory-budget: 6GiB. Give it several times to compare.",
         values.byte_size_text,
         expected="a size above 0 with its unit, such as 6GiB or 512MiB",
-        flag="capacity",
+        flag="memory-budget",
         metavar="SIZE",
         repeatable=True,
         shown_default="none: memory at one batch",
     )
-    device_names: tuple[str, ...] = setting(
+    gpus: tuple[str, ...] = setting(
         (),
         'A card by its name, such as "RTX 4090": its memory without what a CUDA context takes of it.',
         str,
         expected="a card's name, such as RTX 4090",
-        flag="device-name",
+        flag="gpu",
         metavar="NAME",
         repeatable=True,
         shown_default="none",
     )
-    over: tuple[tuple[str, tuple[str, ...]], ...] = setting(
+    vary: tuple[tuple[str, tuple[str, ...]], ...] = setting(
         (),
         "Plan at each of several values of an option, such as finetune=head,all. Several are combined.",
         values.options,
@@ -332,7 +333,7 @@ class Request:
     find_batch_size: bool = False
     """`train --batch-size auto`."""
     stores: Stores = Stores()
-    fit_options: FitOptions = FitOptions()
+    max_batch_options: MaxBatchOptions = MaxBatchOptions()
     search_options: SearchOptions = SearchOptions()
     resumption: Resumption = Resumption()
     trust: Trust = Trust()
@@ -348,22 +349,22 @@ class Request:
     """Whether this process does nothing but this command: it then steps back for its jobs, for good."""
 
     def __post_init__(self) -> None:
-        effective, accumulate = self.fit_options.effective_batch_size, self.job.accumulate
-        if effective is not None and accumulate != 1:
+        effective, grad_accum = self.max_batch_options.effective_batch_size, self.job.grad_accum
+        if effective is not None and grad_accum != 1:
             raise BadInput(
-                f"--accumulate: got {accumulate} together with --effective-batch-size {effective}, expected one of the "
+                f"--grad-accum: got {grad_accum} together with --effective-batch-size {effective}, expected one of the "
                 "two; leave out the one you do not mean"
             )
-        if effective is not None and effective % self.job.processes:
+        if effective is not None and effective % self.job.nproc:
             raise BadInput(
-                f"--effective-batch-size: got {effective}, expected a multiple of --processes {self.job.processes}; "
+                f"--effective-batch-size: got {effective}, expected a multiple of --nproc {self.job.nproc}; "
                 "change one of the two"
             )
 
-    def check_edge_options(self) -> None:
+    def check_max_batch_options(self) -> None:
         """Raise BadInput when an option about the edge was given where no edge is looked for."""
-        for item in dataclasses.fields(FitOptions):
-            value = getattr(self.fit_options, item.name)
+        for item in dataclasses.fields(MaxBatchOptions):
+            value = getattr(self.max_batch_options, item.name)
             if item.name in ("precisions", "effective_batch_size") or value == item.default or self.find_batch_size:
                 continue
             name = item.metadata["flag"] or item.name.replace("_", "-")

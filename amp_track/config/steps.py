@@ -13,7 +13,7 @@ def steps_per_epoch(job: Job, training_samples: int) -> int:
     An epoch that is cut short has fewer.
     """
     assert job.batch_size is not None
-    steps = math.ceil(math.ceil(training_samples / (job.batch_size * job.processes)) / job.accumulate)
+    steps = math.ceil(math.ceil(training_samples / (job.batch_size * job.nproc)) / job.grad_accum)
     return steps if job.epoch_steps is None else min(steps, job.epoch_steps)
 
 
@@ -25,17 +25,17 @@ def total_steps(job: Job, training_samples: int) -> int:
 def synthetic_samples(job: Job) -> int:
     """Return the number of samples in an epoch of made-up data: 16 batches for each process."""
     assert job.batch_size is not None
-    return 16 * job.batch_size * job.processes
+    return 16 * job.batch_size * job.nproc
 
 
-def micro_batch(effective_batch_size: int, largest_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
+def micro_batch(effective_batch_size: int, max_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
     """Return the largest batch that fits and divides the effective one, and how many of it make one optimizer step.
 
     None where no multiple of `multiple_of` divides the effective batch.
     """
     low = [number for number in range(1, math.isqrt(effective_batch_size) + 1) if not effective_batch_size % number]
     divisors = [*low, *(effective_batch_size // number for number in low)]
-    sizes = [size for size in divisors if size <= largest_batch and not size % multiple_of]
+    sizes = [size for size in divisors if size <= max_batch and not size % multiple_of]
     return (max(sizes), effective_batch_size // max(sizes)) if sizes else None
 
 
@@ -45,6 +45,6 @@ def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
     `lr_scaling` is linear for SGD (Goyal et al., 1706.02677), a square root for Adam (Malladi et al., 2205.10287).
     """
     assert job.learning_rate is not None and job.batch_size is not None
-    ratio = job.batch_size * job.processes * job.accumulate / reference_batch_size
+    ratio = job.batch_size * job.nproc * job.grad_accum / reference_batch_size
     exponent = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[job.lr_scaling]
     return float(job.learning_rate * ratio**exponent)

@@ -70,8 +70,11 @@ def effective_batch_size(text: str) -> int:
     return number
 
 
-def seconds(text: str) -> float:
-    """Parse a number of seconds: of at most a century, which the clocks of every platform can count."""
+def duration_seconds(text: str) -> float:
+    """Parse a duration, such as `90s`, `10m` or `1h30m`, or a number of seconds; at most a century, as clocks count."""
+    if parts := re.fullmatch(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", text.strip()):
+        days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+        text = str(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     number = positive_number(text)
     if number > _CENTURY_SECONDS:
         raise ValueError(text)
@@ -150,7 +153,7 @@ def byte_size_text(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Margin:
+class Tolerance:
     """A difference of quality that does not matter: a fraction of the reference's quality, or an absolute one."""
 
     fraction: float = 0.0
@@ -163,11 +166,11 @@ class Margin:
         return f"{self.fraction * 100:.6g}%" if self.fraction else f"{self.absolute:.6g}"
 
 
-def margin(text: str) -> Margin:
+def tolerance(text: str) -> Tolerance:
     """Parse a margin: `1%` of the reference's quality, or `0.005`."""
     if text.strip().endswith("%"):
-        return Margin(fraction=positive_number(text.strip()[:-1]) / 100)
-    return Margin(absolute=positive_number(text))
+        return Tolerance(fraction=positive_number(text.strip()[:-1]) / 100)
+    return Tolerance(absolute=positive_number(text))
 
 
 def device(text: str) -> str:
@@ -178,7 +181,7 @@ def device(text: str) -> str:
 
 
 def study_name(text: str) -> str:
-    """Parse the name of a study, of which NAME/fit and NAME/train are made: 512 characters at most in Optuna."""
+    """Parse the name of a study, of which NAME/max-batch and NAME/train are made: 512 characters at most in Optuna."""
     if not text.strip() or "/" in text or len(text) > 500 or not text.isprintable():
         raise ValueError(text)
     return text

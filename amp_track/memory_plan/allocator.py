@@ -77,8 +77,8 @@ class CachingAllocator:
         """What is allocated now, in rounded blocks."""
         self.reserved_bytes = 0
         """What the segments take now."""
-        self.max_allocated_bytes = 0
-        self.max_reserved_bytes = 0
+        self.train_peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
         self.retries = 0
         """How often the cache was given back to make room."""
         self.segments: dict[int, int] = {}
@@ -99,7 +99,7 @@ class CachingAllocator:
         self._split(block, rounded)
         block.is_free = False
         self.allocated_bytes += block.size_bytes
-        self.max_allocated_bytes = max(self.max_allocated_bytes, self.allocated_bytes)
+        self.train_peak_allocated_bytes = max(self.train_peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
@@ -145,7 +145,7 @@ class CachingAllocator:
                 capacity_bytes=self.capacity_bytes,
             )
         self.reserved_bytes += size_bytes
-        self.max_reserved_bytes = max(self.max_reserved_bytes, self.reserved_bytes)
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         block = Block(self._next_address, size_bytes, is_small)
         self.segments[block.address] = size_bytes
         self._next_address += size_bytes

@@ -68,7 +68,7 @@ def kernels_of_cuda(autocast_dtype: torch.dtype | None) -> dict[str, Operation]:
     makers |= dict.fromkeys(FLOAT32, _in_float32)
     makers |= dict.fromkeys(FLOAT32_RESULT, _with_float32_result)
     makers |= dict.fromkeys(WIDEST, _in_widest)
-    makers |= dict.fromkeys(BANNED, _refused)
+    makers |= dict.fromkeys(BANNED, _rejected)
     makers |= dict.fromkeys(on_cpu - set(LOWER_PRECISION) - set(makers), _as_it_is)
     found = {name: (make, operation) for name, make in makers.items() if (operation := overload(name)) is not None}
     return {name: make(operation) for name, (make, operation) in found.items()}
@@ -125,7 +125,7 @@ def _in_widest(operation: Operation) -> Operation:
     return run
 
 
-def _refused(operation: Operation) -> Operation:
+def _rejected(operation: Operation) -> Operation:
     def run(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             f"{operation} raises under autocast on CUDA, where float16 cannot hold its gradients; use "

@@ -44,7 +44,7 @@ class FakeStep:
         self._job = job
         self._workload = workload
         self._example = example
-        self._batches = min(job.accumulate, 2)
+        self._batches = min(job.grad_accum, 2)
         """Two show all that accumulation does to memory: gradients are held while the next batch runs."""
 
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
@@ -95,7 +95,7 @@ class FakeStep:
             self._loss,
             precision,
             schedule=new_schedule(self._workload, steps),
-            clip_norm=self._job.clip_norm,
+            max_grad_norm=self._job.max_grad_norm,
             channels_last=self._job.channels_last,
         )
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

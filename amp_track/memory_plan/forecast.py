@@ -35,7 +35,7 @@ def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool
             alive = libraries_bytes + most_alive_bytes(family.first.events, sizes)
             return alive, alive
         allocator = replayed(family.first.events, sizes)
-        return allocator.max_reserved_bytes, allocator.max_allocated_bytes
+        return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
 
     low = bisection.largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
     there = max(low, 1)

@@ -27,7 +27,7 @@ _BLAS_WORKSPACE_BYTES_OF_HOPPER = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """A card that people train on."""
 
     name: str
@@ -71,29 +71,29 @@ def blas_workspace_of(hardware: Hardware) -> int:
 
 
 CARDS = (
-    Card("Tesla T4", 14.56, 0.13, (7, 5), "Zheng-Chong/CatVTON#133"),
-    Card("Tesla V100 32GB", 31.74, 0.41, (7, 0), "haotian-liu/LLaVA#812"),
-    Card("NVIDIA A10", 21.99, 0.22, (8, 6), "zai-org/CogVLM#236"),
-    Card("NVIDIA L4", 22.03, 0.23, (8, 9), "ArcInstitute/evo2#190"),
-    Card("NVIDIA L40", 44.40, 0.49, (8, 9), "QwenLM/Qwen3-VL#2097"),
-    Card("NVIDIA L40S", 44.42, 0.41, (8, 9), "stepfun-ai/Step-Video-T2V#8"),
-    Card("NVIDIA A100 40GB", 39.50, 0.49, (8, 0), "TianheWu/CoSeR#10"),
-    Card("NVIDIA A100 80GB", 79.25, 0.40, (8, 0), "HiDream-ai/VAREdit#6"),
-    Card("NVIDIA H100 80GB", 79.11, _USUAL_CONTEXT_GIB, (9, 0), "vllm-project/vllm#27508"),
-    Card("RTX A4000", 15.61, 0.21, (8, 6), "DengKaiCQ/VGGT-Long#6"),
-    Card("RTX A6000", 47.54, _USUAL_CONTEXT_GIB, (8, 6), "google-research/semivl#18"),
-    Card("RTX 6000 Ada", 44.43, 0.42, (8, 9), "DINGYANB/MTVCrafter#21"),
-    Card("GeForce RTX 3060 12GB", 11.75, _USUAL_CONTEXT_GIB, (8, 6), "smy20011/dreambooth-gui#78"),
-    Card("GeForce RTX 3070", 7.78, _USUAL_CONTEXT_GIB, (8, 6), "akshitac8/OW-DETR#46"),
-    Card("GeForce RTX 3090", 23.59, 0.30, (8, 6), "bytedance/X-Portrait#7"),
-    Card("GeForce RTX 4060 Laptop", 7.75, 0.11, (8, 9), "ESRSchao/EdgeRegNet#2"),
-    Card("GeForce RTX 4070 Ti", 11.70, 0.33, (8, 9), "Kwai-Kolors/Kolors#11"),
-    Card("GeForce RTX 4090", 23.64, 0.49, (8, 9), "3DTopia/Phidias-Diffusion#8"),
-    Card("GeForce RTX 5090", 31.36, 0.60, (12, 0), "TrajectoryCrafter/TrajectoryCrafter#20"),
+    Gpu("Tesla T4", 14.56, 0.13, (7, 5), "Zheng-Chong/CatVTON#133"),
+    Gpu("Tesla V100 32GB", 31.74, 0.41, (7, 0), "haotian-liu/LLaVA#812"),
+    Gpu("NVIDIA A10", 21.99, 0.22, (8, 6), "zai-org/CogVLM#236"),
+    Gpu("NVIDIA L4", 22.03, 0.23, (8, 9), "ArcInstitute/evo2#190"),
+    Gpu("NVIDIA L40", 44.40, 0.49, (8, 9), "QwenLM/Qwen3-VL#2097"),
+    Gpu("NVIDIA L40S", 44.42, 0.41, (8, 9), "stepfun-ai/Step-Video-T2V#8"),
+    Gpu("NVIDIA A100 40GB", 39.50, 0.49, (8, 0), "TianheWu/CoSeR#10"),
+    Gpu("NVIDIA A100 80GB", 79.25, 0.40, (8, 0), "HiDream-ai/VAREdit#6"),
+    Gpu("NVIDIA H100 80GB", 79.11, _USUAL_CONTEXT_GIB, (9, 0), "vllm-project/vllm#27508"),
+    Gpu("RTX A4000", 15.61, 0.21, (8, 6), "DengKaiCQ/VGGT-Long#6"),
+    Gpu("RTX A6000", 47.54, _USUAL_CONTEXT_GIB, (8, 6), "google-research/semivl#18"),
+    Gpu("RTX 6000 Ada", 44.43, 0.42, (8, 9), "DINGYANB/MTVCrafter#21"),
+    Gpu("GeForce RTX 3060 12GB", 11.75, _USUAL_CONTEXT_GIB, (8, 6), "smy20011/dreambooth-gui#78"),
+    Gpu("GeForce RTX 3070", 7.78, _USUAL_CONTEXT_GIB, (8, 6), "akshitac8/OW-DETR#46"),
+    Gpu("GeForce RTX 3090", 23.59, 0.30, (8, 6), "bytedance/X-Portrait#7"),
+    Gpu("GeForce RTX 4060 Laptop", 7.75, 0.11, (8, 9), "ESRSchao/MaxBatchRegNet#2"),
+    Gpu("GeForce RTX 4070 Ti", 11.70, 0.33, (8, 9), "Kwai-Kolors/Kolors#11"),
+    Gpu("GeForce RTX 4090", 23.64, 0.49, (8, 9), "3DTopia/Phidias-Diffusion#8"),
+    Gpu("GeForce RTX 5090", 31.36, 0.60, (12, 0), "TrajectoryCrafter/TrajectoryCrafter#20"),
 )
 
 
-def card_named(text: str) -> Card:
+def gpu_named(text: str) -> Gpu:
     """Return the card that someone means: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
     Words may be missing that do not tell cards apart: makers, RTX, and a size of memory if there is one alone.
@@ -102,19 +102,19 @@ def card_named(text: str) -> Card:
         BadInput: no card or several are meant; the message lists the cards, the nearest first.
     """
     wanted = set(_words(text))
-    found = [card for card in CARDS if wanted and wanted <= set(_words(card.name)) and _may_lack(card, wanted)]
-    exact = [card for card in found if wanted == set(_words(card.name))]
+    found = [gpu for gpu in CARDS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
+    exact = [gpu for gpu in found if wanted == set(_words(gpu.name))]
     if len(exact or found) == 1:
         return (exact or found)[0]
-    by_words = {" ".join(_words(card.name)): card.name for card in (found or CARDS)}
+    by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or CARDS)}
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
-    raise BadInput(f"--device-name: got {text}, expected one of {listed}; for any other card give --capacity")
+    raise BadInput(f"--gpu: got {text}, expected one of {listed}; for any other card give --memory-budget")
 
 
-def _may_lack(card: Card, wanted: set[str]) -> bool:
+def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:
     """True if the words of a card that were not given are RTX or its size of memory: `4070` is no 4070 Ti."""
-    return all(re.fullmatch(r"rtx|\d{1,3}", word) for word in set(_words(card.name)) - wanted)
+    return all(re.fullmatch(r"rtx|\d{1,3}", word) for word in set(_words(gpu.name)) - wanted)
 
 
 def _words(text: str) -> list[str]:

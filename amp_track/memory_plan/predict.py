@@ -7,7 +7,7 @@ from collections.abc import Callable
 from amp_track.config.steps import micro_batch
 from amp_track.memory_plan import bisection
 from amp_track.memory_plan.replay import TraceFamily, fits, predict_peak
-from amp_track.records.plan import PeakMemory, PlannedEdge, Way
+from amp_track.records.plan import PeakMemory, PlannedMaxBatch, Way
 from amp_track.records.trace import StepTrace
 
 _TRACED = 4, 8
@@ -28,7 +28,7 @@ class Prediction:
         """Return the peak of that batch size on a device of any capacity."""
         return predict_peak(self._trace_at(batch_size))
 
-    def largest_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedEdge:
+    def max_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedMaxBatch:
         """Return the largest batch that fits, which one more sample does not.
 
         The simulator bisects on a line through two traces, at the cost of milliseconds, and the step is then traced at
@@ -61,26 +61,26 @@ class Prediction:
                     floor, at_floor = guess, known[-1]
                 else:
                     ceiling = guess
-        return PlannedEdge(
+        return PlannedMaxBatch(
             target=target,
-            largest_batch=floor,
+            batch_size=floor,
             bound="max_batch_size" if ceiling > most else "memory",
             peak=predict_peak(at_floor, capacity_bytes=capacity_bytes) if at_floor else None,
             at_one_bytes=None if floor else self.peak(1).reserved_bytes,
         )
 
-    def way_to(self, effective_batch_size: int, largest_batch: int, capacity_bytes: int) -> Way | None:
+    def way_to(self, effective_batch_size: int, max_batch: int, capacity_bytes: int) -> Way | None:
         """Return the largest batch that divides the effective one and fits, with its peak; None if there is none.
 
         A batch below the largest one may need more segments than that, and not fit.
         """
-        while largest_batch and (found := micro_batch(effective_batch_size, largest_batch)) is not None:
-            size, accumulate = found
+        while max_batch and (found := micro_batch(effective_batch_size, max_batch)) is not None:
+            size, grad_accum = found
             trace = self._trace_at(size)
             if fits(trace.events, trace.sizes, capacity_bytes):
                 peak = predict_peak(trace, capacity_bytes=capacity_bytes)
-                return Way(micro_batch=size, accumulate=accumulate, peak=peak)
-            largest_batch = size - 1
+                return Way(micro_batch=size, grad_accum=grad_accum, peak=peak)
+            max_batch = size - 1
         return None
 
 

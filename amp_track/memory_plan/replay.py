@@ -85,8 +85,8 @@ def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> Peak
     for storage in living:
         by_category[storage.category] += storage.size_bytes
     return PeakMemory(
-        allocated_bytes=allocator.max_allocated_bytes,
-        reserved_bytes=allocator.max_reserved_bytes,
+        allocated_bytes=allocator.train_peak_allocated_bytes,
+        reserved_bytes=allocator.peak_reserved_bytes,
         by_category=tuple(by_category.most_common()),
         largest=_largest(living),
         retries=allocator.retries,

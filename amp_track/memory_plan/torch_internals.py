@@ -56,7 +56,7 @@ try:
 except (ImportError, AttributeError) as error:
     raise PlanningUnavailable(
         f"plan: got torch {torch.__version__}, where {error}; expected one that amp_track knows: 2.11 or a later one; "
-        "measure with amp-track fit instead"
+        "measure with amp-track max-batch instead"
     ) from error
 
 Operation = Callable[..., Any]

@@ -1,6 +1,6 @@
 """The names of those files, among the artifacts of runs, that are both written and looked for."""
 
-CURVES_PICTURE = "curves.png"
+CURVES_PLOT = "curves.png"
 """A training's curves."""
-SEARCH_PICTURE, COMPARE_PICTURE = "search.png", "compare.png"
+SEARCH_PLOT, COMPARE_PLOT = "search.png", "compare.png"
 """What the run of a study shows of all its trainings."""

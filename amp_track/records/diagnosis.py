@@ -53,7 +53,7 @@ class NonFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The result of `--diagnose` and the time it took."""
+    """The result of `--grad-stats-every` and the time it took."""
 
     every: int
     steps: int

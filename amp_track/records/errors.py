@@ -4,7 +4,7 @@
     ├── BadInput             2   what was given cannot be run; nothing was written
     │   └── BadOption        2   … because of an option of the workload
     ├── StoreFailed          1   a store or the disk it is on has failed; what was written before is kept
-    ├── WorkloadFailed       1   the workload's own code raised, or its process died
+    ├── TargetFailed       1   the workload's own code raised, or its process died
     │   └── InvalidReturnValue  1   … or a method of it returned something else than it must
     ├── ServerFailed         1   a server of pages that `ui` has started has ended, or does not answer
     ├── WorkersFailed        1   every search worker that `work` has started has failed; their own code if all agree
@@ -90,13 +90,13 @@ class _WithDetail(Exception):
         self.detail = detail
 
 
-class WorkloadFailed(_WithDetail, AmpTrackError):
+class TargetFailed(_WithDetail, AmpTrackError):
     """The workload's own code raised or its process died. `detail` is the user's traceback, if there is one."""
 
     exit_code = 1
 
 
-class InvalidReturnValue(WorkloadFailed, ValueError):
+class InvalidReturnValue(TargetFailed, ValueError):
     """A method of the workload, or a function given to TrainStep or EvalStep, returned something that it must not."""
 
     @classmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amp_track.records.diagnosis import LayerGradients
 
-PICTURES = "pictures"
+PLOTS = "pictures"
 """The folder of a workload's pictures among its run's artifacts."""
 
 
@@ -19,7 +19,7 @@ class EpochEnded:
     step: int
     train_loss: float
     eval_loss: float | None = None
-    quality: float | None = None
+    metric: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

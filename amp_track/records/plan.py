@@ -46,8 +46,8 @@ class PeakMemory:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "max_allocated_bytes": self.allocated_bytes,
-            "max_reserved_bytes": self.reserved_bytes,
+            "train_peak_allocated_bytes": self.allocated_bytes,
+            "peak_reserved_bytes": self.reserved_bytes,
             "by_category": {str(category): size for category, size in self.by_category},
             "largest": [holding.as_json() for holding in self.largest],
         }
@@ -63,7 +63,7 @@ class PlanTarget:
     """What the allocator may reserve."""
     blas_workspace_bytes: int
     """What cuBLAS takes for each thread that calls it."""
-    is_card: bool = False
+    is_gpu: bool = False
     """Whether it is a card of the table, whose CUDA context is not part of its capacity."""
     lacks: tuple[tuple[str, str], ...] = ()
     """Precisions that the card cannot train at, with the reason."""
@@ -74,18 +74,18 @@ class Way:
     """A way to an effective batch: a batch that fits, and how many of it are accumulated."""
 
     micro_batch: int
-    accumulate: int
+    grad_accum: int
     peak: PeakMemory
     """At that batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedEdge:
+class PlannedMaxBatch:
     """The largest batch that is predicted to fit, and the peak there."""
 
     target: str
     """The name of its target."""
-    largest_batch: int
+    batch_size: int
     """0 if not even one sample fits."""
     bound: str
     """What ends the search: `memory`, or `max_batch_size`."""
@@ -109,7 +109,7 @@ class PrecisionPlan:
     """The same where every convolution of 3 × 3 takes what cuDNN's Winograd engine needs."""
     trace: StepTrace = field(repr=False)
     """The steps that `peak` is of."""
-    edges: tuple[PlannedEdge, ...]
+    max_batches: tuple[PlannedMaxBatch, ...]
     """By target, in the order asked for, without those that cannot train at this precision."""
 
     @property

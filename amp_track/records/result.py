@@ -13,7 +13,7 @@ _WAITED_SECONDS = 1.0
 """Less is not worth mentioning, whatever part of a short training it is."""
 
 
-class Verdict(StrEnum):
+class JobStatus(StrEnum):
     """How a job ended. Out of memory is a normal result, and a bug is never taken for it.
 
     `UNSUPPORTED` says that the device has no kernel for the model at this precision, whatever the batch.
@@ -59,17 +59,18 @@ class NonFiniteLosses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobResult:
     """A verdict and its measurements. What a job did not reach is None. Times are in seconds, memory in bytes.
 
     For a job that failed, the peaks are those up to the failure.
 
-    `max_memory_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
-    accelerator, address space on a CPU. `max_allocated_bytes` is the peak in training and `eval_max_allocated_bytes`
+    `peak_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
+    accelerator, address space on a CPU. `train_peak_allocated_bytes` is the peak in training and
+    `eval_peak_allocated_bytes`
     the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
     """
 
-    verdict: Verdict
+    status: JobStatus
     phase: str = ""
     """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
     message: str = ""
@@ -87,14 +88,14 @@ class Outcome:
     samples_per_second: float | None = None
     """Of training. A probe leaves loading out."""
     eval_samples_per_second: float | None = None
-    max_allocated_bytes: int | None = None
-    max_memory_bytes: int | None = None
-    eval_max_allocated_bytes: int | None = None
-    max_resident_bytes: int | None = None
+    train_peak_allocated_bytes: int | None = None
+    peak_bytes: int | None = None
+    eval_peak_allocated_bytes: int | None = None
+    peak_resident_bytes: int | None = None
     """Main memory of the whole process, libraries and all: what `top` shows, not what a budget limits."""
     train_loss: float | None = None
     eval_loss: float | None = None
-    quality: float | None = None
+    metric: float | None = None
     allocation_retries: int | None = None
     """How often the caching allocator gave its cache back to the device and tried an allocation again, which waits for
     the device; None on devices without one."""
@@ -109,12 +110,12 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        return self.verdict is Verdict.FITS
+        return self.status is JobStatus.FITS
 
     @property
     def ended(self) -> str:
         """How it ended, for people: `fits`, or `oom in backward`."""
-        return f"{self.verdict} in {self.phase}" if self.phase and not self.fits else str(self.verdict)
+        return f"{self.status} in {self.phase}" if self.phase and not self.fits else str(self.status)
 
     @property
     def waited_fraction(self) -> float | None:
@@ -130,17 +131,17 @@ class Outcome:
         return waited >= _WAITED_FRACTION and seconds >= _WAITED_SECONDS
 
     @property
-    def updates(self) -> int:
+    def optimizer_steps(self) -> int:
         return self.steps - self.skipped_steps
 
     @property
     def peak_allocated_bytes(self) -> int | None:
         """The larger peak of training and evaluation."""
-        return max(self.max_allocated_bytes or 0, self.eval_max_allocated_bytes or 0) or None
+        return max(self.train_peak_allocated_bytes or 0, self.eval_peak_allocated_bytes or 0) or None
 
     @property
     def wanted_bytes(self) -> int | None:
         """The memory that a job had taken, and then asked for, when it ran out: about the least it needs."""
-        if self.verdict is not Verdict.OOM or self.peak_allocated_bytes is None:
+        if self.status is not JobStatus.OOM or self.peak_allocated_bytes is None:
             return None
         return self.peak_allocated_bytes + (self.requested_bytes or 0)

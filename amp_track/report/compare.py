@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from amp_track.records.result import Verdict
+from amp_track.records.result import JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
@@ -32,7 +32,7 @@ def table(result: CompareResult) -> Table:
     columns.append(Column("precision", key=True))
     headings = ["samples/s\n(× fp32)", "train\nseconds", "peak memory\nin training"]
     headings += ["eval\nsamples/s", "peak memory\nin eval"]
-    headings += [result.quality_name] * result.has_quality + ["steps\nskipped"]
+    headings += [result.metric_name] * result.has_metric + ["steps\nskipped"]
     columns += [Column(heading, right=True) for heading in headings]
     return Table(
         title=f"{job.workload} on {result.hardware.title}{within}",
@@ -58,8 +58,8 @@ def _measures(result: CompareResult, cell: Cell) -> list[str]:
         _with_ratio(result, cell, "eval_samples_per_second", speed_text),
         _with_ratio(result, cell, "eval_memory_bytes", memory_text),
     ]
-    if result.has_quality:
-        cells.append(_quality(cell))
+    if result.has_metric:
+        cells.append(_metric(cell))
     cells.append(f"{cell.skipped_steps:,} of {cell.steps:,}" if cell.has_scaler else UNKNOWN)
     if cell.failure is not None:
         cells[0] = _failure(cell) + ("" if cells[0] == UNKNOWN else f"\n{cells[0]}")
@@ -75,27 +75,27 @@ def _with_ratio(result: CompareResult, cell: Cell, measure: str, show: Callable[
     )
 
 
-def _quality(cell: Cell) -> str:
-    quality = cell.quality
-    if quality is None:
+def _metric(cell: Cell) -> str:
+    metric = cell.metric
+    if metric is None:
         return UNKNOWN
-    return f"{quality.mean:.4f}" + ("" if quality.half_width is None else " " + tied(f"± {quality.half_width:.4f}"))
+    return f"{metric.mean:.4f}" + ("" if metric.half_width is None else " " + tied(f"± {metric.half_width:.4f}"))
 
 
 def _failure(cell: Cell) -> str:
     assert cell.failure is not None
-    failed = sum(not training.outcome.fits for training in cell.trainings)
+    failed = sum(not training.job_result.fits for training in cell.trainings)
     of = " " + tied(f"({failed} of {len(cell.trainings)})") if failed < len(cell.trainings) else ""
     where = f" in {cell.failure.phase}" if cell.failure.phase else ""
-    return f"{cell.verdict}{where}{of}"
+    return f"{cell.status}{where}{of}"
 
 
 def tables(result: CompareResult) -> list[Table]:
     """Return every table of a comparison."""
-    if result.seeds == 1 or not result.has_quality:
+    if result.seeds == 1 or not result.has_metric:
         return [table(result)]
     equivalence = [
-        seeds_table(result.seeds_at(value), result.quality_name, where=result.at(value)) for value in result.values
+        seeds_table(result.seeds_at(value), result.metric_name, where=result.at(value)) for value in result.values
     ]
     return [table(result), *equivalence]
 
@@ -149,7 +149,7 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
         value
         for value in result.values
         if result.cell(value, precision).failure is None
-        and all(training.outcome.verdict is Verdict.OOM for training in result.cell(value, REFERENCE).trainings)
+        and all(training.job_result.status is JobStatus.OOM for training in result.cell(value, REFERENCE).trainings)
     ]
     where = f" at {', '.join(map(result.at, values))}" if result.option is not None else ""
     return [f"{precision} runs{where} where {REFERENCE} runs out of memory"] if values else []
@@ -179,12 +179,12 @@ def notes(result: CompareResult) -> list[str]:
         where = ", ".join(f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in waiting)
         lines.append(
             f"Trainings waited for data ({where} of their time): their samples/s are those of loading. Give more "
-            "--loader-workers, or compare with --synthetic."
+            "--num-workers, or compare with --synthetic."
         )
     lines += [
         not_possible(_name(result, cell), cell.failure.message)
         for cell in result.cells
-        if cell.failure is not None and cell.failure.verdict is Verdict.UNSUPPORTED
+        if cell.failure is not None and cell.failure.status is JobStatus.UNSUPPORTED
     ]
     if result.missing:
         lines.append(f"{result.missing:,} trainings are not there yet: the same command makes them.")

@@ -22,7 +22,7 @@ TARGET = "target"
 """A picture of this name is the same at every precision: what the others should look like."""
 
 
-Pictures = Mapping[tuple[str, str], Mapping[str, Path]]
+Plots = Mapping[tuple[str, str], Mapping[str, Path]]
 """PNG files by name, for each value and precision."""
 
 
@@ -130,12 +130,12 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[flo
     axes.legend(frameon=False)
 
 
-def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> bool:
+def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
     """Draw what the models do: a row for each value and picture, a column for each precision, the target first.
 
     Returns whether there was anything to draw.
     """
-    rows = [row for value in result.values for row in _rows(result, pictures, value)]
+    rows = [row for value in result.values for row in _rows(result, plots, value)]
     if not rows:
         return False
     from matplotlib.figure import Figure
@@ -145,23 +145,23 @@ def draw_side_by_side(result: CompareResult, pictures: Pictures, file: Path) -> 
     figure = Figure(figsize=(_CELL_INCHES * columns, (_CELL_INCHES + 0.3) * len(rows)), layout="constrained")
     for (label, cells), row in zip(rows, figure.subplots(len(rows), columns, squeeze=False), strict=True):
         row[0].set_ylabel(label)
-        for (title, picture), axes in zip(cells, row, strict=True):
+        for (title, plot), axes in zip(cells, row, strict=True):
             axes.set_title(title)
             axes.set_xticks([])
             axes.set_yticks([])
-            axes.set_frame_on(picture is not None)
-            if picture is not None:
-                with Image.open(picture) as image:
+            axes.set_frame_on(plot is not None)
+            if plot is not None:
+                with Image.open(plot) as image:
                     axes.imshow(numpy.asarray(image), cmap="gray", vmin=0, vmax=255)
     figure.savefig(file, dpi=150, bbox_inches="tight")  # two lines of title stick out of a low figure
     return True
 
 
-def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
+def _rows(result: CompareResult, plots: Plots, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
     """Return a row for each picture at one value: a label, and title and file for each column; the target once."""
-    of_precision = {precision: pictures.get((value, precision), {}) for precision in result.precisions}
+    of_precision = {precision: plots.get((value, precision), {}) for precision in result.precisions}
     targets = [of_run[TARGET] for of_run in of_precision.values() if TARGET in of_run]
-    has_target = any(TARGET in of_run for of_run in pictures.values())
+    has_target = any(TARGET in of_run for of_run in plots.values())
     rows: list[tuple[str, list[tuple[str, Path | None]]]] = []
     for name in sorted({name for of_run in of_precision.values() for name in of_run} - {TARGET}):
         cells = [
@@ -175,7 +175,7 @@ def _rows(result: CompareResult, pictures: Pictures, value: str) -> list[tuple[s
 
 
 def _column_title(result: CompareResult, cell: Cell) -> str:
-    outcome = cell.trainings[0].outcome
-    if not outcome.fits:
-        return f"{cell.precision}: {outcome.verdict}"
-    return cell.precision + (f"\n{result.quality_name} {outcome.quality:.4f}" if outcome.quality is not None else "")
+    job_result = cell.trainings[0].job_result
+    if not job_result.fits:
+        return f"{cell.precision}: {job_result.status}"
+    return cell.precision + (f"\n{result.metric_name} {job_result.metric:.4f}" if job_result.metric is not None else "")

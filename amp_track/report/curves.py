@@ -39,7 +39,7 @@ class _Epoch:
     """The optimizer step at which it ended."""
     train_loss: float | None = None
     eval_loss: float | None = None
-    quality: float | None = None
+    metric: float | None = None
 
 
 def warm_up() -> None:
@@ -51,9 +51,9 @@ def warm_up() -> None:
 class Curves:
     """The points of one training's curves, collected while it runs."""
 
-    def __init__(self, title: str, quality_name: str) -> None:
+    def __init__(self, title: str, metric_name: str) -> None:
         self._title = title
-        self._quality_name = quality_name
+        self._metric_name = metric_name
         self._step_losses: dict[int, float] = {}
         self._scales: dict[int, float] = {}
         self._epochs: dict[int, _Epoch] = {}
@@ -62,14 +62,13 @@ class Curves:
         """Add what a resumed run has on record: by metric, its values by step or epoch."""
         self._step_losses |= metrics.get(names.STEP_LOSS, {})
         self._scales |= metrics.get(names.SCALE, {})
-        train, evaluation, quality = (
-            metrics.get(name, {})
-            for name in (names.TRAIN_LOSS, names.EVAL_LOSS, names.quality_metric(self._quality_name))
+        train, evaluation, metric = (
+            metrics.get(name, {}) for name in (names.TRAIN_LOSS, names.EVAL_LOSS, names.eval_metric(self._metric_name))
         )
         last_step = max(self._step_losses, default=0)
         for epoch, loss in train.items():
             step = min(epoch * steps_per_epoch, last_step)  # the last epoch may have ended early
-            self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), quality.get(epoch))
+            self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), metric.get(epoch))
 
     def add(self, event: Event) -> None:
         """Add what one event of the job says."""
@@ -81,7 +80,7 @@ class Curves:
                 self._thin_out()
                 self._scales |= event.scale_changes
             case EpochEnded():
-                self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.quality)
+                self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.metric)
 
     def _thin_out(self) -> None:
         """Drop losses that the picture could not show: a training may have a hundred million steps."""
@@ -96,17 +95,17 @@ class Curves:
             return False
         from matplotlib.figure import Figure  # not pyplot: no global state, no display; and late: it takes 0.3 s
 
-        qualities = self._of_epochs("quality")
-        heights = [3.0] + [1.5] * bool(qualities) + [1.0] * bool(self._scales)
+        metrics = self._of_epochs("metric")
+        heights = [3.0] + [1.5] * bool(metrics) + [1.0] * bool(self._scales)
         inches = 1.2 + 1.1 * sum(heights)
         figure = Figure(figsize=(8, inches))
         figure.subplots_adjust(left=0.11, right=0.95, bottom=0.55 / inches, top=1 - 0.35 / inches, hspace=0.12)
         panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         figure.text(0.53, 1 - 0.3 / inches, self._title, ha="center")
         self._draw_losses(panels[0])
-        if qualities:
-            panels[1].plot(*_columns(_finite(qualities)), color="C2", marker=_marker(qualities), markersize=4)
-            panels[1].set_ylabel(self._quality_name)
+        if metrics:
+            panels[1].plot(*_columns(_finite(metrics)), color="C2", marker=_marker(metrics), markersize=4)
+            panels[1].set_ylabel(self._metric_name)
         if self._scales:
             self._draw_scale(panels[-1])
         for axes in panels:

@@ -9,7 +9,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from amp_track.report import compare, max_batch, plan, search, train
 from amp_track.report.table import Table
 from amp_track.results.compare import CompareResult
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
@@ -74,9 +74,9 @@ def train_html(result: TrainResult) -> str:
     return _html(heading, train.tables(result), result.advice, lines=train.lines(result))
 
 
-def fit_html(result: FitResult) -> str:
+def max_batch_html(result: MaxBatchResult) -> str:
     """Return the largest batches that fit as an HTML fragment."""
-    return _html("Largest batch that fits", [max_batch.fit_table(result)], max_batch.fit_notes(result))
+    return _html("Largest batch that fits", [max_batch.max_batch_table(result)], max_batch.max_batch_notes(result))
 
 
 def search_html(result: SearchResult) -> str:

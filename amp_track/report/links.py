@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from amp_track.results.compare import CompareResult, as_numbers
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 
-def pages(result: FitResult | SearchResult | CompareResult, ui: str) -> list[str]:
+def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> list[str]:
     """Return the pages that show a result; see `named_pages`."""
     return list(named_pages(result, ui).values())
 
 
-def named_pages(result: FitResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
+def named_pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
     """Return the pages that show a result by what they show: the study's run, its page, and its trainings.
 
     Args:
         result: of a study.
         ui: the address of the UI; empty for links within the UI.
     """
-    found = result.fit if isinstance(result, SearchResult) else result
+    found = result.limits if isinstance(result, SearchResult) else result
     shown = {
         "the study's run": run(ui, found.experiment_id, found.run_id),
         "its page": page(ui, found.experiment_id, found.run_id),
     }
-    if isinstance(result, FitResult):
+    if isinstance(result, MaxBatchResult):
         return shown
     shown["its trainings as a chart"] = trainings(ui, found.experiment_id, found.run_id)
     name = "the best of each precision side by side"
@@ -51,7 +51,7 @@ def _best_runs(result: SearchResult | CompareResult) -> list[str]:
             return []
         last = [cell for cell in result.cells if cell.value == result.values[-1]]
         return [cell.trainings[0].run_id for cell in last if cell.failure is None]
-    best = [result.best(precision) for precision in result.fit.precisions]
+    best = [result.best(precision) for precision in result.limits.precisions]
     return [trial.run_id for trial in best if trial is not None]
 
 

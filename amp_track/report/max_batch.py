@@ -16,7 +16,7 @@ from amp_track.report.text import (
     tied,
     title,
 )
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 
 _BOUNDS = {
     "memory": "one more runs out of memory",
@@ -31,7 +31,7 @@ _RESOLUTION = {
 """By whether the device is a CPU, how fine its meter is."""
 
 
-def fit_table(result: FitResult) -> Table:
+def max_batch_table(result: MaxBatchResult) -> Table:
     """Return a table with one row for each precision: its largest batch, what that costs, and where speed ends."""
     columns = [
         Column("precision", key=True),
@@ -52,25 +52,25 @@ def fit_table(result: FitResult) -> Table:
     return Table(title=title(result), columns=tuple(columns), sections=(tuple(rows),))
 
 
-def _row(result: FitResult, name: str) -> Row:
+def _row(result: MaxBatchResult, name: str) -> Row:
     fitted = result.precisions[name]
     efficient = fitted.efficient_batch
     cells = [
         name,
-        *edge_cells(fitted),
+        *max_batch_cells(fitted),
         f"{efficient[0]}\n{speed_text(efficient[1])}/s" if efficient else UNKNOWN,
         str(fitted.probes),
         _confirmed_by(fitted),
     ]
     if result.multiple_of > 1:
-        cells.insert(2, str(fitted.largest_multiple or UNKNOWN))
+        cells.insert(2, str(fitted.max_multiple or UNKNOWN))
     if result.effective_batch_size is not None:
         parts = result.accumulation(name)
         cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "nothing divides it")
     return tuple(cells)
 
 
-def fit_notes(result: FitResult) -> list[str]:
+def max_batch_notes(result: MaxBatchResult) -> list[str]:
     """Return what must be said beside the table for it not to mislead."""
     lines = []
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
@@ -78,8 +78,8 @@ def fit_notes(result: FitResult) -> list[str]:
             "as fast from: the smallest of the batches that ran within 3 % of the best samples/s. A larger one buys no "
             "speed."
         )
-    lines += edge_notes(result)
-    errors = {name: fit.plan_error for name, fit in result.precisions.items() if fit.plan_error is not None}
+    lines += confirmation_notes(result)
+    errors = {name: found.plan_error for name, found in result.precisions.items() if found.plan_error is not None}
     if errors:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
         lines.append(f"Memory at the first probe, against what a plan had predicted: {listed}.")
@@ -88,7 +88,7 @@ def fit_notes(result: FitResult) -> list[str]:
     return lines + precision_notes(result)
 
 
-def edge_notes(result: FitResult) -> list[str]:
+def confirmation_notes(result: MaxBatchResult) -> list[str]:
     """Return what limits what the edges say: how they were confirmed, and what was left free."""
     lines = []
     if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
@@ -96,7 +96,9 @@ def edge_notes(result: FitResult) -> list[str]:
             "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
             "the steps after it if the job has more than one epoch. --confirm-steps epoch takes all of it."
         )
-    runs = min((fitted.runs_at_edge for fitted in result.precisions.values() if fitted.edge.largest_batch), default=1)
+    runs = min(
+        (fitted.runs_at_max_batch for fitted in result.precisions.values() if fitted.max_batch.batch_size), default=1
+    )
     if runs > 1:
         lines.append(
             f"Each of these batches ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}"
@@ -106,7 +108,7 @@ def edge_notes(result: FitResult) -> list[str]:
     return lines
 
 
-def _confirmed_by(fitted: PrecisionFit) -> str:
+def _confirmed_by(fitted: PrecisionResult) -> str:
     """Return `20 steps`, or `60 of 1,250 steps` where that is less than an epoch."""
     if fitted.confirmation is None:
         return UNKNOWN
@@ -114,23 +116,23 @@ def _confirmed_by(fitted: PrecisionFit) -> str:
     return f"{made} of\n{fitted.epoch_steps:,} steps" if _is_cut_short(fitted) else f"{made} steps"
 
 
-def _is_cut_short(fitted: PrecisionFit) -> bool:
+def _is_cut_short(fitted: PrecisionResult) -> bool:
     return fitted.confirmation is not None and fitted.confirmation.steps < fitted.epoch_steps
 
 
-def precision_notes(result: FitResult) -> list[str]:
+def precision_notes(result: MaxBatchResult) -> list[str]:
     """Return a note for each precision that is not possible, is emulated or was left out, with the reason."""
     return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
 
 
-def _beyond(result: FitResult) -> list[str]:
+def _beyond(result: MaxBatchResult) -> list[str]:
     """Return notes on the batches above the first that fails, where they were tried."""
     lines, none = [], []
     for name, fitted in result.precisions.items():
         if fitted.also_fits:
             also = ", ".join(map(str, fitted.also_fits))
             lines.append(
-                f"{name}: batch {fitted.edge.first_failing_batch} runs out of memory although {also} "
+                f"{name}: batch {fitted.max_batch.first_failing_batch} runs out of memory although {also} "
                 f"{'fits' if len(fitted.also_fits) == 1 else 'fit'}. The largest batch is the one below the first "
                 "that fails, so that no smaller one is known to fail."
             )
@@ -141,7 +143,7 @@ def _beyond(result: FitResult) -> list[str]:
     return lines
 
 
-def impossible_precisions(fits: Mapping[str, PrecisionFit]) -> list[str]:
+def impossible_precisions(fits: Mapping[str, PrecisionResult]) -> list[str]:
     """Return a note for each precision that the device has no kernels for, with what failed."""
     return [
         not_possible(name, fitted.why_unsupported)
@@ -150,21 +152,21 @@ def impossible_precisions(fits: Mapping[str, PrecisionFit]) -> list[str]:
     ]
 
 
-def edge_cells(fitted: PrecisionFit) -> tuple[str, str, str, str]:
+def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
     """Return the largest batch, why it is the largest, its peak memory and its samples/s."""
-    if fitted.at_edge is None:
+    if fitted.at_max_batch is None:
         if fitted.why_unsupported is not None:
             return "0", "not possible here", UNKNOWN, UNKNOWN
         needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, UNKNOWN, UNKNOWN
     where = (
         f" in {fitted.failure.phase}"
-        if fitted.edge.bound == "memory" and fitted.failure and fitted.failure.phase
+        if fitted.max_batch.bound == "memory" and fitted.failure and fitted.failure.phase
         else ""
     )
     return (
-        str(fitted.edge.largest_batch),
-        _BOUNDS[fitted.edge.bound] + where,
-        memory_text(fitted.max_memory_bytes),
+        str(fitted.max_batch.batch_size),
+        _BOUNDS[fitted.max_batch.bound] + where,
+        memory_text(fitted.peak_bytes),
         speed_text(fitted.samples_per_second),
     )

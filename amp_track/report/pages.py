@@ -19,6 +19,6 @@ def lines(shown: Pages) -> list[str]:
 
 def _studies(names: tuple[str, ...]) -> str:
     if not names:
-        return "no study is there yet: amp-track fit makes one"
+        return "no study is there yet: amp-track max-batch makes one"
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{len(names)} studies, each shown by amp-track ui NAME: {', '.join(names[:_MOST_NAMES])}{more}"

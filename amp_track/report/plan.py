@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amp_track.records.metrics import planned_metric
-from amp_track.records.plan import Holding, PeakMemory, PlannedEdge, PlanTarget, PrecisionPlan
+from amp_track.records.plan import Holding, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import UNKNOWN
@@ -20,9 +20,9 @@ _SAME = 1.01
 
 def plan_tables(result: PlanResult) -> list[Table]:
     """Return edges, ways to the effective batch, variants, memory by what it is for, and the largest storages."""
-    edges = [_edges(result)] if result.targets else []
+    max_batches = [_max_batches(result)] if result.targets else []
     variants = [_variants(result)] if len(result.variants) > 1 else []
-    return [*edges, *_ways(result), *variants, _categories(result), _largest(result)]
+    return [*max_batches, *_ways(result), *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -33,10 +33,10 @@ def plan_notes(result: PlanResult) -> list[str]:
             "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3; other engines may take "
             "more. Largest batches are without: where there is no room PyTorch takes an engine that needs less"
         )
-    if not all(target.is_card for target in result.targets):
-        notes.append("a size given by --capacity is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
+    if not all(target.is_gpu for target in result.targets):
+        notes.append("a size given by --memory-budget is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
-    if any(edge.peak is not None and edge.peak.retries for plan in plans for edge in plan.edges):
+    if any(max_batch.peak is not None and max_batch.peak.retries for plan in plans for max_batch in plan.max_batches):
         notes.append("some of these batches fit only because the allocator gives its cache back, which costs time")
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.recurrent):
         notes.append(
@@ -67,12 +67,12 @@ def metrics(result: PlanResult) -> dict[str, float]:
     for plan in result.report.precisions:
         numbers[planned_metric(plan.precision, "allocated_mib")] = plan.peak.allocated_bytes / 2**20
         numbers[planned_metric(plan.precision, "reserved_mib")] = plan.peak.reserved_bytes / 2**20
-        for edge in plan.edges:
-            numbers[planned_metric(plan.precision, f"largest_batch/{edge.target}")] = edge.largest_batch
+        for max_batch in plan.max_batches:
+            numbers[planned_metric(plan.precision, f"max_batch/{max_batch.target}")] = max_batch.batch_size
     return numbers
 
 
-def _edges(result: PlanResult) -> Table:
+def _max_batches(result: PlanResult) -> Table:
     columns = (
         Column("on", key=True, spans=True),
         *_with(result),
@@ -87,7 +87,7 @@ def _edges(result: PlanResult) -> Table:
         rows: list[Row] = []
         for variant in result.variants:
             for plan in variant.report.precisions:
-                cells = _edge_cells(result.edge(variant, plan.precision, target))
+                cells = _max_batch_cells(result.max_batch(variant, plan.precision, target))
                 rows.append(("" if rows else _title(target), *_named(result, variant), plan.precision, *cells))
         sections.append(tuple(rows))
     return Table(
@@ -106,17 +106,17 @@ def _named(result: PlanResult, variant: Variant) -> Row:
 
 def _title(target: PlanTarget) -> str:
     """Return a target's name, and for a card the memory that it leaves to PyTorch."""
-    return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_card else target.name
+    return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_gpu else target.name
 
 
-def _edge_cells(edge: PlannedEdge | str) -> Row:
-    if isinstance(edge, str):
-        return UNKNOWN, UNKNOWN, UNKNOWN, edge
-    if edge.peak is None:
-        assert edge.at_one_bytes is not None
-        return "none", UNKNOWN, UNKNOWN, f"one sample needs {format_bytes(edge.at_one_bytes)}"
-    bound = "memory" if edge.bound == "memory" else "no larger one is predicted"
-    return f"{edge.largest_batch:,}", *_peak_cells(edge.peak), bound
+def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
+    if isinstance(max_batch, str):
+        return UNKNOWN, UNKNOWN, UNKNOWN, max_batch
+    if max_batch.peak is None:
+        assert max_batch.at_one_bytes is not None
+        return "none", UNKNOWN, UNKNOWN, f"one sample needs {format_bytes(max_batch.at_one_bytes)}"
+    bound = "memory" if max_batch.bound == "memory" else "no larger one is predicted"
+    return f"{max_batch.batch_size:,}", *_peak_cells(max_batch.peak), bound
 
 
 def _peak_cells(peak: PeakMemory) -> Row:
@@ -137,7 +137,7 @@ def _ways(result: PlanResult) -> list[Table]:
     for target in result.targets:
         rows: list[Row] = []
         for found in result.ways(target):
-            batch = f"{found.way.micro_batch:,} × {found.way.accumulate:,}"
+            batch = f"{found.way.micro_batch:,} × {found.way.grad_accum:,}"
             cells = batch, format_bytes(found.way.peak.reserved_bytes), *_work_cells(result, found.plan)
             first = "" if rows else _title(target)
             rows.append((first, *_named(result, found.variant), found.plan.precision, *cells))
@@ -147,7 +147,7 @@ def _ways(result: PlanResult) -> list[Table]:
     return [Table(title=title, columns=columns, sections=tuple(sections))] if sections else []
 
 
-_WORK = (Column("work", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
+_WORK = (Column("worker", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
 
 
 def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:

@@ -17,7 +17,7 @@ from amp_track.config.job import Job
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.masking import masked_within
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
 from amp_track.report.notebook import CellOutput
 from amp_track.report.progress_bar import live_bar
@@ -70,14 +70,14 @@ def saying_after(seconds: float, text: str) -> Iterator[None]:
 
 
 def following(
-    job: Job, title: str, quality_name: str, *, epoch_lines: bool, where: str = ""
+    job: Job, title: str, metric_name: str, *, epoch_lines: bool, where: str = ""
 ) -> AbstractContextManager[Show]:
     """Show one job as its events arrive.
 
     Args:
         job: what runs.
         title: shown beside the bar.
-        quality_name: of the number that `EpochEnded` carries.
+        metric_name: of the number that `EpochEnded` carries.
         epoch_lines: print a line at the end of each epoch; in a notebook, of the last one.
         where: what is known of the search that the job belongs to.
     """
@@ -86,9 +86,9 @@ def following(
         if not epoch_lines:
             return ""
         of = f"/{job.epochs}" if job.epochs else ""
-        quality = f"  {quality_name} {event.quality:.4f}" if event.quality is not None else ""
+        metric = f"  {metric_name} {event.metric:.4f}" if event.metric is not None else ""
         evaluated = f"  eval loss {event.eval_loss:.4f}" if event.eval_loss is not None else ""
-        return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{quality}"
+        return f"epoch {event.epoch}{of}  loss {event.train_loss:.4f}{evaluated}{metric}"
 
     if console.is_jupyter:
         return _following_in_notebook(title, epoch_line)
@@ -138,19 +138,19 @@ def _line_in_notebook(text: str) -> Iterator[None]:
         _cell_output.change("")
 
 
-def outcome_line(job: Job, outcome: Outcome, *, quality_name: str | None = None, why: str = "") -> str:
+def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None = None, why: str = "") -> str:
     """Return one job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (where the budget should end)`."""
-    parts = [f"{job.precision:<4} batch {job.batch_size:<6} {outcome.verdict}"]
-    if outcome.max_memory_bytes is not None and outcome.fits:
-        parts.append(format_bytes(outcome.max_memory_bytes))
-    if outcome.samples_per_second is not None:
-        parts.append(f"{outcome.samples_per_second:,.0f} samples/s")
-    if outcome.waits_for_data:
-        parts.append(f"{outcome.waited_fraction:.0%} of the time waiting for data")
-    if quality_name is not None and outcome.quality is not None:
-        parts.append(f"{quality_name} {outcome.quality:.4f} after {outcome.updates:,} updates")
-    if not outcome.fits and outcome.phase:
-        parts.append(f"in {outcome.phase}")
+    parts = [f"{job.precision:<4} batch {job.batch_size:<6} {job_result.status}"]
+    if job_result.peak_bytes is not None and job_result.fits:
+        parts.append(format_bytes(job_result.peak_bytes))
+    if job_result.samples_per_second is not None:
+        parts.append(f"{job_result.samples_per_second:,.0f} samples/s")
+    if job_result.waits_for_data:
+        parts.append(f"{job_result.waited_fraction:.0%} of the time waiting for data")
+    if metric_name is not None and job_result.metric is not None:
+        parts.append(f"{metric_name} {job_result.metric:.4f} after {job_result.optimizer_steps:,} updates")
+    if not job_result.fits and job_result.phase:
+        parts.append(f"in {job_result.phase}")
     if why:
         parts.append(f"({why})")
     return "  ".join(parts)

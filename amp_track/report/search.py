@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.result import Outcome, Verdict
-from amp_track.report.max_batch import edge_cells, edge_notes, precision_notes
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title
@@ -19,72 +19,80 @@ _FEW_UPDATES = 4
 
 def search_table(result: SearchResult) -> Table:
     """Return a table with one row for each precision: edge, fastest batch, best quality, and what the scaler did."""
-    quality = result.quality_name
+    metric = result.metric_name
     columns = (
         Column("precision", key=True),
         Column("largest\nbatch", right=True),
         Column("peak memory\nthere", right=True),
         Column("samples/s\nthere", right=True),
-        Column(f"{quality}\nthere", right=True),
+        Column(f"{metric}\nthere", right=True),
         Column("fastest\nbatch", right=True),
-        Column(f"best\n{quality}", right=True),
+        Column(f"best\n{metric}", right=True),
         Column("GradScaler\nat the best"),
     )
-    rows = [_row(result, name) for name in result.fit.precisions]
-    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.fit.skipped]
-    return Table(title=title(result.fit), columns=columns, sections=(tuple(rows),))
+    rows = [_row(result, name) for name in result.limits.precisions]
+    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.skipped]
+    return Table(title=title(result.limits), columns=columns, sections=(tuple(rows),))
 
 
 def _row(result: SearchResult, name: str) -> Row:
-    fitted = result.fit.precisions[name]
-    trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
+    fitted = result.limits.precisions[name]
+    trials = [trial for trial in result.trials if trial.precision == name and trial.job_result.fits]
     best = result.best(name)
-    fastest = max(trials, key=lambda trial: trial.outcome.samples_per_second or 0, default=None)
-    at_edge = next((trial for trial in trials if trial.batch_size == fitted.edge.largest_batch), None)
+    fastest = max(trials, key=lambda trial: trial.job_result.samples_per_second or 0, default=None)
+    at_max_batch = next((trial for trial in trials if trial.batch_size == fitted.max_batch.batch_size), None)
     ran_out = any(
-        (trial.precision, trial.batch_size, trial.outcome.verdict) == (name, fitted.edge.largest_batch, Verdict.OOM)
+        (trial.precision, trial.batch_size, trial.job_result.status)
+        == (name, fitted.max_batch.batch_size, JobStatus.OOM)
         for trial in result.trials
     )
-    largest, _, memory, speed = edge_cells(fitted)
-    if at_edge is not None:
-        memory = memory_text(at_edge.outcome.max_memory_bytes)
-        speed = speed_text(at_edge.outcome.samples_per_second)
+    largest, _, memory, speed = max_batch_cells(fitted)
+    if at_max_batch is not None:
+        memory = memory_text(at_max_batch.job_result.peak_bytes)
+        speed = speed_text(at_max_batch.job_result.samples_per_second)
     return (
         name,
         largest,
         memory,
         speed,
-        "out of memory" if at_edge is None and ran_out else _quality(at_edge, best),
-        f"{fastest.batch_size}\n{speed_text(fastest.outcome.samples_per_second)}/s" if fastest else UNKNOWN,
-        f"{_quality(best, best)}\nat batch {best.batch_size}" if best else UNKNOWN,
-        _scale(best.outcome) if best else UNKNOWN,
+        "out of memory" if at_max_batch is None and ran_out else _metric(at_max_batch, best),
+        f"{fastest.batch_size}\n{speed_text(fastest.job_result.samples_per_second)}/s" if fastest else UNKNOWN,
+        f"{_metric(best, best)}\nat batch {best.batch_size}" if best else UNKNOWN,
+        _scale(best.job_result) if best else UNKNOWN,
     )
 
 
 def search_tables(result: SearchResult) -> list[Table]:
     """Return every table of a search."""
-    seeds = [seeds_table(result.seeds, result.quality_name)] if result.seeds is not None else []
+    seeds = [seeds_table(result.seeds, result.metric_name)] if result.seeds is not None else []
     return [search_table(result), *seeds]
 
 
 def notes(result: SearchResult) -> list[str]:
     """Return what must be said beside the table for it not to mislead."""
     lines = []
-    if result.fit.job.memory_budget_bytes is not None and result.fit.hardware.kind == "cpu":
+    if result.limits.job.memory_budget_bytes is not None and result.limits.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
-    for name in result.fit.precisions:
-        trials = [trial for trial in result.trials if trial.precision == name and trial.outcome.fits]
+    for name in result.limits.precisions:
+        trials = [trial for trial in result.trials if trial.precision == name and trial.job_result.fits]
         best = result.best(name)
-        poor = [trial for trial in trials if best and made_few_updates(trial.outcome.updates, best.outcome.updates)]
+        poor = [
+            trial
+            for trial in trials
+            if best and made_few_optimizer_steps(trial.job_result.optimizer_steps, best.job_result.optimizer_steps)
+        ]
         if best and poor:
-            listed = ", ".join(f"{trial.batch_size} ({trial.outcome.updates})" for trial in poor[:_MOST_LISTED])
+            listed = ", ".join(
+                f"{trial.batch_size} ({trial.job_result.optimizer_steps})" for trial in poor[:_MOST_LISTED]
+            )
             listed += f" and {len(poor) - _MOST_LISTED} more" if len(poor) > _MOST_LISTED else ""
             lines.append(
-                f"{name}: few updates at batch {listed}, against {best.outcome.updates} at batch {best.batch_size}: "
+                f"{name}: few optimizer steps at batch {listed}, against {best.job_result.optimizer_steps} at batch "
+                f"{best.batch_size}: "
                 "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
-    lines += [*edge_notes(result.fit), *_out_of_memory(result), *_stopped_early(result)]
+    lines += [*confirmation_notes(result.limits), *_out_of_memory(result), *_stopped_early(result)]
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     elif result.seeds_wanted == 1:
@@ -92,12 +100,12 @@ def notes(result: SearchResult) -> list[str]:
             "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
             "precisions over several."
         )
-    return lines + precision_notes(result.fit)
+    return lines + precision_notes(result.limits)
 
 
 def _out_of_memory(result: SearchResult) -> list[str]:
     """Return a note on the trainings that ran out of memory at a batch that had fitted."""
-    failed = [trial for trial in result.trials if trial.outcome.verdict is Verdict.OOM]
+    failed = [trial for trial in result.trials if trial.job_result.status is JobStatus.OOM]
     if not failed:
         return []
     listed = ", ".join(f"{trial.precision} at batch {trial.batch_size:,}" for trial in failed[:_MOST_LISTED])
@@ -118,7 +126,9 @@ def _stopped_early(result: SearchResult) -> list[str]:
         missing.append(f"{made} of {result.seeds_wanted} seeds")
     if not missing:
         return []
-    return [f"{' and '.join(missing)} are made so far (--minutes, or interrupted): the same command makes the others."]
+    return [
+        f"{' and '.join(missing)} are made so far (--time-limit, or interrupted): the same command makes the others."
+    ]
 
 
 def draw(result: SearchResult, file: Path) -> None:
@@ -127,20 +137,20 @@ def draw(result: SearchResult, file: Path) -> None:
     from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    speed, quality = figure.subplots(1, 2)
-    for name, fitted in result.fit.precisions.items():
+    speed, metric = figure.subplots(1, 2)
+    for name, fitted in result.limits.precisions.items():
         trials = sorted(
-            (trial for trial in result.trials if trial.precision == name and trial.outcome.fits),
+            (trial for trial in result.trials if trial.precision == name and trial.job_result.fits),
             key=lambda trial: trial.batch_size,
         )
         batches = [trial.batch_size for trial in trials]
-        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.edge.largest_batch})"}
-        speed.plot(batches, [trial.outcome.samples_per_second for trial in trials], **style)
-        quality.plot(batches, [trial.outcome.quality for trial in trials], **style)
-        for axes in (speed, quality):
-            axes.axvline(fitted.edge.largest_batch, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
-    same = "epochs" if result.fit.job.steps is None else "steps"
-    for axes, label in ((speed, "samples per second"), (quality, f"{result.quality_name}, same {same} for all")):
+        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.max_batch.batch_size})"}
+        speed.plot(batches, [trial.job_result.samples_per_second for trial in trials], **style)
+        metric.plot(batches, [trial.job_result.metric for trial in trials], **style)
+        for axes in (speed, metric):
+            axes.axvline(fitted.max_batch.batch_size, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
+    same = "epochs" if result.limits.job.steps is None else "steps"
+    for axes, label in ((speed, "samples per second"), (metric, f"{result.metric_name}, same {same} for all")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel("batch size (dashed: the largest that fits)")
@@ -151,23 +161,28 @@ def draw(result: SearchResult, file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def made_few_updates(updates: int, best_updates: int) -> bool:
+def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) -> bool:
     """Return whether a training made so few updates, beside the best one, that its quality says little."""
-    return updates * _FEW_UPDATES <= best_updates
+    return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
 
 
-def _quality(trial: TrialResult | None, best: TrialResult | None) -> str:
-    if trial is None or trial.outcome.quality is None:
+def _metric(trial: TrialResult | None, best: TrialResult | None) -> str:
+    if trial is None or trial.job_result.metric is None:
         return "not trained"
-    few = " (few!)" if best is not None and made_few_updates(trial.outcome.updates, best.outcome.updates) else ""
-    return f"{trial.outcome.quality:.4f}\n{trial.outcome.updates} updates{few}"
+    few = (
+        " (few!)"
+        if best is not None
+        and made_few_optimizer_steps(trial.job_result.optimizer_steps, best.job_result.optimizer_steps)
+        else ""
+    )
+    return f"{trial.job_result.metric:.4f}\n{trial.job_result.optimizer_steps} updates{few}"
 
 
-def _scale(outcome: Outcome) -> str:
-    if outcome.scale is None:
+def _scale(job_result: JobResult) -> str:
+    if job_result.scale is None:
         return "not used"
-    scale = outcome.scale
+    scale = job_result.scale
     return (
         f"{scale.initial:,.0f} → {scale.final:,.0f}\n"
-        f"{outcome.skipped_steps} of {outcome.steps} steps skipped, {scale.growths} growths"
+        f"{job_result.skipped_steps} of {job_result.steps} steps skipped, {scale.growths} growths"
     )

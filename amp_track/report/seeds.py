@@ -1,4 +1,4 @@
-"""Quality over several seeds as a table, and what must be said beside it."""
+"""Metric over several seeds as a table, and what must be said beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedsResult
 
 
-def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Table:
+def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Table:
     """Return a table with one row for each precision: the mean over seeds, and whether it equals fp32's.
 
     `where` names what else is fixed.
@@ -19,31 +19,31 @@ def seeds_table(seeds: SeedsResult, quality_name: str, *, where: str = "") -> Ta
         Column("precision", key=True),
         Column(f"mean {tied('± 95 %')}", right=True),
         Column(f"difference\n{tied('(90 %')} interval)", right=True),
-        Column("verdict"),
+        Column("conclusion"),
         Column("updates\nmade", right=True),
     )
     rows = []
     for name in seeds.precisions:
         interval, against = seeds.interval(name), seeds.comparison(name)
-        updates = sorted({t.outcome.updates for t in seeds.trainings if t.precision == name})
+        optimizer_steps = sorted({t.job_result.optimizer_steps for t in seeds.trainings if t.precision == name})
         rows.append(
             (
                 name,
                 UNKNOWN if interval is None else f"{interval.mean:.4f} " + tied(f"± {_number(interval.half_width)}"),
                 UNKNOWN if against is None else _difference(against),
-                _verdict(seeds, name),
-                str(updates[0]) if len(updates) == 1 else f"{updates[0]}–{updates[-1]}",
+                _status(seeds, name),
+                str(optimizer_steps[0]) if len(optimizer_steps) == 1 else f"{optimizer_steps[0]}–{optimizer_steps[-1]}",
             )
         )
-    title = f"{quality_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.margin}"
+    title = f"{metric_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.tolerance}"
     return Table(title=title, columns=columns, sections=(tuple(rows),))
 
 
-def _verdict(seeds: SeedsResult, name: str) -> str:
-    against, without = seeds.comparison(name), seeds.without_quality(name)
+def _status(seeds: SeedsResult, name: str) -> str:
+    against, without = seeds.comparison(name), seeds.without_metric(name)
     words = [f"{without} of {seeds.seeds} without a quality"] if without else []
     if against is not None:
-        words.append(against.verdict)
+        words.append(against.conclusion)
     elif name == "fp32":
         words.append("the reference")
     else:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from amp_track.records.result import Outcome
-from amp_track.report import compare, max_batch, search
+from amp_track.records.result import JobResult
+from amp_track.report import compare, search
+from amp_track.report import max_batch as max_batch_report
 from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
 from amp_track.report.text import UNKNOWN, speed_text
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
-from amp_track.results.max_batch import NO_SLOWER, FitResult, PrecisionFit
+from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Choice, choose, choose_compared, has_diverged
 from amp_track.results.search import SearchResult
 
-Result = FitResult | SearchResult | CompareResult
+Result = MaxBatchResult | SearchResult | CompareResult
 """The result of a study."""
 
 
@@ -40,8 +41,8 @@ def answer(result: Result) -> Answer:
     if isinstance(result, CompareResult):
         return _of_compare(result)
     choice = choose(result)
-    found = result.fit if isinstance(result, SearchResult) else result
-    notes = search.notes(result) if isinstance(result, SearchResult) else max_batch.fit_notes(result)
+    found = result.limits if isinstance(result, SearchResult) else result
+    notes = search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
     if choice is None:
         return Answer(headline=_why_none(result, found), caveats=tuple(notes))
     return Answer(
@@ -79,49 +80,51 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
         ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}
         faster = [name for name, ratio in ratios.items() if ratio is not None and judge(ratio) is Speed.FASTER]
         if faster:
-            return f"{' and '.join(faster)} faster only where {result.quality_name} is worse than the margin allows"
+            return f"{' and '.join(faster)} faster only where {result.metric_name} is worse than the margin allows"
         return f"no faster with {' or '.join(others)}" if others else "no other precision was trained"
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
         parts.append("as much memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × its memory")
-    if chosen.quality is not None:
-        reference = result.cell(chosen.value, REFERENCE).quality
+    if chosen.metric is not None:
+        reference = result.cell(chosen.value, REFERENCE).metric
         of_fp32 = reference.mean if reference is not None else None
         seeds = result.seeds_at(chosen.value)
         against = seeds.comparison(chosen.precision) if result.seeds > 1 else None
-        made = len(seeds.compared_seeds(chosen.precision) if against is not None else seeds.qualities(chosen.precision))
-        over = f"over {made} seeds" if made > 1 else "with one seed"
+        made = len(seeds.compared_seeds(chosen.precision) if against is not None else seeds.metrics(chosen.precision))
+        vary = f"over {made} seeds" if made > 1 else "with one seed"
         parts.append(
-            _verdict(result.quality_name, against, over)
+            _status(result.metric_name, against, vary)
             if against is not None
-            else _one_quality(result.quality_name, chosen.quality.mean, of_fp32, over)
+            else _one_metric(result.metric_name, chosen.metric.mean, of_fp32, vary)
         )
     return ", ".join(parts) or f"it trains, and {REFERENCE} does not"
 
 
 def name(result: Result) -> str:
     """Return the name of a result's study."""
-    return result.fit.study if isinstance(result, SearchResult) else result.study
+    return result.limits.study if isinstance(result, SearchResult) else result.study
 
 
 def tables(result: Result) -> list[Table]:
     """Return the tables that a command prints of a study."""
     if isinstance(result, CompareResult):
         return compare.tables(result)
-    return search.search_tables(result) if isinstance(result, SearchResult) else [max_batch.fit_table(result)]
+    return (
+        search.search_tables(result) if isinstance(result, SearchResult) else [max_batch_report.max_batch_table(result)]
+    )
 
 
-def _why_none(result: FitResult | SearchResult, found: FitResult) -> str:
+def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> str:
     if isinstance(result, SearchResult) and has_diverged(result):
-        return f"No training has a finite {result.quality_name}: every one has diverged; try a lower --lr"
+        return f"No training has a finite {result.metric_name}: every one has diverged; try a lower --lr"
     if found.unproven:
         return f"No edge is proven yet ({', '.join(found.unproven)}): give the same command again"
     return "Nothing fits: not even one sample, at any precision"
 
 
-def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
-    parts = [_largest(choice), _speed(choice), _quality(result, choice)]
+def _headline(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
+    parts = [_largest(choice), _speed(choice), _metric(result, choice)]
     if choice.precision == REFERENCE:
         parts.insert(0, _nothing_is_faster(result))
     said = ", ".join(part for part in parts if part)
@@ -131,7 +134,7 @@ def _headline(result: FitResult | SearchResult, choice: Choice) -> str:
 def _largest(choice: Choice) -> str:
     """Return how the largest batch compares with fp32's, where that is the one to train with."""
     ratio = choice.batch_ratio
-    if ratio is None or judge(ratio) is Speed.SAME or choice.largest_batch != choice.batch_size:
+    if ratio is None or judge(ratio) is Speed.SAME or choice.max_batch != choice.batch_size:
         return ""
     return f"{_ratio(ratio)} × {REFERENCE}'s largest batch"
 
@@ -155,62 +158,62 @@ def _ratio(number: float) -> str:
     return f"{number:.2f}" if number < 1.1 else f"{number:.1f}" if number < 10 else f"{number:.0f}"
 
 
-def _quality(result: FitResult | SearchResult, choice: Choice) -> str:
-    if not isinstance(result, SearchResult) or choice.outcome is None or choice.outcome.quality is None:
+def _metric(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
+    if not isinstance(result, SearchResult) or choice.job_result is None or choice.job_result.metric is None:
         return ""
-    name, quality = result.quality_name, choice.outcome.quality
+    name, metric = result.metric_name, choice.job_result.metric
     if choice.precision == REFERENCE:
-        return f"{name} {quality:.4f}"
+        return f"{name} {metric:.4f}"
     against = result.seeds.comparison(choice.precision) if result.seeds is not None else None
     if result.seeds is None or against is None:
-        return _one_quality(name, quality, choice.quality_of_fp32, "with one seed")
-    over = f"over {len(result.seeds.compared_seeds(choice.precision))} seeds"
+        return _one_metric(name, metric, choice.metric_of_fp32, "with one seed")
+    vary = f"over {len(result.seeds.compared_seeds(choice.precision))} seeds"
     if result.seeds.job.batch_size != choice.batch_size:
-        over += f" at batch {result.seeds.job.batch_size}"
-    return _verdict(name, against, over)
+        vary += f" at batch {result.seeds.job.batch_size}"
+    return _status(name, against, vary)
 
 
-def _one_quality(name: str, quality: float, of_fp32: float | None, over: str) -> str:
-    return f"{name} {quality:.4f}" + (f" against {of_fp32:.4f}" if of_fp32 is not None else "") + f" {over}"
+def _one_metric(name: str, metric: float, of_fp32: float | None, vary: str) -> str:
+    return f"{name} {metric:.4f}" + (f" against {of_fp32:.4f}" if of_fp32 is not None else "") + f" {vary}"
 
 
-def _verdict(name: str, against: Comparison, over: str) -> str:
-    if against.verdict == EQUIVALENT:
-        return f"{name} equivalent {over}"
-    if against.verdict == DIFFERENT:
-        return f"{name} differs by {against.difference:+.4f} {over}"
-    return f"{name} neither equivalent nor different {over}"
+def _status(name: str, against: Comparison, vary: str) -> str:
+    if against.conclusion == EQUIVALENT:
+        return f"{name} equivalent {vary}"
+    if against.conclusion == DIFFERENT:
+        return f"{name} differs by {against.difference:+.4f} {vary}"
+    return f"{name} neither equivalent nor different {vary}"
 
 
-def _nothing_is_faster(result: FitResult | SearchResult) -> str:
+def _nothing_is_faster(result: MaxBatchResult | SearchResult) -> str:
     """Say why fp32 is chosen: which others were tried, and whether one of them is faster but worse."""
-    found = result.fit if isinstance(result, SearchResult) else result
-    tried = [name for name in found.precisions if name != REFERENCE and found.precisions[name].edge.largest_batch]
+    found = result.limits if isinstance(result, SearchResult) else result
+    tried = [name for name in found.precisions if name != REFERENCE and found.precisions[name].max_batch.batch_size]
     if isinstance(result, SearchResult) and result.trials:
-        trained = {trial.precision for trial in result.trials if trial.outcome.fits}
+        trained = {trial.precision for trial in result.trials if trial.job_result.fits}
         reference = _fastest_training(result, REFERENCE)
         faster = [name for name in tried if name in trained and _fastest_training(result, name) > reference / NO_SLOWER]
         if faster:
-            return f"{' and '.join(faster)} faster only where {result.quality_name} is worse than the margin allows"
+            return f"{' and '.join(faster)} faster only where {result.metric_name} is worse than the margin allows"
         tried = [name for name in tried if name in trained]
     return f"no faster with {' or '.join(tried)} on this device" if tried else "no other precision was trained with"
 
 
 def _fastest_training(result: SearchResult, precision: str) -> float:
-    own = (trial for trial in result.trials if trial.precision == precision and trial.outcome.fits)
-    return max((trial.outcome.samples_per_second or 0.0 for trial in own), default=0.0)
+    own = (trial for trial in result.trials if trial.precision == precision and trial.job_result.fits)
+    return max((trial.job_result.samples_per_second or 0.0 for trial in own), default=0.0)
 
 
-def _more(found: FitResult, choice: Choice) -> list[str]:
+def _more(found: MaxBatchResult, choice: Choice) -> list[str]:
     """Return how the edge is proven, and where a larger batch buys no speed."""
     fitted = found.precisions[choice.precision]
     lines = []
-    if choice.largest_batch != choice.batch_size:
+    if choice.max_batch != choice.batch_size:
         ratio = ""
         if choice.batch_ratio is not None:
             is_same = judge(choice.batch_ratio) is Speed.SAME
             ratio = f", as at {REFERENCE}" if is_same else f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s"
-        lines.append(f"The largest batch that fits at {choice.precision} is {choice.largest_batch:,}{ratio}.")
+        lines.append(f"The largest batch that fits at {choice.precision} is {choice.max_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
     efficient = fitted.efficient_batch
     if efficient is not None and efficient[0] < choice.batch_size:
@@ -221,30 +224,30 @@ def _more(found: FitResult, choice: Choice) -> list[str]:
     return lines
 
 
-def proof(precision: str, fitted: PrecisionFit) -> str:
+def proof(precision: str, fitted: PrecisionResult) -> str:
     """Return how the largest batch of a precision is proven, in one sentence."""
-    edge = fitted.edge
-    if not edge.largest_batch:
-        return f"{precision}: {max_batch.edge_cells(fitted)[1]}."
-    ran = f"{precision} ran at batch {edge.largest_batch:,} in {_processes(fitted.runs_at_edge)}"
+    max_batch = fitted.max_batch
+    if not max_batch.batch_size:
+        return f"{precision}: {max_batch_report.max_batch_cells(fitted)[1]}."
+    ran = f"{precision} ran at batch {max_batch.batch_size:,} in {_processes(fitted.runs_at_max_batch)}"
     if fitted.confirmation is not None:
-        which = "one of them a" if fitted.runs_at_edge > 1 else "a"
+        which = "one of them a" if fitted.runs_at_max_batch > 1 else "a"
         steps = fitted.confirmation.steps
         ran += f", {which} training of {steps:,} {'step' if steps == 1 else 'steps'}"
-    _, why, memory, _ = max_batch.edge_cells(fitted)
+    _, why, memory, _ = max_batch_report.max_batch_cells(fitted)
     peak = f", and took {memory}" if memory != UNKNOWN else ""
-    if edge.first_failing_batch is None:
+    if max_batch.first_failing_batch is None:
         return f"{ran}{peak}; no larger one was tried: {why}."
     where = f" in {fitted.failure.phase}" if fitted.failure is not None and fitted.failure.phase else ""
-    fails = "ran out of memory" if edge.bound == "memory" else "is more than a kernel takes"
-    return f"{ran}{peak}; batch {edge.first_failing_batch:,} {fails}{where}."
+    fails = "ran out of memory" if max_batch.bound == "memory" else "is more than a kernel takes"
+    return f"{ran}{peak}; batch {max_batch.first_failing_batch:,} {fails}{where}."
 
 
 def _processes(count: int) -> str:
     return "one fresh process" if count == 1 else f"{count} fresh processes"
 
 
-def _caveats(found: FitResult, choice: Choice) -> list[str]:
+def _caveats(found: MaxBatchResult, choice: Choice) -> list[str]:
     """Return what is true of the choice alone; the notes beside the tables say the rest."""
     lines = []
     if found.job.memory_budget_bytes is not None and found.hardware.kind == "cpu":
@@ -256,12 +259,12 @@ def _caveats(found: FitResult, choice: Choice) -> list[str]:
     if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
     lines += _slower_than_fp32(found, choice)
-    if choice.outcome is not None and choice.outcome.waits_for_data:
-        lines.append(_waits(choice.outcome))
+    if choice.job_result is not None and choice.job_result.waits_for_data:
+        lines.append(_waits(choice.job_result))
     return lines
 
 
-def _slower_than_fp32(found: FitResult, choice: Choice) -> list[str]:
+def _slower_than_fp32(found: MaxBatchResult, choice: Choice) -> list[str]:
     reference = found.precisions.get(REFERENCE)
     of_fp32 = max((speed for _, speed in reference.throughput), default=0.0) if reference is not None else 0.0
     slower = []
@@ -272,8 +275,8 @@ def _slower_than_fp32(found: FitResult, choice: Choice) -> list[str]:
     return [f"Slower than {REFERENCE} on this device, when probed: {', '.join(slower)}."] if slower else []
 
 
-def _waits(outcome: Outcome) -> str:
+def _waits(job_result: JobResult) -> str:
     return (
-        f"This training waited for data {outcome.waited_fraction:.0%} of its time: its speed is that of loading; give "
-        "more --loader-workers."
+        f"This training waited for data {job_result.waited_fraction:.0%} of its time: its speed is that of loading; "
+        "give more --num-workers."
     )

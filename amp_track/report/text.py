@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amp_track.records.units import format_bytes
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 
 CPU_BUDGET_IS_SLOW = (
     "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without a budget "
@@ -15,7 +15,7 @@ UNKNOWN = "–"
 """In place of a number that was not measured or does not apply."""
 
 
-def title(result: FitResult) -> str:
+def title(result: MaxBatchResult) -> str:
     """Return what the edges hold for: workload, device and memory."""
     budget = result.job.memory_budget_bytes
     within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"

@@ -25,17 +25,17 @@ def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
 
 def lines(result: TrainResult) -> list[str]:
     """Return the outcome in one line, and what the GradScaler did in another where there was one."""
-    outcome = result.outcome
-    shown = [progress.outcome_line(result.job, outcome, quality_name=result.inspection.quality_name)]
-    if (scale := outcome.scale) is not None:
-        skipped = f"{outcome.skipped_steps} of {outcome.steps} steps skipped"
+    job_result = result.job_result
+    shown = [progress.job_result_line(result.job, job_result, metric_name=result.inspection.metric_name)]
+    if (scale := job_result.scale) is not None:
+        skipped = f"{job_result.skipped_steps} of {job_result.steps} steps skipped"
         shown.append(f"scale {scale.initial:g} -> {scale.final:g}, {skipped}")
     return shown
 
 
 def tables(result: TrainResult) -> list[Table]:
     """Return the table of the diagnosis, where there is one."""
-    diagnosis = result.outcome.diagnosis
+    diagnosis = result.job_result.diagnosis
     return [diagnosis_table(diagnosis)] if diagnosis is not None else []
 
 

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.equivalence import Interval, interval
 from amp_track.results.max_batch import NO_SLOWER
 from amp_track.results.notebook import Shown
@@ -83,80 +83,80 @@ class Cell:
     """By seed."""
 
     @property
-    def failure(self) -> Outcome | None:
+    def failure(self) -> JobResult | None:
         """The first outcome that does not fit; None where all fit."""
-        return next((training.outcome for training in self.trainings if not training.outcome.fits), None)
+        return next((training.job_result for training in self.trainings if not training.job_result.fits), None)
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
         """`fits`, or the verdict of the first training that does not."""
-        return str(self.failure.verdict if self.failure is not None else Verdict.FITS)
+        return str(self.failure.status if self.failure is not None else JobStatus.FITS)
 
     @property
     def samples_per_second(self) -> float | None:
         """The mean throughput in training."""
-        return self._mean(lambda outcome: outcome.samples_per_second)
+        return self._mean(lambda job_result: job_result.samples_per_second)
 
     @property
     def train_seconds(self) -> float | None:
         """The mean time of training."""
-        return self._mean(lambda outcome: outcome.train_seconds)
+        return self._mean(lambda job_result: job_result.train_seconds)
 
     @property
     def eval_samples_per_second(self) -> float | None:
         """The mean throughput in evaluation."""
-        return self._mean(lambda outcome: outcome.eval_samples_per_second)
+        return self._mean(lambda job_result: job_result.eval_samples_per_second)
 
     @property
     def waited_fraction(self) -> float | None:
         """The mean fraction of the training's time that was spent waiting for data."""
-        return self._mean(lambda outcome: outcome.waited_fraction)
+        return self._mean(lambda job_result: job_result.waited_fraction)
 
     @property
     def waits_for_data(self) -> bool:
         """Whether loading data limited the speed of one of the trainings."""
-        return any(outcome.waits_for_data for outcome in self._fitting)
+        return any(job_result.waits_for_data for job_result in self._fitting)
 
     @property
     def train_memory_bytes(self) -> float | None:
         """The largest peak in training."""
-        return max(self._measured(lambda outcome: outcome.max_allocated_bytes), default=None)
+        return max(self._measured(lambda job_result: job_result.train_peak_allocated_bytes), default=None)
 
     @property
     def eval_memory_bytes(self) -> float | None:
         """The largest peak in evaluation."""
-        return max(self._measured(lambda outcome: outcome.eval_max_allocated_bytes), default=None)
+        return max(self._measured(lambda job_result: job_result.eval_peak_allocated_bytes), default=None)
 
     @property
-    def quality(self) -> Interval | None:
+    def metric(self) -> Interval | None:
         """The mean quality, with its interval, of the trainings whose quality is finite; None where there are none."""
-        qualities = [quality for quality in self._measured(lambda outcome: outcome.quality) if math.isfinite(quality)]
-        return interval(qualities) if qualities else None
+        metrics = [metric for metric in self._measured(lambda job_result: job_result.metric) if math.isfinite(metric)]
+        return interval(metrics) if metrics else None
 
     @property
     def steps(self) -> int:
         """The optimizer steps of all seeds."""
-        return sum(outcome.steps for outcome in self._fitting)
+        return sum(job_result.steps for job_result in self._fitting)
 
     @property
     def has_scaler(self) -> bool:
         """Whether a GradScaler could skip steps."""
-        return any(outcome.scale is not None for outcome in self._fitting)
+        return any(job_result.scale is not None for job_result in self._fitting)
 
     @property
     def skipped_steps(self) -> int:
         """How many of `steps` were skipped."""
-        return sum(outcome.skipped_steps for outcome in self._fitting)
+        return sum(job_result.skipped_steps for job_result in self._fitting)
 
     @property
-    def _fitting(self) -> list[Outcome]:
-        return [training.outcome for training in self.trainings if training.outcome.fits]
+    def _fitting(self) -> list[JobResult]:
+        return [training.job_result for training in self.trainings if training.job_result.fits]
 
-    def _measured(self, measure: Callable[[Outcome], float | None]) -> list[float]:
-        numbers = [measure(outcome) for outcome in self._fitting]
+    def _measured(self, measure: Callable[[JobResult], float | None]) -> list[float]:
+        numbers = [measure(job_result) for job_result in self._fitting]
         return [number for number in numbers if number is not None]
 
-    def _mean(self, measure: Callable[[Outcome], float | None]) -> float | None:
+    def _mean(self, measure: Callable[[JobResult], float | None]) -> float | None:
         numbers = self._measured(measure)
         return fmean(numbers) if numbers else None
 
@@ -170,7 +170,7 @@ class CompareResult(Shown):
     experiment_id: str
     job: Job
     hardware: Hardware
-    quality_name: str
+    metric_name: str
     asked: Job = Job()
     """What the user gave; `job` has the workload's values beside it."""
     higher_is_better: bool = True
@@ -181,7 +181,7 @@ class CompareResult(Shown):
     skipped: dict[str, str]
     """The precisions that the device lacks, each with the reason."""
     seeds: int
-    margin: Margin
+    tolerance: Tolerance
     cells: tuple[Cell, ...] = field(repr=False)
     """Ordered by value, then by precision."""
     cautions: dict[str, str] = field(default_factory=dict)
@@ -211,12 +211,12 @@ class CompareResult(Shown):
     def seeds_at(self, value: str) -> SeedsResult:
         """Return the trainings at one value, for the test of equivalence."""
         trainings = [training for cell in self.cells if cell.value == value for training in cell.trainings]
-        return SeedsResult(job=self.job, seeds=self.seeds, margin=self.margin, trainings=tuple(trainings))
+        return SeedsResult(job=self.job, seeds=self.seeds, tolerance=self.tolerance, trainings=tuple(trainings))
 
     @property
-    def has_quality(self) -> bool:
+    def has_metric(self) -> bool:
         """Whether any training has a quality."""
-        return any(cell.quality is not None for cell in self.cells)
+        return any(cell.metric is not None for cell in self.cells)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -226,13 +226,13 @@ class CompareResult(Shown):
             "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "batch_size": self.job.batch_size,
-            "quality_name": self.quality_name,
+            "metric_name": self.metric_name,
             "seeds": self.seeds,
-            "over": self.option and {"option": self.option, "values": list(self.values)},
+            "vary": self.option and {"option": self.option, "values": list(self.values)},
             "rows": [self.row(cell) for cell in self.cells],
             "equivalence": [
                 {"value": value, **self.seeds_at(value).as_json()}
-                for value in (self.values if self.seeds > 1 and self.has_quality else ())
+                for value in (self.values if self.seeds > 1 and self.has_metric else ())
             ],
             "skipped": self.skipped,
             "cautions": self.cautions,
@@ -242,11 +242,11 @@ class CompareResult(Shown):
 
     def row(self, cell: Cell) -> dict[str, Any]:
         """Return one cell with its ratios to the reference, as `--json` and MLflow's table show it."""
-        quality = cell.quality
+        metric = cell.metric
         return {
             "value": cell.value if self.option is not None else None,
             "precision": cell.precision,
-            "verdict": cell.verdict,
+            "status": cell.status,
             "samples_per_second": cell.samples_per_second,
             "speedup": self.ratio(cell, "samples_per_second"),
             "train_seconds": cell.train_seconds,
@@ -257,8 +257,8 @@ class CompareResult(Shown):
             "eval_speedup": self.ratio(cell, "eval_samples_per_second"),
             "eval_memory_bytes": cell.eval_memory_bytes,
             "eval_memory_ratio": self.ratio(cell, "eval_memory_bytes"),
-            "quality": quality.mean if quality is not None else None,
-            "quality_half_width": quality.half_width if quality is not None else None,
+            "metric": metric.mean if metric is not None else None,
+            "metric_half_width": metric.half_width if metric is not None else None,
             "steps": cell.steps,
             "skipped_steps": cell.skipped_steps,
             "run_ids": [training.run_id for training in cell.trainings],

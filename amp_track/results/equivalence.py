@@ -34,14 +34,14 @@ class Interval:
 class Comparison:
     """The difference between the mean of one precision and the reference's."""
 
-    verdict: str
+    conclusion: str
     """`equivalent`, `different` or `not enough seeds to tell`."""
     difference: float
     low: float | None
     """The lower end of the difference's 90 % interval, which lies within the margin if, and only if, both one-sided
     tests at 5 % reject."""
     high: float | None
-    margin: float
+    tolerance: float
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -58,7 +58,7 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean=mean, low=float(bounds.low), high=float(bounds.high))
 
 
-def compare(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
+def compare(values: Sequence[float], reference: Sequence[float], tolerance: float) -> Comparison:
     """Return whether the means are equivalent within ±margin, different, or neither is proven.
 
     The t-tests at 5 % are of the differences, pair by pair. Each pair has the same seed, so the same initial weights
@@ -67,7 +67,7 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
     differences = [value - other for value, other in zip(values, reference, strict=True)]
     difference = fmean(differences)
     if len(differences) < 2:
-        return Comparison(verdict=UNKNOWN, difference=difference, low=None, high=None, margin=margin)
+        return Comparison(conclusion=UNKNOWN, difference=difference, low=None, high=None, tolerance=tolerance)
     if stdev(differences) == 0:
         low = high = difference
         is_different = difference != 0
@@ -79,11 +79,11 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
             bounds = test.confidence_interval(0.90)
         low, high = float(bounds.low), float(bounds.high)
         is_different = float(test.pvalue) < 0.05
-    if -margin < low and high < margin:
-        verdict = EQUIVALENT
+    if -tolerance < low and high < tolerance:
+        conclusion = EQUIVALENT
     else:
-        verdict = DIFFERENT if is_different else UNKNOWN
-    return Comparison(verdict=verdict, difference=difference, low=low, high=high, margin=margin)
+        conclusion = DIFFERENT if is_different else UNKNOWN
+    return Comparison(conclusion=conclusion, difference=difference, low=low, high=high, tolerance=tolerance)
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.config.steps import micro_batch
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.notebook import Shown
 
 NO_SLOWER = 0.97
@@ -28,15 +28,15 @@ class ProbeResult:
     """`probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `amp_track.study.batch_sampler.Task`."""
     reason: str
     predicted_bytes: int | None
-    outcome: Outcome
+    job_result: JobResult
     run_id: str
 
     @property
     def measured_bytes(self) -> int | None:
         """The peak by the finest meter, which is what was predicted; of a failure, about what it needs."""
-        if not self.outcome.fits:
-            return self.outcome.wanted_bytes
-        return self.outcome.peak_allocated_bytes or self.outcome.max_memory_bytes
+        if not self.job_result.fits:
+            return self.job_result.wanted_bytes
+        return self.job_result.peak_allocated_bytes or self.job_result.peak_bytes
 
     def as_row(self) -> dict[str, Any]:
         """Return the job as a row of MLflow's table."""
@@ -45,37 +45,37 @@ class ProbeResult:
             "precision": self.precision,
             "batch_size": self.batch_size,
             "kind": self.kind,
-            "verdict": str(self.outcome.verdict),
-            "phase": self.outcome.phase,
+            "status": str(self.job_result.status),
+            "phase": self.job_result.phase,
             "predicted_bytes": self.predicted_bytes,
-            "max_allocated_bytes": self.outcome.peak_allocated_bytes,
-            "max_reserved_bytes": self.outcome.max_memory_bytes,
-            "wanted_bytes": self.outcome.wanted_bytes,
-            "samples_per_second": self.outcome.samples_per_second,
-            "wall_seconds": self.outcome.wall_seconds,
+            "train_peak_allocated_bytes": self.job_result.peak_allocated_bytes,
+            "peak_reserved_bytes": self.job_result.peak_bytes,
+            "wanted_bytes": self.job_result.wanted_bytes,
+            "samples_per_second": self.job_result.samples_per_second,
+            "wall_seconds": self.job_result.wall_seconds,
             "reason": self.reason,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionFit:
+class PrecisionResult:
     """The edge of one precision, with the cost of training there."""
 
-    edge: Edge
+    max_batch: MaxBatch
     probes: int
     """How many probes proved the edge; those of the multiple and the confirmation are not counted."""
-    at_edge: Outcome | None
+    at_max_batch: JobResult | None
     """The probe at the largest batch; None where nothing fits."""
     run_id: str | None
-    confirmation: Outcome | None = None
+    confirmation: JobResult | None = None
     """The longer training at the largest batch; None where it was left out."""
-    runs_at_edge: int = 1
+    runs_at_max_batch: int = 1
     """In how many fresh processes the largest batch ran."""
     epoch_steps: int = 0
     """The steps of a whole epoch at the largest batch."""
-    failure: Outcome | None = None
+    failure: JobResult | None = None
     """The outcome at one sample more; None where a limit ends the search."""
-    largest_multiple: int | None = None
+    max_multiple: int | None = None
     """The largest multiple of `--multiple-of` that ran; None where there is none."""
     throughput: tuple[tuple[int, float], ...] = ()
     """(batch size, samples per second) of every batch that ran, in ascending order."""
@@ -89,7 +89,7 @@ class PrecisionFit:
     @property
     def why_unsupported(self) -> str | None:
         """Why the device cannot train the model at this precision at all; None where it can."""
-        return self.failure.message if self.failure is not None and self.edge.bound == "unsupported" else None
+        return self.failure.message if self.failure is not None and self.max_batch.bound == "unsupported" else None
 
     @property
     def also_fits(self) -> list[int]:
@@ -105,45 +105,45 @@ class PrecisionFit:
     @property
     def samples_per_second(self) -> float | None:
         """The throughput at the largest batch; from the longer training where there was one."""
-        measured = self.confirmation or self.at_edge
+        measured = self.confirmation or self.at_max_batch
         return measured.samples_per_second if measured else None
 
     @property
-    def max_memory_bytes(self) -> int | None:
+    def peak_bytes(self) -> int | None:
         """The peak of memory at the largest batch, or the memory that one sample takes where nothing fits."""
-        peak = self._peak(lambda outcome: outcome.max_memory_bytes)
+        peak = self._peak(lambda job_result: job_result.peak_bytes)
         return peak if peak is not None else self.bytes_needed
 
-    def _peak(self, meter: Callable[[Outcome], int | None]) -> int | None:
+    def _peak(self, meter: Callable[[JobResult], int | None]) -> int | None:
         """Return the larger of what the probe and the longer training at the largest batch took; None if unknown."""
-        peaks = [meter(outcome) for outcome in (self.at_edge, self.confirmation) if outcome is not None]
+        peaks = [meter(job_result) for job_result in (self.at_max_batch, self.confirmation) if job_result is not None]
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         efficient = self.efficient_batch
         return {
-            "largest_batch": self.edge.largest_batch,
-            "first_failing_batch": self.edge.first_failing_batch,
-            "bound": self.edge.bound,
+            "max_batch": self.max_batch.batch_size,
+            "first_failing_batch": self.max_batch.first_failing_batch,
+            "bound": self.max_batch.bound,
             "also_fits": self.also_fits,
             "why_unsupported": self.why_unsupported,
             "fails_in": self.failure.phase if self.failure else None,
             "probes": self.probes,
             "plan_error": self.plan_error,
-            "runs_at_edge": self.runs_at_edge,
+            "runs_at_max_batch": self.runs_at_max_batch,
             "confirmed_steps": self.confirmation.steps if self.confirmation else 0,
             "epoch_steps": self.epoch_steps,
-            "largest_multiple": self.largest_multiple,
+            "max_multiple": self.max_multiple,
             "efficient_batch": efficient[0] if efficient else None,
-            "max_memory_bytes": self.max_memory_bytes,
-            "max_allocated_bytes": self._peak(lambda outcome: outcome.peak_allocated_bytes),
+            "peak_bytes": self.peak_bytes,
+            "train_peak_allocated_bytes": self._peak(lambda job_result: job_result.peak_allocated_bytes),
             "samples_per_second": self.samples_per_second,
             "run_id": self.run_id,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult(Shown):
+class MaxBatchResult(Shown):
     """The edge of every precision. `skipped` maps the other precisions to the reason."""
 
     study: str
@@ -151,7 +151,7 @@ class FitResult(Shown):
     experiment_id: str
     job: Job
     hardware: Hardware
-    precisions: dict[str, PrecisionFit]
+    precisions: dict[str, PrecisionResult]
     skipped: dict[str, str]
     cautions: dict[str, str] = field(default_factory=dict)
     """By precision that the device emulates, what to expect of it."""
@@ -173,10 +173,10 @@ class FitResult(Shown):
     """Where its page is."""
 
     @property
-    def edges(self) -> dict[str, int]:
+    def max_batches(self) -> dict[str, int]:
         """The largest batch by precision, for those at which at least one sample fits."""
         return {
-            name: fitted.edge.largest_batch for name, fitted in self.precisions.items() if fitted.edge.largest_batch
+            name: fitted.max_batch.batch_size for name, fitted in self.precisions.items() if fitted.max_batch.batch_size
         }
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
@@ -186,8 +186,8 @@ class FitResult(Shown):
         """
         if self.effective_batch_size is None:
             return None
-        largest = self.precisions[precision].edge.largest_batch
-        of_each = self.effective_batch_size // self.job.processes
+        largest = self.precisions[precision].max_batch.batch_size
+        of_each = self.effective_batch_size // self.job.nproc
         return micro_batch(of_each, largest, multiple_of=self.multiple_of)
 
     def as_json(self) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class FitResult(Shown):
         }
 
     def _precision_as_json(self, name: str) -> dict[str, Any]:
-        micro, accumulate = self.accumulation(name) or (None, None)
+        micro, grad_accum = self.accumulation(name) or (None, None)
         return self.precisions[name].as_json() | {
             "micro_batch": micro,
-            "accumulate": accumulate,
+            "grad_accum": grad_accum,
             "caution": self.cautions.get(name),
         }

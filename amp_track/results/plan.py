@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.records.plan import PeakMemory, PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results.notebook import Shown
 
 Changes = tuple[tuple[str, str], ...]
@@ -44,8 +44,8 @@ def _change(name: str, value: str) -> str:
     return f"with {name}" if value == str(True) else f"without {name}"
 
 
-def _cost(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedEdge, ...], float | None]:
-    return plan.peak, plan.edges, plan.flops_per_sample
+def _cost(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedMaxBatch, ...], float | None]:
+    return plan.peak, plan.max_batches, plan.flops_per_sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,10 @@ class PlanResult(Shown):
         """What is predicted for the workload as it was asked for."""
         return self.variants[0].report
 
-    def edge(self, variant: Variant, precision: str, target: PlanTarget) -> PlannedEdge | str:
+    def max_batch(self, variant: Variant, precision: str, target: PlanTarget) -> PlannedMaxBatch | str:
         """Return the edge of a precision on a target, or the reason why the target cannot train at it."""
         plan = next(plan for plan in variant.report.precisions if plan.precision == precision)
-        found = next((edge for edge in plan.edges if edge.target == target.name), None)
+        found = next((max_batch for max_batch in plan.max_batches if max_batch.target == target.name), None)
         return found or dict(target.lacks)[precision]
 
     def relative_work(self, plan: PrecisionPlan) -> float | None:
@@ -104,16 +104,16 @@ class PlanResult(Shown):
             known = round(work, 3) if work is not None else math.inf
             is_strict = found.plan.precision == "fp32"
             reserved_bytes = found.way.peak.reserved_bytes
-            return known, -found.plan.trace.half_fraction, is_strict, found.way.accumulate, reserved_bytes
+            return known, -found.plan.trace.half_fraction, is_strict, found.way.grad_accum, reserved_bytes
 
         return sorted(self._ways(target), key=cost)
 
     def _ways(self, target: PlanTarget) -> Iterator[ListedWay]:
         for variant in self.variants:
             for plan in variant.report.precisions:
-                edge = self.edge(variant, plan.precision, target)
-                if isinstance(edge, PlannedEdge) and edge.way is not None:
-                    yield ListedWay(variant=variant, plan=plan, way=edge.way)
+                max_batch = self.max_batch(variant, plan.precision, target)
+                if isinstance(max_batch, PlannedMaxBatch) and max_batch.way is not None:
+                    yield ListedWay(variant=variant, plan=plan, way=max_batch.way)
 
     def without_twins(self) -> list[PrecisionPlan]:
         """Leave out a precision whose peak is that of one before it: tf32 allocates what fp32 does."""
@@ -139,7 +139,8 @@ class PlanResult(Shown):
             "changes": dict(variant.changes),
             "capacities": {
                 target.name: {
-                    plan.precision: self._edge_as_json(self.edge(variant, plan.precision, target)) for plan in plans
+                    plan.precision: self._max_batch_as_json(self.max_batch(variant, plan.precision, target))
+                    for plan in plans
                 }
                 for target in self.targets
             },
@@ -158,17 +159,17 @@ class PlanResult(Shown):
             },
         }
 
-    def _edge_as_json(self, edge: PlannedEdge | str) -> dict[str, Any]:
-        if isinstance(edge, str):
-            return {"skipped": edge}
+    def _max_batch_as_json(self, max_batch: PlannedMaxBatch | str) -> dict[str, Any]:
+        if isinstance(max_batch, str):
+            return {"skipped": max_batch}
         return {
-            "largest_batch": edge.largest_batch,
-            "bound": edge.bound,
-            "max_allocated_bytes": edge.peak.allocated_bytes if edge.peak is not None else None,
-            "max_reserved_bytes": edge.peak.reserved_bytes if edge.peak is not None else None,
-            "one_sample_bytes": edge.at_one_bytes,
-            "micro_batch": edge.way.micro_batch if edge.way is not None else None,
-            "accumulate": edge.way.accumulate if edge.way is not None else None,
+            "max_batch": max_batch.batch_size,
+            "bound": max_batch.bound,
+            "train_peak_allocated_bytes": max_batch.peak.allocated_bytes if max_batch.peak is not None else None,
+            "peak_reserved_bytes": max_batch.peak.reserved_bytes if max_batch.peak is not None else None,
+            "one_sample_bytes": max_batch.at_one_bytes,
+            "micro_batch": max_batch.way.micro_batch if max_batch.way is not None else None,
+            "grad_accum": max_batch.way.grad_accum if max_batch.way is not None else None,
         }
 
 
@@ -177,6 +178,6 @@ def _way_as_json(found: ListedWay) -> dict[str, Any]:
         "changes": dict(found.variant.changes),
         "precision": found.plan.precision,
         "micro_batch": found.way.micro_batch,
-        "accumulate": found.way.accumulate,
-        "max_reserved_bytes": found.way.peak.reserved_bytes,
+        "grad_accum": found.way.grad_accum,
+        "peak_reserved_bytes": found.way.peak.reserved_bytes,
     }

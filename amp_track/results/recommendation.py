@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
 from amp_track.results.equivalence import DIFFERENT
-from amp_track.results.max_batch import NO_SLOWER, FitResult, PrecisionFit
+from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedsResult
 
@@ -28,57 +28,57 @@ class Choice:
     precision: str
     batch_size: int
     samples_per_second: float | None
-    largest_batch: int
+    max_batch: int
     speed_ratio: float | None
     """Its speed over the best of fp32; None where one of the two is not known, and for fp32 itself."""
     batch_ratio: float | None
     """Its largest batch over that of fp32."""
     is_emulated: bool
-    outcome: Outcome | None = None
+    job_result: JobResult | None = None
     """The training that it is chosen for; None where only edges are known."""
-    quality_of_fp32: float | None = None
+    metric_of_fp32: float | None = None
     """That of the training of fp32 it is compared with."""
 
 
-def choose(result: FitResult | SearchResult) -> Choice | None:
+def choose(result: MaxBatchResult | SearchResult) -> Choice | None:
     """Return what to train with; None where nothing fits, or every training has diverged."""
     if isinstance(result, SearchResult):
-        return None if has_diverged(result) else _of_search(result) or _of_fit(result.fit)
-    return _of_fit(result)
+        return None if has_diverged(result) else _of_search(result) or _of_max_batch(result.limits)
+    return _of_max_batch(result)
 
 
-def _of_fit(fitted: FitResult) -> Choice | None:
+def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
     """Choose the fastest precision, at its largest batch; of several as fast the one with the largest batch."""
     batches = {
-        name: found.largest_multiple or found.edge.largest_batch
+        name: found.max_multiple or found.max_batch.batch_size
         for name, found in fitted.precisions.items()
-        if found.edge.largest_batch
+        if found.max_batch.batch_size
     }
     if not batches:
         return None
     speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
-    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.edges.__getitem__)
+    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.max_batches.__getitem__)
     return _choice(
         fitted,
         # A limit on the time of a probe is none on that of a training.
-        dataclasses.replace(fitted.asked, precision=precision, batch_size=batches[precision], timeout_seconds=None),
+        dataclasses.replace(fitted.asked, precision=precision, batch_size=batches[precision], job_timeout_seconds=None),
         speed=speeds[precision] or None,
         speed_of_fp32=speeds.get(REFERENCE),
     )
 
 
-def _speed_at(found: PrecisionFit, batch_size: int) -> float:
+def _speed_at(found: PrecisionResult, batch_size: int) -> float:
     """Return the samples/s of a probe at a batch; those of the largest batch if it was too short to have any."""
     return dict(found.throughput).get(batch_size) or found.samples_per_second or 0.0
 
 
 def _of_search(result: SearchResult) -> Choice | None:
     """Choose the fastest training whose quality is within the margin of the best; of several as fast the best one."""
-    edges = result.fit.edges
+    max_batches = result.limits.max_batches
     trained = [
         trial
         for trial in result.trials
-        if trial.outcome.fits and trial.outcome.samples_per_second and trial.precision in edges
+        if trial.job_result.fits and trial.job_result.samples_per_second and trial.precision in max_batches
     ]
     good = _as_good_as_the_best(result, trained)
     chosen = _fastest(result, good)
@@ -88,26 +88,26 @@ def _of_search(result: SearchResult) -> Choice | None:
         trial for trial in trained if trial.precision == REFERENCE
     ]
     reference = _fastest(result, of_fp32)
-    job = dataclasses.replace(result.fit.asked, precision=chosen.precision, batch_size=chosen.batch_size)
-    if chosen.learning_rate != result.fit.job.learning_rate:
+    job = dataclasses.replace(result.limits.asked, precision=chosen.precision, batch_size=chosen.batch_size)
+    if chosen.learning_rate != result.limits.job.learning_rate:
         job = dataclasses.replace(job, learning_rate=chosen.learning_rate)
     return dataclasses.replace(
         _choice(
-            result.fit,
+            result.limits,
             job,
-            speed=chosen.outcome.samples_per_second,
-            speed_of_fp32=reference.outcome.samples_per_second if reference is not None else None,
+            speed=chosen.job_result.samples_per_second,
+            speed_of_fp32=reference.job_result.samples_per_second if reference is not None else None,
         ),
-        outcome=chosen.outcome,
-        quality_of_fp32=reference.outcome.quality if reference is not None else None,
+        job_result=chosen.job_result,
+        metric_of_fp32=reference.job_result.metric if reference is not None else None,
     )
 
 
 def has_diverged(result: SearchResult) -> bool:
     """Return whether no training has a finite quality, although the workload measures one."""
-    qualities = [trial.outcome.quality for trial in result.trials if trial.outcome.fits]
-    known = [quality for quality in qualities if quality is not None]
-    return bool(known) and not any(math.isfinite(quality) for quality in known)
+    metrics = [trial.job_result.metric for trial in result.trials if trial.job_result.fits]
+    known = [metric for metric in metrics if metric is not None]
+    return bool(known) and not any(math.isfinite(metric) for metric in known)
 
 
 def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
@@ -115,21 +115,23 @@ def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -
 
     Precisions that several seeds have shown to be worse than fp32 are left out.
     """
-    rated = [trial for trial in trained if trial.outcome.quality is not None and math.isfinite(trial.outcome.quality)]
+    rated = [
+        trial for trial in trained if trial.job_result.metric is not None and math.isfinite(trial.job_result.metric)
+    ]
     if not rated:
         return list(trained)
     higher = result.higher_is_better
-    worse = {name for name in result.fit.edges if _is_worse(result.seeds, name, higher_is_better=higher)}
+    worse = {name for name in result.limits.max_batches if _is_worse(result.seeds, name, higher_is_better=higher)}
     rated = [trial for trial in rated if trial.precision not in worse] or rated
     sign = 1 if result.higher_is_better else -1
-    best = max(sign * _quality(trial) for trial in rated)
-    return [trial for trial in rated if sign * _quality(trial) >= best - result.margin.of(abs(best))]
+    best = max(sign * _metric(trial) for trial in rated)
+    return [trial for trial in rated if sign * _metric(trial) >= best - result.tolerance.of(abs(best))]
 
 
 def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bool) -> bool:
     """Return whether several seeds have shown a precision to be worse than fp32."""
     against = seeds.comparison(precision) if seeds is not None else None
-    if against is None or against.verdict != DIFFERENT:
+    if against is None or against.conclusion != DIFFERENT:
         return False
     return (against.difference < 0) == higher_is_better
 
@@ -138,7 +140,7 @@ def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult
     sign = 1 if result.higher_is_better else -1
     return max(
         _as_fast_as_any(trials, _speed),
-        key=lambda trial: (sign * _quality(trial), _speed(trial), result.fit.edges.get(trial.precision, 0)),
+        key=lambda trial: (sign * _metric(trial), _speed(trial), result.limits.max_batches.get(trial.precision, 0)),
         default=None,
     )
 
@@ -167,17 +169,17 @@ def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
 
     A precision of which one seed has diverged, or that several seeds have shown to be worse, is left out.
     """
-    if not any(training.outcome.quality is not None for cell in cells for training in cell.trainings):
+    if not any(training.job_result.metric is not None for cell in cells for training in cell.trainings):
         return list(cells)
     sign = 1 if result.higher_is_better else -1
     rated = {}
     for cell in cells:
         seeds = result.seeds_at(cell.value)
         is_worse = _is_worse(seeds, cell.precision, higher_is_better=result.higher_is_better)
-        if cell.quality is not None and not seeds.without_quality(cell.precision) and not is_worse:
-            rated[cell.precision] = sign * cell.quality.mean
+        if cell.metric is not None and not seeds.without_metric(cell.precision) and not is_worse:
+            rated[cell.precision] = sign * cell.metric.mean
     best = max(rated.values(), default=0.0)
-    least = best - result.margin.of(abs(best))
+    least = best - result.tolerance.of(abs(best))
     return [cell for cell in cells if rated.get(cell.precision, -math.inf) >= least]
 
 
@@ -188,29 +190,29 @@ def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> lis
 
 
 def _speed(trial: TrialResult) -> float:
-    return trial.outcome.samples_per_second or 0.0
+    return trial.job_result.samples_per_second or 0.0
 
 
 def _speed_of_cell(cell: Cell) -> float:
     return cell.samples_per_second or 0.0
 
 
-def _quality(trial: TrialResult) -> float:
-    return trial.outcome.quality if trial.outcome.quality is not None else 0.0
+def _metric(trial: TrialResult) -> float:
+    return trial.job_result.metric if trial.job_result.metric is not None else 0.0
 
 
-def _choice(fitted: FitResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Choice:
-    precision, edges = job.precision, fitted.edges
+def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Choice:
+    precision, max_batches = job.precision, fitted.max_batches
     assert job.batch_size is not None
     is_reference = precision == REFERENCE
-    of_fp32 = edges.get(REFERENCE)
+    of_fp32 = max_batches.get(REFERENCE)
     return Choice(
         job=job,
         precision=precision,
         batch_size=job.batch_size,
         samples_per_second=speed,
-        largest_batch=edges[precision],
+        max_batch=max_batches[precision],
         speed_ratio=speed / speed_of_fp32 if speed and speed_of_fp32 and not is_reference else None,
-        batch_ratio=edges[precision] / of_fp32 if of_fp32 and not is_reference else None,
+        batch_ratio=max_batches[precision] / of_fp32 if of_fp32 and not is_reference else None,
         is_emulated=precision in fitted.cautions,
     )

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from amp_track.config.values import Margin
-from amp_track.records.result import Outcome
-from amp_track.results.max_batch import FitResult
+from amp_track.config.values import Tolerance
+from amp_track.records.result import JobResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.notebook import Shown
 from amp_track.results.seeds import SeedsResult
 
@@ -21,7 +21,7 @@ class TrialResult:
     precision: str
     batch_size: int
     learning_rate: float
-    outcome: Outcome
+    job_result: JobResult
     run_id: str
 
     def as_json(self) -> dict[str, Any]:
@@ -29,12 +29,12 @@ class TrialResult:
             "number": self.number,
             "precision": self.precision,
             "batch_size": self.batch_size,
-            "verdict": str(self.outcome.verdict),
-            "quality": self.outcome.quality,
-            "wall_seconds": self.outcome.wall_seconds,
-            "samples_per_second": self.outcome.samples_per_second,
-            "max_memory_bytes": self.outcome.max_memory_bytes,
-            "skipped_steps": self.outcome.skipped_steps,
+            "status": str(self.job_result.status),
+            "metric": self.job_result.metric,
+            "wall_seconds": self.job_result.wall_seconds,
+            "samples_per_second": self.job_result.samples_per_second,
+            "peak_bytes": self.job_result.peak_bytes,
+            "skipped_steps": self.job_result.skipped_steps,
             "run_id": self.run_id,
         }
 
@@ -43,8 +43,8 @@ class TrialResult:
 class SearchResult(Shown):
     """The edges, the trainings inside them, and the numbers of the trials on the Pareto front of quality and speed."""
 
-    fit: FitResult
-    quality_name: str
+    limits: MaxBatchResult
+    metric_name: str
     higher_is_better: bool
     workload_batch_size: int
     """The batch size for which the workload's learning rate was chosen."""
@@ -54,7 +54,7 @@ class SearchResult(Shown):
     """How many trainings were asked for; time may have been up before."""
     seeds: SeedsResult | None = None
     seeds_wanted: int = 1
-    margin: Margin = Margin(fraction=0.01)
+    tolerance: Tolerance = Tolerance(fraction=0.01)
     """The difference of quality that does not matter."""
     report: str = ""
 
@@ -62,17 +62,17 @@ class SearchResult(Shown):
         """Return the training of a precision with the best quality; None where none has a finite one."""
         sign = 1 if self.higher_is_better else -1
         rated = [
-            (sign * trial.outcome.quality, trial)
+            (sign * trial.job_result.metric, trial)
             for trial in self.trials
             if trial.precision == precision
-            and trial.outcome.fits
-            and trial.outcome.quality is not None
-            and math.isfinite(trial.outcome.quality)
+            and trial.job_result.fits
+            and trial.job_result.metric is not None
+            and math.isfinite(trial.job_result.metric)
         ]
         return max(rated, key=lambda each: each[0])[1] if rated else None
 
     def as_json(self) -> dict[str, Any]:
-        fitted = self.fit.as_json()
+        fitted = self.limits.as_json()
         del fitted["report"]
         return fitted | {
             "trials": [trial.as_json() for trial in self.trials],

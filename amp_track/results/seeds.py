@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from amp_track.config.job import Job
-from amp_track.config.values import PRECISIONS, Margin
-from amp_track.records.result import Outcome
+from amp_track.config.values import PRECISIONS, Tolerance
+from amp_track.records.result import JobResult
 from amp_track.results.equivalence import Comparison, Interval, compare, interval
 
 
@@ -20,7 +20,7 @@ class SeedResult:
 
     precision: str
     seed: int
-    outcome: Outcome
+    job_result: JobResult
     run_id: str
 
 
@@ -30,24 +30,24 @@ class SeedsResult:
 
     job: Job
     seeds: int
-    margin: Margin
+    tolerance: Tolerance
     trainings: tuple[SeedResult, ...]
 
-    def qualities(self, precision: str) -> list[float]:
+    def metrics(self, precision: str) -> list[float]:
         """Return the finite qualities of one precision, in the order of the seeds."""
         return list(self._by_seed(precision).values())
 
     def _by_seed(self, precision: str) -> dict[int, float]:
         own = sorted((t for t in self.trainings if t.precision == precision), key=lambda training: training.seed)
         return {
-            training.seed: training.outcome.quality
+            training.seed: training.job_result.metric
             for training in own
-            if training.outcome.quality is not None and math.isfinite(training.outcome.quality)
+            if training.job_result.metric is not None and math.isfinite(training.job_result.metric)
         }
 
-    def without_quality(self, precision: str) -> int:
+    def without_metric(self, precision: str) -> int:
         """Return how many trainings have no finite quality: they diverged, or did not end."""
-        return sum(t.precision == precision for t in self.trainings) - len(self.qualities(precision))
+        return sum(t.precision == precision for t in self.trainings) - len(self.metrics(precision))
 
     @property
     def precisions(self) -> list[str]:
@@ -57,8 +57,8 @@ class SeedsResult:
 
     def interval(self, precision: str) -> Interval | None:
         """Return the mean quality of one precision, with its interval; None without a finite quality."""
-        qualities = self.qualities(precision)
-        return interval(qualities) if qualities else None
+        metrics = self.metrics(precision)
+        return interval(metrics) if metrics else None
 
     def comparison(self, precision: str) -> Comparison | None:
         """Return the comparison with fp32; None for fp32 itself, or where one of the two has no quality."""
@@ -66,8 +66,8 @@ class SeedsResult:
         both = self.compared_seeds(precision)
         if precision == "fp32" or not both:
             return None
-        margin = self.margin.of(fmean(reference.values()))
-        return compare([own[seed] for seed in both], [reference[seed] for seed in both], margin)
+        tolerance = self.tolerance.of(fmean(reference.values()))
+        return compare([own[seed] for seed in both], [reference[seed] for seed in both], tolerance)
 
     def compared_seeds(self, precision: str) -> list[int]:
         """Return the seeds that have a finite quality at a precision and at fp32."""
@@ -77,12 +77,12 @@ class SeedsResult:
     def as_json(self) -> dict[str, Any]:
         return {
             "seeds": self.seeds,
-            "margin": str(self.margin),
+            "tolerance": str(self.tolerance),
             "batch_size": self.job.batch_size,
             "precisions": {
                 name: {
-                    "values": self.qualities(name),
-                    "without_quality": self.without_quality(name),
+                    "values": self.metrics(name),
+                    "without_metric": self.without_metric(name),
                     "interval": (interval := self.interval(name)) and dataclasses.asdict(interval),
                     "against_fp32": (against := self.comparison(name)) and dataclasses.asdict(against),
                     "run_ids": [t.run_id for t in self.trainings if t.precision == name],

@@ -8,7 +8,7 @@ from typing import Any
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.notebook import Shown
 
 
@@ -20,31 +20,31 @@ class TrainResult(Shown):
     experiment_id: str
     """Of the run."""
     job: Job
-    outcome: Outcome
+    job_result: JobResult
     inspection: Inspection
     advice: tuple[str, ...] = ()
     """In words: what happened and what to do about it, the gravest first."""
 
     def as_json(self) -> dict[str, Any]:
-        scale = self.outcome.scale
+        scale = self.job_result.scale
         return {
             "run_id": self.run_id,
             "workload": self.job.workload,
             "precision": self.job.precision,
             "batch_size": self.job.batch_size,
-            "verdict": str(self.outcome.verdict),
-            "quality": {"name": self.inspection.quality_name, "value": self.outcome.quality},
-            "wall_seconds": self.outcome.wall_seconds,
-            "samples_per_second": self.outcome.samples_per_second,
-            "max_memory_bytes": self.outcome.max_memory_bytes,
-            "steps": self.outcome.steps,
-            "skipped_steps": self.outcome.skipped_steps,
+            "status": str(self.job_result.status),
+            "metric": {"name": self.inspection.metric_name, "value": self.job_result.metric},
+            "wall_seconds": self.job_result.wall_seconds,
+            "samples_per_second": self.job_result.samples_per_second,
+            "peak_bytes": self.job_result.peak_bytes,
+            "steps": self.job_result.steps,
+            "skipped_steps": self.job_result.skipped_steps,
             "scale": scale
             and {"initial": scale.initial, "final": scale.final, "history": [list(change) for change in scale.history]},
             "device": self.inspection.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
-            "waited_fraction": self.outcome.waited_fraction,
-            "non_finite_losses": self.outcome.non_finite_losses.batches if self.outcome.non_finite_losses else 0,
+            "waited_fraction": self.job_result.waited_fraction,
+            "non_finite_losses": self.job_result.non_finite_losses.batches if self.job_result.non_finite_losses else 0,
             "advice": list(self.advice),
-            "diagnosis": self.outcome.diagnosis and dataclasses.asdict(self.outcome.diagnosis),
+            "diagnosis": self.job_result.diagnosis and dataclasses.asdict(self.job_result.diagnosis),
         }

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 
 _NEARLY_THE_BUDGET = 0.95
@@ -38,7 +38,7 @@ _ALWAYS_POSSIBLE = ("fp32", "tf32")
 """Modes without autocast: a kernel that fails in float32 at one sample is a bug of the workload or of the machine."""
 
 
-def second_opinion(job: Job, crash: Outcome, measure: Callable[[Job], Outcome]) -> Outcome:
+def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResult]) -> JobResult:
     """Return what an outcome really was: itself, unless it is a crash that the device may have caused.
 
     A workload's own exception, exit or SIGKILL stays what it is.
@@ -49,43 +49,43 @@ def second_opinion(job: Job, crash: Outcome, measure: Callable[[Job], Outcome]) 
         measure: runs a short job without a limit.
     """
     is_kernel_failure = _is_kernel_failure(crash)
-    if crash.verdict is not Verdict.CRASHED or not (is_kernel_failure or crash.signal in _SIGNALS):
+    if crash.status is not JobStatus.CRASHED or not (is_kernel_failure or crash.signal in _SIGNALS):
         return crash
     unlimited = None
     if job.memory_budget_bytes is not None:
         unlimited = measure(job)
-        if unlimited.verdict is Verdict.OOM:  # not even the whole memory is enough
+        if unlimited.status is JobStatus.OOM:  # not even the whole memory is enough
             return unlimited
         if unlimited.fits:
             return _with_and_without_the_budget(crash, unlimited, job.memory_budget_bytes)
-        if unlimited.verdict is not Verdict.CRASHED:  # it took too long to tell
+        if unlimited.status is not JobStatus.CRASHED:  # it took too long to tell
             return crash
     if not is_kernel_failure:  # without a budget a null pointer is a bug as likely as a failed allocation
         return crash
     return _with_few_samples(job, crash, unlimited, measure)
 
 
-def _is_kernel_failure(outcome: Outcome) -> bool:
-    return outcome.verdict is Verdict.CRASHED and any(text in outcome.message for text in _KERNEL_FAILURES)
+def _is_kernel_failure(job_result: JobResult) -> bool:
+    return job_result.status is JobStatus.CRASHED and any(text in job_result.message for text in _KERNEL_FAILURES)
 
 
-def _with_and_without_the_budget(crash: Outcome, unlimited: Outcome, budget_bytes: int) -> Outcome:
+def _with_and_without_the_budget(crash: JobResult, unlimited: JobResult, budget_bytes: int) -> JobResult:
     """Call it out of memory if the same batch takes the budget, or nearly as much, where nothing limits it.
 
     Nearly, because such a library may ask for more at once when it can.
     """
-    needed = unlimited.max_memory_bytes
+    needed = unlimited.peak_bytes
     if needed is None or needed <= _NEARLY_THE_BUDGET * budget_bytes:
         return crash
     reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
     return dataclasses.replace(
-        crash, verdict=Verdict.OOM, message=reason, max_allocated_bytes=needed, max_memory_bytes=needed
+        crash, status=JobStatus.OOM, message=reason, train_peak_allocated_bytes=needed, peak_bytes=needed
     )
 
 
 def _with_few_samples(
-    job: Job, crash: Outcome, unlimited: Outcome | None, measure: Callable[[Job], Outcome]
-) -> Outcome:
+    job: Job, crash: JobResult, unlimited: JobResult | None, measure: Callable[[Job], JobResult]
+) -> JobResult:
     """Tell a batch that is too large from a precision that is not possible, by whether one sample runs, or two.
 
     Two where one is refused for another reason, as batch norm refuses it. A batch that fails under no limit while fewer
@@ -95,11 +95,11 @@ def _with_few_samples(
         known = unlimited if batch_size == job.batch_size else None
         few = known or measure(dataclasses.replace(job, batch_size=batch_size))
         if few.fits:
-            verdict = Verdict.OOM if job.memory_budget_bytes is None else Verdict.KERNEL_LIMIT
+            status = JobStatus.OOM if job.memory_budget_bytes is None else JobStatus.KERNEL_LIMIT
             samples = "one sample runs" if batch_size == 1 else f"{batch_size} samples run"
-            return dataclasses.replace(crash, verdict=verdict, message=f"{crash.message}; {samples}")
+            return dataclasses.replace(crash, status=status, message=f"{crash.message}; {samples}")
         if _is_kernel_failure(few):
             if job.precision in _ALWAYS_POSSIBLE:
                 return crash
-            return dataclasses.replace(few, verdict=Verdict.UNSUPPORTED)
+            return dataclasses.replace(few, status=JobStatus.UNSUPPORTED)
     return crash

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import job_processes
 
 
-def outcome_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: float) -> Outcome:
+def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: float) -> JobResult:
     """Return the outcome of a process that has died, or that can no longer report one.
 
     Args:
@@ -19,21 +19,21 @@ def outcome_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: f
     """
     if child.has_lost_its_server:
         message = "the process that jobs are forked from was killed, and this job with it"
-        return Outcome(verdict=Verdict.CRASHED, message=message, wall_seconds=wall_seconds)
+        return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
     exit_code = child.exit_code
     if exit_code is None:
         message = (
             "the job's process closed its connection to this command, or wrote something else to it, and went on; "
             "close only files that the workload has opened"
         )
-        return Outcome(verdict=Verdict.CRASHED, message=message, wall_seconds=wall_seconds)
+        return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
     killed_by = _signal_name(-exit_code) if exit_code < 0 else ""
     if killed_by == "SIGKILL" and oom_kills > 0:
-        verdict, message = Verdict.OOM, "killed by the kernel for memory"
+        status, message = JobStatus.OOM, "killed by the kernel for memory"
     else:
         how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
-        verdict, message = Verdict.CRASHED, f"the job's process {how}"
-    return Outcome(verdict=verdict, message=message, signal=killed_by, wall_seconds=wall_seconds)
+        status, message = JobStatus.CRASHED, f"the job's process {how}"
+    return JobResult(status=status, message=message, signal=killed_by, wall_seconds=wall_seconds)
 
 
 def _signal_name(number: int) -> str:
@@ -46,7 +46,11 @@ def oom_if_its_loader_was_killed(result: job_processes.Result | None, oom_kills:
 
     The job then reports an error of the DataLoader.
     """
-    if oom_kills and isinstance(result, Outcome) and result.message.startswith("RuntimeError: DataLoader worker (pid"):
+    if (
+        oom_kills
+        and isinstance(result, JobResult)
+        and result.message.startswith("RuntimeError: DataLoader worker (pid")
+    ):
         message = f"killed by the kernel for memory: {result.message}"
-        return dataclasses.replace(result, verdict=Verdict.OOM, message=message)
+        return dataclasses.replace(result, status=JobStatus.OOM, message=message)
     return result

@@ -17,10 +17,10 @@ from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import fork_server, job_processes, ranks, store_exchange
 from amp_track.runner.rank_commands import Link, Orders, OtherRanks, Stopped
-from amp_track.runner.runner import Sandbox, failure, ignore, inspection_of
+from amp_track.runner.runner import JobRunner, failure, ignore, inspection_of
 from amp_track.runner.store_messages import Order
 from amp_track.workers import interrupts, processes
 
@@ -34,13 +34,13 @@ _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
 """By name, what all ranks need to have in common: an edge is that of one device, code and data."""
 
 
-class _OneRank(Sandbox):
+class _OneRank(JobRunner):
     """Runs the process of one rank.
 
     Args:
         launch: as torchrun has started this command.
         workload: the workload's file or module.
-        steps_back: as for Sandbox.
+        steps_back: as for JobRunner.
     """
 
     def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
@@ -77,7 +77,7 @@ class _OneRank(Sandbox):
         return Link.to(child, stack)
 
 
-class DistributedSandbox(_OneRank):
+class DistributedRunner(_OneRank):
     """Runs the jobs of one workload in fresh processes of several commands, of which this is the first.
 
     Predictions and dtypes take one process, here.
@@ -98,16 +98,16 @@ class DistributedSandbox(_OneRank):
         """Return what the devices support and how the workload describes itself.
 
         Raises:
-            BadInput: as Sandbox.inspect; or the machines differ.
-            WorkloadFailed: loading the workload's data failed.
+            BadInput: as JobRunner.inspect; or the machines differ.
+            TargetFailed: loading the workload's data failed.
         """
         with self._joined().working("inspect", job, once_a_machine=True) as (rendezvous, others):
             results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], self._note, beside=others)
         indices = [0, *(other.index for other in others)]
         for index, result in zip(indices, results, strict=True):
-            if isinstance(result, Outcome):  # those that were ended because of it have none
+            if isinstance(result, JobResult):  # those that were ended because of it have none
                 where = f" in process {index} of {self._launch.rank.count}"
-                raise failure(job, result, where if result.verdict is not Verdict.TIMED_OUT else "")
+                raise failure(job, result, where if result.status is not JobStatus.TIMED_OUT else "")
         first, *rest = [inspection_of(job, result) for result in results]
         for index, other in zip(indices[1:], rest, strict=True):
             check_alike(index, other, first)
@@ -116,9 +116,9 @@ class DistributedSandbox(_OneRank):
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
-    ) -> Outcome:
+    ) -> JobResult:
         results = self._together(task, job, on_event, folder)
-        return ranks.merge_outcomes([result for result in results if isinstance(result, Outcome | None)])
+        return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
     def _joined(self) -> OtherRanks:
         """Return the other commands, once all of them have joined."""
@@ -138,7 +138,7 @@ class DistributedSandbox(_OneRank):
 
 
 _log = logging.getLogger("amp_track.runner")
-_first: DistributedSandbox | None = None
+_first: DistributedRunner | None = None
 """torchrun starts a process as one command, and so this belongs to the process."""
 
 
@@ -167,7 +167,7 @@ class _OtherRankSandbox(_OneRank):
     def _answer(
         self, order: Order, rendezvous: str, checkpoint: str | None, orders: Orders
     ) -> job_processes.Result | AmpTrackError | None:
-        job = dataclasses.replace(order.job, timeout_seconds=None)  # the first command's clock counts
+        job = dataclasses.replace(order.job, job_timeout_seconds=None)  # the first command's clock counts
         with processes.scratch_folder() if order.writes_files else nullcontext() as scratch:
             folder = None
             if scratch is not None:
@@ -175,7 +175,7 @@ class _OtherRankSandbox(_OneRank):
                     path=str(scratch),
                     resume_from=checkpoint,
                     keep_weights=order.keep_weights,
-                    keep_pictures=order.keep_pictures,
+                    keep_plots=order.keep_plots,
                 )
             try:
                 (result,) = self._in_fresh_processes(
@@ -202,10 +202,10 @@ def follow(launch: Launch, workload: str) -> None:
             this one has said so.
     """
     with interrupts.deferred(owns_process=True):
-        sandbox = _OtherRankSandbox(launch, workload)
-        sandbox.start()
+        runner = _OtherRankSandbox(launch, workload)
+        runner.start()
         try:
-            sandbox.follow()
+            runner.follow()
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # the first command says why
         except AmpTrackError as error:

@@ -15,7 +15,7 @@ from amp_track.records import sources
 from amp_track.records.causes import summary
 from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.event_sender import Sender
 from amp_track.training import process_group
 from amp_track.training.amp import precision
@@ -59,22 +59,22 @@ def run(
         if after_a_kill:
             device.settle()
         workload = workload_of(job)
-        with process_group.connected(rank, device) as connected_peers:
-            send = sender.send if connected_peers.is_first else _discard
+        with process_group.connected(rank, device) as connected_group:
+            send = sender.send if connected_group.is_first else _discard
             trainer = Trainer(
-                job, workload, device, send, peers=connected_peers, enforce_budget=enforce_budget, folder=folder
+                job, workload, device, send, group=connected_group, enforce_budget=enforce_budget, folder=folder
             )
             try:
-                outcome = trainer.run()
+                job_result = trainer.run()
             finally:
                 phase = trainer.phase
-            sender.send(outcome)  # before disconnecting from the others, which may hang
+            sender.send(job_result)  # before disconnecting from the others, which may hang
     except (BadInput, StoreFailed) as error:
         sender.send(error)
     except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
         if device is not None:
             device.lift_budget()
-        sender.send(outcome_of_exception(error, phase, device))
+        sender.send(job_result_of_exception(error, phase, device))
 
 
 def cannot_use_cuda() -> bool:
@@ -92,24 +92,24 @@ def _discard(event: Event) -> None:
 
 
 def inspect(job: Job, sender: Sender, rank: Rank) -> None:
-    """Send an Inspection; or BadInput if an argument is wrong; or a crashed Outcome if the data cannot be loaded."""
+    """Send an Inspection; or BadInput if an argument is wrong; or a crashed JobResult if the data cannot be loaded."""
     try:
         sender.send(_inspection(job, rank))
     except BadInput as error:
         sender.send(error)
     except BaseException as error:
-        sender.send(outcome_of_exception(error, "data", None))
+        sender.send(job_result_of_exception(error, "data", None))
 
 
 def dtypes(job: Job, sender: Sender) -> None:
-    """Send a DtypesReport; or BadInput; or the Outcome of a failure."""
+    """Send a DtypesReport; or BadInput; or the JobResult of a failure."""
     watch = DtypesWatch()
     try:
         sender.send(watch.run(job, workload_of(job), open.open_device(job.device)))
     except BadInput as error:
         sender.send(error)
     except BaseException as error:
-        sender.send(outcome_of_exception(error, watch.phase, None))
+        sender.send(job_result_of_exception(error, watch.phase, None))
 
 
 def workload_of(job: Job) -> Workload:
@@ -150,11 +150,11 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         batch_size=workload.batch_size,
         epochs=workload.epochs,
         learning_rate=workload.learning_rate,
-        loader_workers=workload.loader_workers,
+        num_workers=workload.num_workers,
         options=option_values(workload),
         choices=option_choices(workload),
-        quality_name=workload.quality.name,
-        higher_is_better=workload.quality.higher_is_better,
+        metric_name=workload.metric.name,
+        higher_is_better=workload.metric.higher_is_better,
         training_samples=training_samples,
         evaluation_samples=evaluation_samples,
         dataset_digest=dataset_digest,
@@ -176,20 +176,20 @@ def _support(name: str, device: Device, processes: int) -> Support:
     return next((support for support in supports if not support.supported), supports[0])
 
 
-def outcome_of_exception(error: BaseException, phase: str, device: Device | None) -> Outcome:
+def job_result_of_exception(error: BaseException, phase: str, device: Device | None) -> JobResult:
     if oom.is_out_of_memory(error):
-        verdict = Verdict.OOM
+        status = JobStatus.OOM
     elif oom.is_kernel_limit(error):
-        verdict = Verdict.KERNEL_LIMIT
+        status = JobStatus.KERNEL_LIMIT
     else:
-        verdict = Verdict.CRASHED
+        status = JobStatus.CRASHED
     peak = device.peak() if device is not None else None
-    return Outcome(
-        verdict=verdict,
+    return JobResult(
+        status=status,
         phase=phase,
         message=f"{summary(error)} (in {phase})",
         traceback="" if isinstance(error, InvalidReturnValue) else users_traceback(error),
         requested_bytes=oom.requested_bytes(error),
-        max_allocated_bytes=peak.allocated_bytes if peak is not None else None,
-        max_memory_bytes=peak.reserved_bytes if peak is not None else None,
+        train_peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+        peak_bytes=peak.reserved_bytes if peak is not None else None,
     )

@@ -21,7 +21,7 @@ from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import AmpTrackError
 from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, PlanReport
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.runner import fork_server, ranks
 from amp_track.workers import interrupts
 
@@ -36,7 +36,7 @@ _CHECK_SECONDS = 1
 _PEERS_SECONDS = 2
 """How long the others may still report once one has failed: one of them may be the cause."""
 
-Result = Outcome | Inspection | DtypesReport | PlanReport | Forecasts
+Result = JobResult | Inspection | DtypesReport | PlanReport | Forecasts
 
 
 class Source(Protocol):
@@ -104,7 +104,7 @@ class Child:
             self.has_died = True
             return
         match message:
-            case Outcome() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
+            case JobResult() | Inspection() | DtypesReport() | PlanReport() | Forecasts():
                 self.result = message
             case AmpTrackError():
                 raise message
@@ -210,9 +210,9 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
         for source in listening:
             if any(end in ready for end in source.ends):
                 source.read(on_event)
-        if any(isinstance(source.result, Outcome) and ranks.is_conclusive(source.result) for source in sources):
+        if any(isinstance(source.result, JobResult) and ranks.is_conclusive(source.result) for source in sources):
             return
-        if any(each.has_died or (isinstance(each.result, Outcome) and not each.result.fits) for each in sources):
+        if any(each.has_died or (isinstance(each.result, JobResult) and not each.result.fits) for each in sources):
             soon = time.monotonic() + _PEERS_SECONDS
             deadline = soon if deadline is None else min(deadline, soon)
 

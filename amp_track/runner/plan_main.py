@@ -50,18 +50,18 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 
 
 def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
-    """Send a PlanReport of this rank's share of the precisions; or BadInput; or the Outcome of a failure."""
+    """Send a PlanReport of this rank's share of the precisions; or BadInput; or the JobResult of a failure."""
     _set_up_process()
     try:
         sender.send(_report(job, task, rank))
     except InvalidReturnValue as error:
-        sender.send(job_main.outcome_of_exception(error, "plan", None))
+        sender.send(job_main.job_result_of_exception(error, "plan", None))
     except AmpTrackError as error:
         sender.send(error)
     except Exception as error:
         sender.send(_cannot_be_planned(job, error))
     except BaseException as error:  # SystemExit too
-        sender.send(job_main.outcome_of_exception(error, "plan", None))
+        sender.send(job_main.job_result_of_exception(error, "plan", None))
 
 
 def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
@@ -112,8 +112,8 @@ def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
         first = _plan_precision(step, names[0], task)
         for name in names:
             trains = {target.name for target in task.targets if name not in dict(target.lacks)}
-            edges = tuple(edge for edge in first.edges if edge.target in trains)
-            plans.append(dataclasses.replace(first, precision=name, edges=edges))
+            max_batches = tuple(max_batch for max_batch in first.max_batches if max_batch.target in trains)
+            plans.append(dataclasses.replace(first, precision=name, max_batches=max_batches))
     return PlanReport(workload=job.workload, precisions=tuple(plans))
 
 
@@ -123,14 +123,14 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
     def prediction(blas_workspace_bytes: int) -> Prediction:
         return Prediction(lambda batch_size: with_workspaces(trace_at(batch_size), blas_workspace_bytes))
 
-    edges = []
+    max_batches = []
     for target in task.targets:
         on_target = prediction(target.blas_workspace_bytes)
-        edge = on_target.largest_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
+        max_batch = on_target.max_batch(target.capacity_bytes, most=task.max_batch_size, target=target.name)
         if task.effective_batch_size is not None:
-            way = on_target.way_to(task.effective_batch_size, edge.largest_batch, target.capacity_bytes)
-            edge = dataclasses.replace(edge, way=way)
-        edges.append(edge)
+            way = on_target.way_to(task.effective_batch_size, max_batch.batch_size, target.capacity_bytes)
+            max_batch = dataclasses.replace(max_batch, way=way)
+        max_batches.append(max_batch)
     traced = trace_at(task.batch_size)
     trace = with_workspaces(traced, task.blas_workspace_bytes)
     return PrecisionPlan(
@@ -139,7 +139,7 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
         peak=predict_peak(trace),
         peak_with_workspaces=predict_peak(with_workspaces(traced, task.blas_workspace_bytes, convolutions=True)),
         trace=trace,
-        edges=tuple(edges),
+        max_batches=tuple(max_batches),
     )
 
 
@@ -187,10 +187,10 @@ def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
             f"{where}: got {summary(error)} on tensors without values, expected a training step whose shapes do not "
             "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
             "built, but of arange and linspace); use torch.where or a sum, and Python's numbers, or measure with "
-            "amp-track fit"
+            "amp-track max-batch"
         )
     return BadInput(
         f"{where}: got {summary(error)} in a training step on tensors without values, expected it to run; correct it "
-        "if it is wrong with real tensors too, or measure with amp-track fit",
+        "if it is wrong with real tensors too, or measure with amp-track max-batch",
         detail=users_traceback(error),
     )

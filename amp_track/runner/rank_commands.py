@@ -19,7 +19,7 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.runner.job_processes import Child, Result
 from amp_track.runner.store_messages import (
     Answer,
@@ -175,7 +175,7 @@ class OtherRanks:
             once_a_machine=once_a_machine,
             writes_files=folder is not None,
             keep_weights=folder is not None and folder.keep_weights,
-            keep_pictures=folder is not None and folder.keep_pictures,
+            keep_plots=folder is not None and folder.keep_plots,
         )
         for rank in asked:
             rank.result, rank.is_over = None, False
@@ -213,7 +213,7 @@ class OtherRanks:
             if message.failure is not None:
                 raise message.failure.error(index)
             rank.result = message.inspection if self._order.task == "inspect" else None
-            rank.result = rank.result or message.outcome
+            rank.result = rank.result or message.job_result
 
     def _stop(self, order: Order) -> None:
         """End what still runs of a job elsewhere."""
@@ -293,7 +293,7 @@ class Orders:
         self._link.send(
             Answer(
                 number=order.number,
-                outcome=answer if isinstance(answer, Outcome) else None,
+                job_result=answer if isinstance(answer, JobResult) else None,
                 inspection=answer if isinstance(answer, Inspection) else None,
                 failure=Failure.of(answer) if isinstance(answer, AmpTrackError) else None,
             )

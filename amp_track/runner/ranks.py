@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from amp_track.records.metrics import merged_fields
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 
 _LOST_A_PEER = (
     "Connection closed by peer",
@@ -19,7 +19,7 @@ _LOST_A_PEER = (
 """Parts of the messages of a process that fails because another one has left."""
 
 
-def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
+def merge_job_results(job_results: Sequence[JobResult | None]) -> JobResult:
     """Return the outcome of a job from the outcomes of its processes.
 
     If all fit, it is the first one's with the fields that the table of metrics merges, such as the peaks of memory.
@@ -29,26 +29,30 @@ def merge_outcomes(outcomes: Sequence[Outcome | None]) -> Outcome:
     Args:
         outcomes: by rank; None for a process that was ended before it had an outcome.
     """
-    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None and not outcome.fits]
+    failed = [
+        (rank, job_result)
+        for rank, job_result in enumerate(job_results)
+        if job_result is not None and not job_result.fits
+    ]
     if failed:
         rank, cause = min(failed, key=lambda each: _blame_rank(each[1]))
-        if len(outcomes) == 1 or cause.verdict is Verdict.TIMED_OUT:  # time ran out for all of them
+        if len(job_results) == 1 or cause.status is JobStatus.TIMED_OUT:  # time ran out for all of them
             return cause
-        return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(outcomes)}")
-    whole = [outcome for outcome in outcomes if outcome is not None]
-    assert len(whole) == len(outcomes), "a process is ended early only because another one has failed"
+        return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(job_results)}")
+    whole = [job_result for job_result in job_results if job_result is not None]
+    assert len(whole) == len(job_results), "a process is ended early only because another one has failed"
 
     return dataclasses.replace(whole[0], **merged_fields(whole))
 
 
-def is_conclusive(outcome: Outcome) -> bool:
+def is_conclusive(job_result: JobResult) -> bool:
     """Return whether no outcome of another process could change the verdict."""
-    return not outcome.fits and _blame_rank(outcome) == 0
+    return not job_result.fits and _blame_rank(job_result) == 0
 
 
-def _blame_rank(outcome: Outcome) -> int:
+def _blame_rank(job_result: JobResult) -> int:
     """Return how sure it is that this outcome is the cause of the others; 0 is the surest."""
-    if outcome.verdict is not Verdict.CRASHED:
+    if job_result.status is not JobStatus.CRASHED:
         return 0
-    lost_a_peer = any(text in outcome.message for text in _LOST_A_PEER)
+    lost_a_peer = any(text in job_result.message for text in _LOST_A_PEER)
     return 2 if lost_a_peer else 1

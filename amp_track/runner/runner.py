@@ -1,6 +1,6 @@
-"""Run a Job in fresh processes under its budget, stream its events back, and return an Outcome whatever happens to it.
+"""Run a Job in fresh processes under its budget, stream its events back, and return its JobResult whatever happens.
 
-Memory is clean, peaks are this job's own, and a process that dies is an Outcome, not the end of a search. This module
+Memory is clean, peaks are this job's own, and a process that dies is an JobResult, not the end of a search. This module
 imports no torch: the processes are forked from a server that has.
 """
 
@@ -25,10 +25,10 @@ from amp_track import workload_import
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
-from amp_track.records.errors import AmpTrackError, WorkloadFailed
+from amp_track.records.errors import AmpTrackError, TargetFailed
 from amp_track.records.events import Event, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, process_setup, ranks
 from amp_track.runner.crash_cause import second_opinion
 from amp_track.runner.event_sender import Sender
@@ -56,7 +56,7 @@ _IMPORT_SECONDS = 120.0
 _log = logging.getLogger("amp_track.runner")
 
 
-class CudaTouched(WorkloadFailed):
+class CudaTouched(TargetFailed):
     """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
 
 
@@ -64,7 +64,7 @@ def ignore(event: Event) -> None:
     """Do nothing with an event."""
 
 
-class Sandbox:
+class JobRunner:
     """Runs the jobs of one workload in fresh processes.
 
     Args:
@@ -99,10 +99,10 @@ class Sandbox:
 
         Raises:
             BadInput: this machine has no such device, or the workload cannot be loaded.
-            WorkloadFailed: loading the workload's data failed, or importing the workload and loading its data took
+            TargetFailed: loading the workload's data failed, or importing the workload and loading its data took
                 longer than the job's timeout.
         """
-        rank = Rank(count=job.processes, local_count=job.processes)
+        rank = Rank(count=job.nproc, local_count=job.nproc)
         (result,) = self._in_fresh_processes("inspect", job, [rank], self._note)
         inspection = inspection_of(job, result)
         self._log_notes()
@@ -124,7 +124,7 @@ class Sandbox:
         on_event: Callable[[Event], None] = ignore,
         *,
         folder: JobFolder | None = None,
-    ) -> Outcome:
+    ) -> JobResult:
         """Run a resolved job, and return its outcome.
 
         Args:
@@ -138,14 +138,14 @@ class Sandbox:
         """
         return second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
-    def measure(self, job: Job) -> Outcome:
+    def measure(self, job: Job) -> JobResult:
         """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""
         return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
 
-    def dtypes(self, job: Job) -> DtypesReport | Outcome:
-        """Return which operation of a resolved job's model runs in which dtype; or the Outcome of a failure."""
+    def dtypes(self, job: Job) -> DtypesReport | JobResult:
+        """Return which operation of a resolved job's model runs in which dtype; or the JobResult of a failure."""
         result = self._in_fresh_processes("dtypes", job)[0]
-        assert isinstance(result, DtypesReport | Outcome)
+        assert isinstance(result, DtypesReport | JobResult)
         return result
 
     def plan(self, job: Job, task: PlanTask, *, processes: int = 1) -> PlanReport:
@@ -156,18 +156,18 @@ class Sandbox:
         """
         results = self._in_fresh_processes(task, job, ranks_of_one_machine(processes))
         for result in results:
-            if isinstance(result, Outcome):
+            if isinstance(result, JobResult):
                 raise failure(job, result)
         plans = {plan.precision: plan for part in results if isinstance(part, PlanReport) for plan in part.precisions}
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
         """Return where memory is predicted to end, or why that cannot be said. Takes half a minute at most."""
-        job = dataclasses.replace(job, timeout_seconds=_FORECAST_SECONDS)
+        job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
         result = self._in_fresh_processes(task, job)[0]
         if isinstance(result, Forecasts):
             return result
-        if isinstance(result, Outcome) and result.verdict is not Verdict.TIMED_OUT:
+        if isinstance(result, JobResult) and result.status is not JobStatus.TIMED_OUT:
             return Forecasts(reason=result.message)
         return Forecasts(reason=f"it was not made within {_FORECAST_SECONDS:g} s")
 
@@ -178,14 +178,14 @@ class Sandbox:
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
-    ) -> Outcome:
+    ) -> JobResult:
         """Run a job in as many processes as it asks for, and merge their outcomes. Only the first one sends events."""
-        with processes.scratch_folder() if job.processes > 1 else nullcontext() as scratch:
+        with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
-            all_ranks = ranks_of_one_machine(job.processes, rendezvous)
+            all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
             results = self._in_fresh_processes(task, job, all_ranks, on_event, folder)
-        outcomes = [result for result in results if isinstance(result, Outcome | None)]
-        return ranks.merge_outcomes(outcomes)
+        job_results = [result for result in results if isinstance(result, JobResult | None)]
+        return ranks.merge_job_results(job_results)
 
     def _in_fresh_processes(
         self,
@@ -261,20 +261,20 @@ class Sandbox:
             ]
             self._has_killed = True  # should this end by an exception
             # Not from `started` on: the first process waits until torch is imported.
-            job_processes.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.timeout_seconds))
+            job_processes.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.job_timeout_seconds))
             kills = cgroup.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
-                    child.result = crash_diagnosis.outcome_of_death(child, kills, time.monotonic() - started)
+                    child.result = crash_diagnosis.job_result_of_death(child, kills, time.monotonic() - started)
             self._has_killed = any(child.has_died or child.result is None for child in running)
             results = [crash_diagnosis.oom_if_its_loader_was_killed(child.result, kills) for child in running]
             results += [source.result for source in beside if source.is_waited_for]
-        has_failed = any(isinstance(result, Outcome) and not result.fits for result in results)
+        has_failed = any(isinstance(result, JobResult) and not result.fits for result in results)
         if None in results and not has_failed:
             what = "importing it and loading its data took longer than" if task == "inspect" else "gave up after"
-            timed_out = Outcome(
-                verdict=Verdict.TIMED_OUT,
-                message=f"{what} {job.timeout_seconds:g} s (--timeout)",
+            timed_out = JobResult(
+                status=JobStatus.TIMED_OUT,
+                message=f"{what} {job.job_timeout_seconds:g} s (--job-timeout)",
                 wall_seconds=time.monotonic() - started,
             )
             return [timed_out] * len(results)
@@ -282,16 +282,16 @@ class Sandbox:
 
 
 def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
-    """Return an inspection. Raises WorkloadFailed if its process has failed."""
+    """Return an inspection. Raises TargetFailed if its process has failed."""
     if isinstance(result, Inspection):
         return result
-    assert isinstance(result, Outcome)
+    assert isinstance(result, JobResult)
     raise failure(job, result)
 
 
-def failure(job: Job, outcome: Outcome, where: str = "") -> WorkloadFailed:
+def failure(job: Job, job_result: JobResult, where: str = "") -> TargetFailed:
     """Return the error that a failed outcome is; `where` names its process, after what went wrong."""
-    return WorkloadFailed(f"{job.workload}: {outcome.message}{where}", detail=outcome.traceback)
+    return TargetFailed(f"{job.workload}: {job_result.message}{where}", detail=job_result.traceback)
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:

@@ -16,10 +16,10 @@ from amp_track.config import values
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.records import causes
-from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, WorkloadFailed
-from amp_track.records.result import Outcome
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, TargetFailed
+from amp_track.records.result import JobResult
 
-_ERRORS: dict[str, type[AmpTrackError]] = {kind.__name__: kind for kind in (BadInput, StoreFailed, WorkloadFailed)}
+_ERRORS: dict[str, type[AmpTrackError]] = {kind.__name__: kind for kind in (BadInput, StoreFailed, TargetFailed)}
 Task = Literal["run", "measure", "inspect"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -69,7 +69,7 @@ class Order(Message):
         once_a_machine: only the first rank of each machine runs a process.
         writes_files: the job has a folder; ranks other than 0 keep in step with what rank 0 writes there.
         keep_weights: as in JobFolder.
-        keep_pictures: as in JobFolder.
+        keep_plots: as in JobFolder.
         checkpoint: what to resume from.
     """
 
@@ -79,7 +79,7 @@ class Order(Message):
     once_a_machine: bool = False
     writes_files: bool = False
     keep_weights: bool = False
-    keep_pictures: bool = False
+    keep_plots: bool = False
     checkpoint: CheckpointFile | None = None
 
     @field_validator("job")
@@ -126,14 +126,14 @@ class Failure(Message):
     def error(self, rank: int) -> AmpTrackError:
         """Return the error, which names the rank."""
         kind, message = _ERRORS.get(self.kind, AmpTrackError), f"rank {rank}: {self.message}"
-        return kind(message, self.detail) if kind in (BadInput, WorkloadFailed) else kind(message)
+        return kind(message, self.detail) if kind in (BadInput, TargetFailed) else kind(message)
 
 
 class Answer(Message):
     """What a rank's part of a job ended with: one of the three, or none if it was stopped."""
 
     number: Count
-    outcome: Outcome | None = None
+    job_result: JobResult | None = None
     inspection: Inspection | None = None
     failure: Failure | None = None
 

@@ -47,7 +47,7 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
 
 def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None:
     """Check that the data has as many samples as a resolved job of a request takes in a batch."""
-    batch_size, processes = job.batch_size, job.processes
+    batch_size, processes = job.batch_size, job.nproc
     if batch_size is None or _has(batch_size * processes, job, inspection):
         return
     times = f" for each of {processes} processes" if processes > 1 else ""
@@ -69,7 +69,7 @@ def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None
 
 
 def _effective_batch_size(request: Request, inspection: Inspection) -> None:
-    effective = request.fit_options.effective_batch_size
+    effective = request.max_batch_options.effective_batch_size
     if effective is not None and not _has(effective, request.job, inspection):
         raise BadInput(
             f"--effective-batch-size: got {effective}, expected at most the {inspection.training_samples} training "
@@ -82,16 +82,16 @@ def _has(samples: int, job: Job, inspection: Inspection) -> bool:
 
 
 def _loader_workers(request: Request, inspection: Inspection) -> None:
-    asked, budget = request.job.loader_workers, request.job.memory_budget_bytes
+    asked, budget = request.job.num_workers, request.job.memory_budget_bytes
     if asked and loads_in_its_own_process(inspection.hardware.kind, budget):
         raise BadInput(
-            f"--loader-workers: got {asked} with --memory-budget on a CPU, whose budget is of one process, expected 0; "
+            f"--num-workers: got {asked} with --memory-budget on a CPU, whose budget is of one process, expected 0; "
             "leave one of the two out"
         )
 
 
 def _headroom(request: Request, inspection: Inspection) -> None:
-    headroom, budget = request.fit_options.headroom, request.job.memory_budget_bytes
+    headroom, budget = request.max_batch_options.headroom, request.job.memory_budget_bytes
     if headroom is None:
         return
     if budget is None and not inspection.budget_support.supported:

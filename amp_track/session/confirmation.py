@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from amp_track.config.job import Job
 from amp_track.config.steps import steps_per_epoch, total_steps
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 
 if TYPE_CHECKING:
     from amp_track.session.session import Session
@@ -24,7 +24,7 @@ FEWEST_STEPS = 4
 """Two full steps, the epoch's smaller last one, and one after the evaluation. Fewer steps are all full ones."""
 
 
-def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Job:
+def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
     """Return the training that confirms the edge that `job` trains at.
 
     By default it is an epoch, its evaluation and the first steps after it, as far as there is time: 60 s, or four times
@@ -47,7 +47,7 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
     # -1: the job ends before the smaller last step of its epoch, and so does the confirmation.
     after_epoch = max(min(in_all - of_epoch, _STEPS_AFTER_AN_EPOCH), -1)
     whole = min(in_all, of_epoch + _STEPS_AFTER_AN_EPOCH)
-    asked, pace = session.request.fit_options.confirm_steps, _pace(session, job, probes)
+    asked, pace = session.request.max_batch_options.confirm_steps, _pace(session, job, probes)
     if isinstance(asked, int):
         steps = min(asked, in_all)
     elif pace is None:
@@ -64,9 +64,9 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[Outcome]) -> Jo
     return dataclasses.replace(long, epoch_steps=steps - after_epoch)
 
 
-def _most_seconds(probes: Sequence[Outcome]) -> float:
+def _most_seconds(probes: Sequence[JobResult]) -> float:
     """Return how long a confirmation may take, in seconds."""
-    return max(_SECONDS, _TIMES_THE_PROBES * sum(outcome.wall_seconds for outcome in probes))
+    return max(_SECONDS, _TIMES_THE_PROBES * sum(job_result.wall_seconds for job_result in probes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,9 @@ class _Pace:
         return steps * self.step_seconds + evaluations * self.eval_batches * self.eval_batch_seconds
 
 
-def _pace(session: Session, job: Job, probes: Sequence[Outcome]) -> _Pace | None:
+def _pace(session: Session, job: Job, probes: Sequence[JobResult]) -> _Pace | None:
     """Return the pace of a training, by the speeds of the probes; None where they tell none."""
-    fitting = [outcome for outcome in probes if outcome.samples_per_second]
+    fitting = [job_result for job_result in probes if job_result.samples_per_second]
     if not fitting:
         return None
     nearest = fitting[-1]
@@ -96,7 +96,7 @@ def _pace(session: Session, job: Job, probes: Sequence[Outcome]) -> _Pace | None
     else:  # that probe has not evaluated: no batch takes longer than one that is trained on
         eval_batch_seconds = _batch_seconds(job, nearest) if eval_batches else 0.0
     return _Pace(
-        step_seconds=job.accumulate * _batch_seconds(job, nearest),
+        step_seconds=job.grad_accum * _batch_seconds(job, nearest),
         eval_batch_seconds=eval_batch_seconds,
         eval_batches=eval_batches,
     )
@@ -114,14 +114,14 @@ def _steps_in_time(pace: _Pace, most_seconds: float, whole: int, of_epoch: int, 
     return min(max(int(in_epoch) + after, FEWEST_STEPS), whole)
 
 
-def _batch_seconds(job: Job, probe: Outcome) -> float:
+def _batch_seconds(job: Job, probe: JobResult) -> float:
     """Return how long a training takes for one batch: a probe's speed leaves out what loading costs it."""
     assert probe.samples_per_second is not None
     computing = _samples_at_once(job) / probe.samples_per_second
     loading = probe.load_seconds or 0.0
-    return max(computing, loading / job.loader_workers) if job.loader_workers else computing + loading
+    return max(computing, loading / job.num_workers) if job.num_workers else computing + loading
 
 
 def _samples_at_once(job: Job) -> int:
     assert job.batch_size is not None
-    return job.batch_size * job.processes
+    return job.batch_size * job.nproc

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amp_track.config.job import Job
-from amp_track.records.errors import WorkloadFailed
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.errors import TargetFailed
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.max_batch import impossible_precisions
 from amp_track.report.text import not_possible
-from amp_track.results.max_batch import PrecisionFit
+from amp_track.results.max_batch import PrecisionResult
 from amp_track.session.session import Session
 
 
-def raise_on_crash(job: Job, outcome: Outcome) -> None:
-    """Raise WorkloadFailed if the job crashed or was given up."""
-    if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
-        raise WorkloadFailed(
-            f"{job.workload}: {outcome.message} at {job.precision}, batch {job.batch_size}", detail=outcome.traceback
+def raise_on_crash(job: Job, job_result: JobResult) -> None:
+    """Raise TargetFailed if the job crashed or was given up."""
+    if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
+        raise TargetFailed(
+            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}",
+            detail=job_result.traceback,
         )
 
 
-def why_it_does_not_fit(session: Session, job: Job, outcome: Outcome) -> str:
+def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> str:
     """Say why a job did not fit, and how many bytes it needs. May run it once more, without its budget."""
-    if outcome.verdict is Verdict.OVER_DATASET:
-        return outcome.message
-    if outcome.verdict is Verdict.KERNEL_LIMIT:
-        return f"batch {job.batch_size} is more than a kernel of this device takes: {outcome.message}"
-    if outcome.verdict is Verdict.UNSUPPORTED:
-        return f"{not_possible(job.precision, outcome.message)}; choose another --precision"
+    if job_result.status is JobStatus.OVER_DATASET:
+        return job_result.message
+    if job_result.status is JobStatus.KERNEL_LIMIT:
+        return f"batch {job.batch_size} is more than a kernel of this device takes: {job_result.message}"
+    if job_result.status is JobStatus.UNSUPPORTED:
+        return f"{not_possible(job.precision, job_result.message)}; choose another --precision"
     needed = session.bytes_needed(job)
-    where = f" in {outcome.phase}" if outcome.phase else ""
-    more = f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else outcome.message
+    where = f" in {job_result.phase}" if job_result.phase else ""
+    more = (
+        f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
+    )
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
 
 
@@ -41,7 +44,7 @@ def _it_needs(session: Session) -> str:
     return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
-def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionFit]) -> str:
+def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
     """Say that not even one sample fits, and how many bytes each precision lacks."""
     needs = ", ".join(
         f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"

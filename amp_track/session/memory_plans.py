@@ -40,7 +40,7 @@ class Plans:
         if self._made is None:
             started = time.perf_counter()
             with progress.working("predicting where memory ends"):
-                forecasts = self._session.sandbox.forecast(self._job, self._task)
+                forecasts = self._session.runner.forecast(self._job, self._task)
             self.seconds = time.perf_counter() - started
             if forecasts.reason:
                 progress.say(f"no plan of the memory ({forecasts.reason}): the search begins without one")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from amp_track.batch_search.search import Limit
 from amp_track.config.job import Job, loads_in_its_own_process
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.session.confirmation import FEWEST_STEPS, confirmation_of
 from amp_track.session.memory_plans import Plans
 from amp_track.session.session import Session
 
 if TYPE_CHECKING:
-    from amp_track.study.batch_sampler import Goal, Task
+    from amp_track.study.batch_sampler import Goal, Proposal
 
 _LARGEST_SYNTHETIC_BATCH = 2**20
 _BEYOND = 3
@@ -26,7 +26,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
     """Return what the fit study of a command looks for, where `free_bytes` were free when the study began."""
     from amp_track.study.batch_sampler import Goal
 
-    options = session.request.fit_options
+    options = session.request.max_batch_options
     budget_bytes = budget_of(session, free_bytes)
     budget_bytes = budget_bytes if budget_bytes is not None else free_bytes
     return Goal(
@@ -39,7 +39,7 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
         whole_probes=probes_are_whole(session),
         forecasts=Plans(
             session,
-            dataclasses.replace(session.job, accumulate=accumulation_of(session)),
+            dataclasses.replace(session.job, grad_accum=accumulation_of(session)),
             budget_bytes=budget_bytes,
             max_batch_size=limit_of(session).batch_size,
         ),
@@ -52,7 +52,7 @@ def probes_are_whole(session: Session) -> bool:
 
     Otherwise that is left to the training which confirms the edge.
     """
-    steps = session.request.fit_options.confirm_steps
+    steps = session.request.max_batch_options.confirm_steps
     confirms_the_end = steps is None or isinstance(steps, str) or steps >= FEWEST_STEPS
     return not confirms_the_end or session.job.epochs not in (1, None)  # None: so many steps, perhaps not one epoch
 
@@ -61,15 +61,15 @@ def limit_of(session: Session) -> Limit:
     """Return the largest batch worth probing. Synthetic batches have no data set to end at."""
     job, limits = session.job, []
     if not job.synthetic:
-        limits.append(Limit(max(session.inspection.training_samples // job.processes, 1), "dataset"))
-    if (most := session.request.fit_options.max_batch_size) is not None:
+        limits.append(Limit(max(session.inspection.training_samples // job.nproc, 1), "dataset"))
+    if (most := session.request.max_batch_options.max_batch_size) is not None:
         limits.append(Limit(most, "max_batch_size"))
     return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
 
 def budget_of(session: Session, free_bytes: int) -> int | None:
     """Return the bytes that a probe may take: the budget less the headroom; None for the device's own limit."""
-    headroom, budget = session.request.fit_options.headroom, session.job.memory_budget_bytes
+    headroom, budget = session.request.max_batch_options.headroom, session.job.memory_budget_bytes
     if headroom is None:
         return budget
     budget = budget if budget is not None else free_bytes
@@ -78,30 +78,30 @@ def budget_of(session: Session, free_bytes: int) -> int | None:
 
 def accumulation_of(session: Session) -> int:
     """Return how many batches a step of the fit study accumulates."""
-    will_accumulate = session.request.fit_options.effective_batch_size is not None
-    return _ACCUMULATED_BATCHES if will_accumulate else session.job.accumulate
+    will_accumulate = session.request.max_batch_options.effective_batch_size is not None
+    return _ACCUMULATED_BATCHES if will_accumulate else session.job.grad_accum
 
 
 def _steps(session: Session, batch_size: int) -> int | None:
     """Return the steps of a job of the fit study that trains on as many samples as the job that was asked for."""
-    effective, steps = session.request.fit_options.effective_batch_size, session.job.steps
+    effective, steps = session.request.max_batch_options.effective_batch_size, session.job.steps
     if steps is None or effective is None:
         return steps
-    return max(round(steps * effective / (batch_size * session.job.processes * _ACCUMULATED_BATCHES)), 1)
+    return max(round(steps * effective / (batch_size * session.job.nproc * _ACCUMULATED_BATCHES)), 1)
 
 
-def job_of(session: Session, task: Task, budget_bytes: int | None, probes: Sequence[Outcome] = ()) -> Job:
+def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probes: Sequence[JobResult] = ()) -> Job:
     """Return the job of one task of the fit study, within `budget_bytes`; `probes` says how long a training takes."""
     loads_alone = loads_in_its_own_process(session.inspection.hardware.kind, budget_bytes)
     job = dataclasses.replace(
         session.job,
-        steps=_steps(session, task.batch_size),
-        precision=task.precision,
-        batch_size=task.batch_size,
+        steps=_steps(session, proposal.batch_size),
+        precision=proposal.precision,
+        batch_size=proposal.batch_size,
         memory_budget_bytes=budget_bytes,
-        accumulate=accumulation_of(session),
-        probe=task.kind != "confirm",
-        probe_to_the_end=task.kind != "probe" or probes_are_whole(session),
-        loader_workers=0 if loads_alone else session.job.loader_workers,
+        grad_accum=accumulation_of(session),
+        probe=proposal.kind != "confirm",
+        probe_to_the_end=proposal.kind != "probe" or probes_are_whole(session),
+        num_workers=0 if loads_alone else session.job.num_workers,
     )
     return dataclasses.replace(job, checkpoint_every=None) if job.probe else confirmation_of(session, job, probes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.memory_plan.snapshot import snapshot
-from amp_track.records.artifacts import COMPARE_PICTURE, SEARCH_PICTURE
+from amp_track.records.artifacts import COMPARE_PLOT, SEARCH_PLOT
 from amp_track.report import compare_plots, memory_plot, plan, progress, search
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
@@ -27,12 +27,12 @@ _PAGE, _PLAN = "report.html", "report.txt"
 
 def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
     """Keep page, table and picture of a search. Return the path of the report."""
-    rows = [trial.as_json() | {"updates": trial.outcome.updates} for trial in result.trials]
+    rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
-        picture = folder / SEARCH_PICTURE
-        search.draw(result, picture)
-        parent.artifact(picture)
+        plot = folder / SEARCH_PLOT
+        search.draw(result, plot)
+        parent.artifact(plot)
     return keep_page(result, parent, ui=ui)
 
 
@@ -40,11 +40,11 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
     """Keep page, table and pictures of a comparison. Return the path of the report."""
     parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
-        picture = folder / COMPARE_PICTURE
-        if compare_plots.draw(result, picture):
-            parent.artifact(picture)
+        plot = folder / COMPARE_PLOT
+        if compare_plots.draw(result, plot):
+            parent.artifact(plot)
         side_by_side = folder / "side-by-side.png"
-        if compare_plots.draw_side_by_side(result, _pictures_of(result, tracker, folder), side_by_side):
+        if compare_plots.draw_side_by_side(result, _plots_of(result, tracker, folder), side_by_side):
             parent.artifact(side_by_side)
     return keep_page(result, parent, ui=ui)
 
@@ -81,9 +81,9 @@ def keep_plan(result: PlanResult, run: Run) -> str:
     for name, value in plan.metrics(result).items():
         run.metric(name, value)
     with processes.scratch_folder() as folder:
-        picture = folder / memory_plot.FILE
-        memory_plot.draw(result, picture)
-        run.artifact(picture)
+        plot = folder / memory_plot.FILE
+        memory_plot.draw(result, plot)
+        run.artifact(plot)
         for of_precision in result.without_twins():
             file = folder / f"memory-{of_precision.precision}.pickle"
             file.write_bytes(snapshot(of_precision.trace))
@@ -96,12 +96,12 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 
-def _pictures_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_plots.Pictures:
+def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_plots.Plots:
     """Fetch the pictures that the training of the first seed has left, for each value and precision."""
-    pictures = {}
+    plots = {}
     for cell in result.cells:
         first = cell.trainings[0]
         of_run = folder / first.run_id
         of_run.mkdir(exist_ok=True)
-        pictures[cell.value, cell.precision] = tracker.fetch_pictures(first.run_id, of_run)
-    return pictures
+        plots[cell.value, cell.precision] = tracker.fetch_plots(first.run_id, of_run)
+    return plots

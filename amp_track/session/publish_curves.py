@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track.records.artifacts import CURVES_PICTURE
+from amp_track.records.artifacts import CURVES_PLOT
 from amp_track.report.curves import Curves
 from amp_track.workers import processes
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("amp_track.commands")
 
 
-class LatePictures:
-    """The pictures of a study's trainings: each is drawn while the next job starts. Make it with `late_pictures`.
+class LatePlots:
+    """The pictures of a study's trainings: each is drawn while the next job starts. Make it with `late_plots`.
 
     A picture takes 0.15 s of a processor, and a job's process at first loads its data with one, so the study does not
     wait for pictures. They are drawn by a thread that lives no longer than that job, and are stored from there. It has
@@ -59,29 +59,29 @@ class LatePictures:
 
 
 @contextmanager
-def late_pictures() -> Iterator[LatePictures]:
+def late_plots() -> Iterator[LatePlots]:
     """Let pictures be drawn beside the jobs within the block, and the last of them at its end, however it ends."""
-    pictures = LatePictures()
+    plots = LatePlots()
     try:
-        yield pictures
+        yield plots
     finally:
-        pictures.finish()
+        plots.finish()
 
 
 @contextmanager
 def kept_curves(
-    run: Run, title: str, quality_name: str, *, steps_per_epoch: int, later: LatePictures | None = None
+    run: Run, title: str, metric_name: str, *, steps_per_epoch: int, later: LatePlots | None = None
 ) -> Iterator[Curves]:
     """Collect the curves of a training and store their picture when the block ends, however it does.
 
     Args:
         run: the training's run; what a resumed one has on record is drawn too.
         title: the title of the picture.
-        quality_name: the label of the quality's axis.
+        metric_name: the label of the quality's axis.
         steps_per_epoch: how many optimizer steps an epoch has.
         later: draws the picture beside the next job; None to draw it when the block ends.
     """
-    curves = Curves(title, quality_name)
+    curves = Curves(title, metric_name)
     curves.restore(run.on_record, steps_per_epoch=steps_per_epoch)
     try:
         yield curves
@@ -96,10 +96,10 @@ def _drawn(run: Run, curves: Curves) -> list[str]:
     """Draw and store one picture, and return what to warn of: it is no reason for a training to fail."""
     try:
         with processes.scratch_folder() as folder:
-            if curves.draw(folder / CURVES_PICTURE):
-                run.artifact(folder / CURVES_PICTURE)
+            if curves.draw(folder / CURVES_PLOT):
+                run.artifact(folder / CURVES_PLOT)
     except Exception as error:
-        return [f"{CURVES_PICTURE} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
+        return [f"{CURVES_PLOT} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
     return []
 
 

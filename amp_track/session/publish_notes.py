@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from amp_track.report.page.render import dashboard_markdown
 from amp_track.report.summary import Result, proof
 from amp_track.results.compare import CompareResult
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.session.study_session import Studies
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from amp_track.study.types import Study
 
 
-def show_edges(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
+def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
     """Show the search of each precision, as far as it has come, as a study of its own.
 
     Args:
         studies: of the command.
-        study: NAME/fit.
+        study: NAME/max-batch.
         limit_bytes: the memory that a job may take.
         most: the largest batch worth trying.
     """
@@ -31,7 +31,7 @@ def show_edges(studies: Studies, study: Study, *, limit_bytes: int, most: int) -
         views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
 
 
-def note_proofs(studies: Studies, fitted: FitResult) -> None:
+def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
     """Write on each precision's study how its edge is proven."""
     _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
 
@@ -41,7 +41,7 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     text = dashboard_markdown(result, ui=studies.session.ui)
     texts = dict.fromkeys(parts, text)
     if not isinstance(result, CompareResult):
-        fitted = result.fit if isinstance(result, SearchResult) else result
+        fitted = result.limits if isinstance(result, SearchResult) else result
         of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
         texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
     _note(studies, texts)
@@ -58,7 +58,7 @@ def _note(studies: Studies, texts: Mapping[str, str]) -> None:
                 notes.note_on(study, text)
 
 
-def show_pictures(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
+def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
     """Show the picture of a study and those of its best trainings, which are in MLflow.
 
     Args:
@@ -75,4 +75,4 @@ def show_pictures(studies: Studies, part: str, run_id: str, *, trials: Mapping[i
     if study is not None and not is_key(run_id):
         made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
         with studies.alone("views"):
-            notes.show_pictures(study, run_id, made)
+            notes.show_plots(study, run_id, made)

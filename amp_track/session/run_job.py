@@ -11,18 +11,18 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.config.steps import steps_per_epoch
 from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import advice, progress
 from amp_track.report.curves import Curves
 from amp_track.session import probe_jobs
 from amp_track.session.failures import raise_on_crash
-from amp_track.session.publish_curves import LatePictures, kept_curves
+from amp_track.session.publish_curves import LatePlots, kept_curves
 from amp_track.session.session import Session
 from amp_track.session.study_session import TrackedStudy
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
-    from amp_track.study.batch_sampler import Task
+    from amp_track.study.batch_sampler import Proposal
     from amp_track.study.types import Trial
     from amp_track.tracking import Run
 
@@ -32,8 +32,8 @@ _MOST_DIGITS = 5
 
 
 def run_trial(
-    tracked: TrackedStudy, trial: Trial, job: Job, *, task: Task | None = None, note: str = "", where: str = ""
-) -> tuple[Outcome, str]:
+    tracked: TrackedStudy, trial: Trial, job: Job, *, proposal: Proposal | None = None, note: str = "", where: str = ""
+) -> tuple[JobResult, str]:
     """Run one job as an Optuna trial and an MLflow run under the study's.
 
     Args:
@@ -48,32 +48,32 @@ def run_trial(
         The outcome, and the id of its MLflow run.
 
     Raises:
-        WorkloadFailed: the job crashed, or a probe took longer than --timeout.
+        TargetFailed: the job crashed, or a probe took longer than --job-timeout.
     """
     from amp_track.study import notes, storage
 
-    kind = "train" if task is None else "confirm" if task.kind == "confirm" else "probe"
-    what = (f" {kind}" if task else "") + (f" {note}" if note else "")
+    kind = "train" if proposal is None else "confirm" if proposal.kind == "confirm" else "probe"
+    what = (f" {kind}" if proposal else "") + (f" {note}" if note else "")
     title = f"{job.precision} batch {job.batch_size}{what}"
     # MLflow sorts names as text.
     name = f"{job.precision} batch {job.batch_size:0{_digits(tracked.session)}}{what}"
     tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
-    if task is not None:
-        tags["amp_track.reason"] = task.reason
+    if proposal is not None:
+        tags["amp_track.reason"] = proposal.reason
     with tracked.tracker.run(name, parent=tracked.parent, tags=tags) as run:
         trial.set_user_attr(storage.RUN_ID, run.run_id)
-        run.predicted(task.predicted_bytes if task is not None else None)
-        outcome = run_tracked(tracked.session, job, run, kind=kind, title=title, pictures=tracked.pictures, where=where)
-        if task is not None or outcome.verdict is not Verdict.TIMED_OUT:  # a slow training says something too
-            if outcome.verdict in (Verdict.CRASHED, Verdict.TIMED_OUT):
+        run.predicted(proposal.predicted_bytes if proposal is not None else None)
+        job_result = run_tracked(tracked.session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
+        if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training says something too
+            if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
                 with contextlib.suppress(StoreFailed):  # the crash is what is to be told
-                    notes.note_failure(trial, outcome)
-            raise_on_crash(job, outcome)
-    quality_name = tracked.session.inspection.quality_name if task is None else None  # a probe teaches nothing
-    why = task.reason if task is not None else note
-    line = progress.outcome_line(job, outcome, quality_name=quality_name, why=why)
+                    notes.note_failure(trial, job_result)
+            raise_on_crash(job, job_result)
+    metric_name = tracked.session.inspection.metric_name if proposal is None else None  # a probe teaches nothing
+    why = proposal.reason if proposal is not None else note
+    line = progress.job_result_line(job, job_result, metric_name=metric_name, why=why)
     progress.say(line, precision=job.precision)
-    return outcome, run.run_id
+    return job_result, run.run_id
 
 
 def _digits(session: Session) -> int:
@@ -98,9 +98,9 @@ def run_tracked(
     epoch_lines: bool = False,
     resume_from: Path | None = None,
     keep_weights: bool = False,
-    pictures: LatePictures | None = None,
+    plots: LatePlots | None = None,
     where: str = "",
-) -> Outcome:
+) -> JobResult:
     """Run a job and log it to `run`, whatever becomes of it.
 
     Args:
@@ -118,13 +118,13 @@ def run_tracked(
     """
     from amp_track import tracking
 
-    quality_name = session.inspection.quality_name
+    metric_name = session.inspection.metric_name
     if resume_from is None:
         tracking.describe(run, job, session.inspection, kind=kind)
     is_training = kind == "train"
     with (
-        _curves_of(session, job, run, title, pictures) if is_training else nullcontext() as curves,
-        progress.following(job, title, quality_name, epoch_lines=epoch_lines, where=where) as show,
+        _curves_of(session, job, run, title, plots) if is_training else nullcontext() as curves,
+        progress.following(job, title, metric_name, epoch_lines=epoch_lines, where=where) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
 
@@ -134,37 +134,37 @@ def run_tracked(
                 return
             if curves is not None:
                 curves.add(event)
-            run.event(event, quality_name)
+            run.event(event, metric_name)
             if isinstance(event, Started):
                 run.flush()  # what describes the run: written while the job has begun
             show(event)
 
-        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_pictures=is_training)
-        with pictures.drawn_beside() if pictures is not None else nullcontext():
-            outcome = session.sandbox.run(job, on_event, folder=job_folder)
-    run.outcome(outcome)
-    if words := advice_for(job, outcome):
+        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_plots=is_training)
+        with plots.drawn_beside() if plots is not None else nullcontext():
+            job_result = session.runner.run(job, on_event, folder=job_folder)
+    run.job_result(job_result)
+    if words := advice_for(job, job_result):
         run.tags({"amp_track.advice": "\n".join(words)})
-    return outcome
+    return job_result
 
 
 def _curves_of(
-    session: Session, job: Job, run: Run, title: str, pictures: LatePictures | None
+    session: Session, job: Job, run: Run, title: str, plots: LatePlots | None
 ) -> AbstractContextManager[Curves]:
     per_epoch = steps_per_epoch(job, session.training_samples(job))
-    quality_name = session.inspection.quality_name
-    return kept_curves(run, title, quality_name, steps_per_epoch=per_epoch, later=pictures)
+    metric_name = session.inspection.metric_name
+    return kept_curves(run, title, metric_name, steps_per_epoch=per_epoch, later=plots)
 
 
-def advice_for(job: Job, outcome: Outcome) -> tuple[str, ...]:
+def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
     """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
-    return tuple(advice.explain(outcome, job.precision, loader_workers=job.loader_workers))
+    return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
 
 
 def _job_folder(
-    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_pictures: bool
+    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_plots: bool
 ) -> JobFolder | None:
     if folder is None:
         return None
     resumed = str(resume_from) if resume_from is not None else None
-    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_pictures=keep_pictures)
+    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=keep_plots)

@@ -19,9 +19,9 @@ from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.plan import Forecasts, ForecastTask
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.report import curves, progress
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from amp_track.session import checks, store_errors
 from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts
@@ -50,25 +50,25 @@ def interrupted_safely(
     return run
 
 
-class JobRunner(Protocol):
-    """What runs the jobs of a session: the `Sandbox`, or a simulated device."""
+class Runner(Protocol):
+    """What runs the jobs of a session: the `JobRunner`, or a simulated device."""
 
     def start(self) -> None:
         """Begin what takes a while before the first job, and do not wait for it."""
 
     def inspect(self, job: Job) -> Inspection:
-        """Return what device and workload say of themselves. Raises BadInput or WorkloadFailed."""
+        """Return what device and workload say of themselves. Raises BadInput or TargetFailed."""
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         """Run a resolved job under its budget and pass its events on."""
 
-    def measure(self, job: Job) -> Outcome:
+    def measure(self, job: Job) -> JobResult:
         """Probe a job's batch and limit nothing: what it would take."""
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
         """Return where memory is predicted to end, or why that cannot be said."""
 
-    def dtypes(self, job: Job) -> DtypesReport | Outcome:
+    def dtypes(self, job: Job) -> DtypesReport | JobResult:
         """Return which operation of a job's model runs in which dtype, or what went wrong."""
 
 
@@ -82,19 +82,15 @@ class Session:
         precisions: those to look at, all of them supported here.
     """
 
-    def __init__(
-        self, request: Request, sandbox: JobRunner, inspection: Inspection, precisions: tuple[str, ...]
-    ) -> None:
+    def __init__(self, request: Request, runner: Runner, inspection: Inspection, precisions: tuple[str, ...]) -> None:
         self.request = request
-        self.sandbox = sandbox
+        self.runner = runner
         self.inspection = inspection
         self.precisions = precisions
         self.job = resolve(request.job, inspection)
 
     @classmethod
-    def prepare(
-        cls, request: Request, precisions: tuple[str, ...] | None, *, sandbox: JobRunner | None = None
-    ) -> Session:
+    def prepare(cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None) -> Session:
         """Check everything that can be checked before anything is written, the cheap things before torch is imported.
 
         Args:
@@ -104,48 +100,48 @@ class Session:
 
         Raises:
             BadInput: the request cannot be met here.
-            WorkloadFailed: the workload's data cannot be loaded.
+            TargetFailed: the workload's data cannot be loaded.
         """
         tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
         with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
             store_checks.check_tracking("--tracking-uri", tracking_uri)
             store_checks.check_storage("--storage", request.stores.storage)
             store_checks.check_apart(tracking_uri, request.stores.storage)
-        return cls._inspected(request, precisions, sandbox, meanwhile=lambda: _get_ready(request, tracking_uri))
+        return cls._inspected(request, precisions, runner, meanwhile=lambda: _get_ready(request, tracking_uri))
 
     @classmethod
     def prepare_readonly(
-        cls, request: Request, precisions: tuple[str, ...] | None, *, sandbox: JobRunner | None = None
+        cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None
     ) -> Session:
         """Check a request as `prepare` does, but for the stores: for a command that writes nothing."""
-        return cls._inspected(request, precisions, sandbox)
+        return cls._inspected(request, precisions, runner)
 
     @classmethod
     def _inspected(
         cls,
         request: Request,
         precisions: tuple[str, ...] | None,
-        sandbox: JobRunner | None,
+        runner: Runner | None,
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Session:
         """Return the session of a request that device and workload can meet; `meanwhile` runs as torch is imported."""
         checks.workload_exists(request.job.workload)
-        sandbox = sandbox or _sandbox(request)
+        runner = runner or _runner(request)
         with progress.working("importing torch, looking at device and workload"), interrupts.nothing_to_end():
-            sandbox.start()
+            runner.start()
             meanwhile()
             interrupts.check()
-            inspection = _inspect(sandbox, request.job)
+            inspection = _inspect(runner, request.job)
         checks.check_supported(request, inspection, precisions or ())
         if precisions is None:
             precisions = tuple(name for name in PRECISIONS if inspection.support(name).supported)
-        return cls(request, sandbox, inspection, precisions)
+        return cls(request, runner, inspection, precisions)
 
     def with_options(self, options: tuple[tuple[str, str], ...]) -> Session:
         """Return the same command with other options of the workload. Raises BadInput if it does not take them."""
         request = dataclasses.replace(self.request, job=dataclasses.replace(self.request.job, options=options))
-        return Session(request, self.sandbox, _inspect(self.sandbox, request.job), self.precisions)
+        return Session(request, self.runner, _inspect(self.runner, request.job), self.precisions)
 
     @property
     def unsupported(self) -> dict[str, str]:
@@ -183,7 +179,7 @@ class Session:
         """Open MLflow's store."""
         from amp_track import tracking
 
-        return tracking.Tracker(self.tracking_uri, spool_folder=addresses.spool_folder(self.request.stores.storage))
+        return tracking.Tracker(self.tracking_uri, outbox_folder=addresses.outbox_folder(self.request.stores.storage))
 
     def training_samples(self, job: Job) -> int:
         """Return the samples of one epoch of a job."""
@@ -193,23 +189,23 @@ class Session:
         """Return the smallest budget that a job would fit; None when it has no budget, or fails without one too."""
         if job.memory_budget_bytes is None:
             return None
-        outcome = self.sandbox.measure(job)
-        return outcome.max_memory_bytes if outcome.fits else None
+        job_result = self.runner.measure(job)
+        return job_result.peak_bytes if job_result.fits else None
 
 
-def _inspect(sandbox: JobRunner, job: Job) -> Inspection:
+def _inspect(runner: Runner, job: Job) -> Inspection:
     """Return an inspection, and say so while it takes long: a workload may download its data, or hang."""
     limit = (
-        f"--timeout {job.timeout_seconds:g} limits it"
-        if job.timeout_seconds
-        else "Ctrl-C ends it (train, fit, search and compare take --timeout)"
+        f"--job-timeout {job.job_timeout_seconds:g} limits it"
+        if job.job_timeout_seconds
+        else "Ctrl-C ends it (train, fit, search and compare take --job-timeout)"
     )
     text = f"{job.workload}: still importing it or loading its data after {_LONG_SECONDS:g} s; {limit}"
     with progress.saying_after(_LONG_SECONDS, text):
-        return sandbox.inspect(job)
+        return runner.inspect(job)
 
 
-def _sandbox(request: Request) -> JobRunner:
+def _runner(request: Request) -> Runner:
     """Return what runs the jobs: fresh processes here, and on other machines where torchrun has started commands there.
 
     Raises:
@@ -217,15 +213,15 @@ def _sandbox(request: Request) -> JobRunner:
     """
     launch = torchrun.launch() if request.owns_process else None
     if launch is None:
-        return Sandbox(request.job.workload, steps_back=request.owns_process)
-    if launch.rank.count != request.job.processes:
+        return JobRunner(request.job.workload, steps_back=request.owns_process)
+    if launch.rank.count != request.job.nproc:
         raise BadInput(
-            f"torchrun: got {launch.rank.count} commands (WORLD_SIZE), expected {request.job.processes}, the processes "
+            f"torchrun: got {launch.rank.count} commands (WORLD_SIZE), expected {request.job.nproc}, the processes "
             "that the training had; start as many"
         )
-    from amp_track.runner.distributed import DistributedSandbox  # late: seldom needed
+    from amp_track.runner.distributed import DistributedRunner  # late: seldom needed
 
-    return DistributedSandbox(launch, request.job.workload, steps_back=True)
+    return DistributedRunner(launch, request.job.workload, steps_back=True)
 
 
 def _get_ready(request: Request, tracking_uri: str) -> None:

@@ -20,9 +20,9 @@ _METER_VERSION = 6
 """Raise it when the same job is limited, metered or confirmed otherwise: edges found before are others then."""
 
 
-def edge_settings(session: Session) -> dict[str, str]:
+def max_batch_settings(session: Session) -> dict[str, str]:
     """Return everything that a proven edge depends on, by name."""
-    options, inspection, job = session.request.fit_options, session.inspection, session.job
+    options, inspection, job = session.request.max_batch_options, session.inspection, session.job
     # An evaluation leaves kernels behind: only trainings that continue after it need memory for them. What confirms an
     # edge ends with the first steps of one epoch more.
     epochs, most = job.epochs or 1, MOST_EPOCHS + 1
@@ -31,7 +31,7 @@ def edge_settings(session: Session) -> dict[str, str]:
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
     }  # the memory of an accelerator depends on neither, and machines with the same one differ in both
-    return _settings_that_affect(job, Affects.EDGE) | {
+    return _settings_that_affect(job, Affects.MAX_BATCH) | {
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
         "device": inspection.hardware.title,
@@ -51,10 +51,10 @@ def edge_settings(session: Session) -> dict[str, str]:
 def training_settings(session: Session) -> dict[str, str]:
     """Return everything that the result of a training depends on, but for what each trial chooses."""
     return (
-        edge_settings(session)
+        max_batch_settings(session)
         | _settings_that_affect(session.job, Affects.TRAINING)
         | {
-            "search-lr": str(session.request.search_options.learning_rates),
+            "search-lr": str(session.request.search_options.lr_range),
             "precision": ",".join(session.precisions),
         }
     )
@@ -67,17 +67,17 @@ def compare_settings(session: Session) -> dict[str, str]:
     them may grow.
     """
     assert session.request.compare_options is not None
-    over, _ = session.request.compare_options.over or ("nothing", ())
+    vary, _ = session.request.compare_options.vary or ("nothing", ())
     each_trainings_own = ("seed", "precision", "dataset")
     common = {name: value for name, value in training_settings(session).items() if name not in each_trainings_own}
-    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != over)
-    return common | {"batch_size": str(session.job.batch_size), "options": options, "over": over}
+    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != vary)
+    return common | {"batch_size": str(session.job.batch_size), "options": options, "vary": vary}
 
 
 def default_study_name(session: Session) -> str:
     """Return the same name for the same question, so that asking again resumes, and another for any other."""
     is_comparison = session.request.compare_options is not None
-    settings = compare_settings(session) if is_comparison else edge_settings(session)
+    settings = compare_settings(session) if is_comparison else max_batch_settings(session)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
     budget = session.job.memory_budget_bytes
     parts = [session.job.short_name, session.inspection.device.replace(":", "")]

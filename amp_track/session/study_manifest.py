@@ -11,11 +11,11 @@ from pydantic import Json, TypeAdapter
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.config.options import CompareOptions, FitOptions, Request, SearchOptions, Stores
+from amp_track.config.options import CompareOptions, MaxBatchOptions, Request, SearchOptions, Stores
 from amp_track.config.values import PRECISIONS
 from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from amp_track.session.session import Session
 from amp_track.session.study_session import TrackedStudy
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Remembered:
     """A command that has worked on a study: what it was asked for, but for its stores, and what it found there."""
 
-    command: Literal["fit", "search", "compare"]
+    command: Literal["max-batch", "search", "compare"]
     job: Job
-    fit_options: FitOptions
+    max_batch_options: MaxBatchOptions
     search_options: SearchOptions
     compare_options: CompareOptions | None
     inspection: Inspection
@@ -44,7 +44,7 @@ class Remembered:
         return Request(
             job=self.job,
             stores=stores,
-            fit_options=self.fit_options,
+            max_batch_options=self.max_batch_options,
             search_options=self.search_options,
             compare_options=self.compare_options,
             owns_process=owns_process,
@@ -52,14 +52,14 @@ class Remembered:
 
     def session(self, stores: Stores) -> Session:
         """Return the command's session, for what is read of the study: its sandbox has not been started."""
-        return Session(self.request(stores), Sandbox(self.job.workload), self.inspection, self.precisions)
+        return Session(self.request(stores), JobRunner(self.job.workload), self.inspection, self.precisions)
 
     def compared(self, base: Session) -> dict[str, Session]:
         """Return a session for each value that a comparison varies."""
         return {
             value: Session(
                 base.request,
-                base.sandbox,
+                base.runner,
                 dataclasses.replace(base.inspection, dataset_digest=digest),
                 base.precisions,
             )
@@ -69,7 +69,7 @@ class Remembered:
 
 def keep(
     tracked_study: TrackedStudy,
-    command: Literal["fit", "search", "compare"],
+    command: Literal["max-batch", "search", "compare"],
     *,
     compared: Mapping[str, Session] | None = None,
 ) -> None:
@@ -85,7 +85,7 @@ def keep(
     new = Remembered(
         command=command,
         job=session.request.job,
-        fit_options=session.request.fit_options,
+        max_batch_options=session.request.max_batch_options,
         search_options=session.request.search_options,
         compare_options=session.request.compare_options,
         inspection=session.inspection,
@@ -96,7 +96,7 @@ def keep(
     known = _known(tracked_study.study)
     if known is not None and session.request.joins:  # a search worker may find the same file elsewhere
         new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
-    if known is not None and (known.command, command) == ("search", "fit"):
+    if known is not None and (known.command, command) == ("search", "max-batch"):
         either = {*known.precisions, *new.precisions}
         new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))
     if new != known:
@@ -145,13 +145,13 @@ def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str
     storage = masking.masked(stores.storage)
     name = names.known_study(stores.study, known, storage=storage)
     asked = stores.study.partition("/")[2]
-    parts = [part for part in ("fit", "compare") if f"{name}/{part}" in known[name]]
-    if asked == "compare" or "fit" not in parts:
+    parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
+    if asked == "compare" or "max-batch" not in parts:
         parts = parts[::-1]
     if not parts:
         raise BadInput(
-            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/fit too; give the "
-            "command that made it again"
+            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/max-batch too; "
+            "give the command that made it again"
         )
     return name, parts[0]
 

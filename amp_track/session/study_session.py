@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from amp_track.config.options import FitOptions, Request
+from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session import study_identity
-from amp_track.session.publish_curves import LatePictures, late_pictures
+from amp_track.session.publish_curves import LatePlots, late_plots
 from amp_track.session.session import Session
 from amp_track.stores import addresses
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad 
     from amp_track.tracking import Run, Tracker
 
 _SETTINGS_OF = {
-    "fit": study_identity.edge_settings,
+    "max-batch": study_identity.max_batch_settings,
     "train": study_identity.training_settings,
     "seeds": study_identity.training_settings,
     "compare": study_identity.compare_settings,
@@ -33,7 +33,7 @@ _MOST_DRIFT = 0.05
 
 
 class Studies:
-    """The studies of one command: NAME/fit, NAME/train, NAME/seeds and NAME/compare, in one storage.
+    """The studies of one command: NAME/max-batch, NAME/train, NAME/seeds and NAME/compare, in one storage.
 
     Args:
         session: the command.
@@ -86,7 +86,7 @@ class Studies:
             objectives=self._objectives(part),
             settings=_SETTINGS_OF[part](self.session),
         )
-        if part != "fit":  # whose sampler has claims of its own, and no queue
+        if part != "max-batch":  # whose sampler has claims of its own, and no queue
             storage.ask_in_turn(study, self._url)
         return study
 
@@ -96,13 +96,13 @@ class Studies:
 
         return reading.load_study(f"{self.name}/{part}", self.storage)
 
-    def fail_dead_trials(self, *parts: str) -> None:
+    def end_stale_trials(self, *parts: str) -> None:
         """End the trials whose process is gone, also of a part that this command has left behind."""
         from amp_track.study import storage
 
         for study in map(self.existing, parts):
             if study is not None:
-                storage.fail_dead_trials(study)
+                storage.end_stale_trials(study)
 
     def alone(self, part: str) -> AbstractContextManager[None]:
         """Keep all other search workers of this storage out of a block; see `study.alone`."""
@@ -124,15 +124,15 @@ class Studies:
     def _objectives(self, part: str) -> list[tuple[str, Direction]]:
         """Return the objectives of a part: the name of each, and whether it is wanted high or low."""
         inspection = self.session.inspection
-        quality: tuple[str, Direction] = (
-            inspection.quality_name,
+        metric: tuple[str, Direction] = (
+            inspection.metric_name,
             "maximize" if inspection.higher_is_better else "minimize",
         )
         speed: tuple[str, Direction] = "samples/s", "maximize"
         of_parts: dict[str, list[tuple[str, Direction]]] = {
-            "fit": [("largest batch that fits", "maximize")],
-            "train": [quality, speed],
-            "seeds": [quality],
+            "max-batch": [("largest batch that fits", "maximize")],
+            "train": [metric, speed],
+            "seeds": [metric],
             "compare": [speed],
         }
         return of_parts[part]
@@ -159,7 +159,7 @@ class TrackedStudy:
     study: Study
     tracker: Tracker
     parent: Run
-    pictures: LatePictures
+    plots: LatePlots
 
     def beside(self, study: Study) -> TrackedStudy:
         """Return another part of the same study, under the same run."""
@@ -201,11 +201,11 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         elif given_run_id is not None and known != given_run_id:
             with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
                 pass
-        pictures = stack.enter_context(late_pictures())
+        plots = stack.enter_context(late_plots())
         if known is not None:
             _resume(studies, study, tracker, known)
         studies.end_runs_of_the_dead(tracker, parent)
-        yield TrackedStudy(studies.session, studies.name, study, tracker, parent, pictures)
+        yield TrackedStudy(studies.session, studies.name, study, tracker, parent, plots)
 
 
 def _describe(session: Session, parent: Run) -> None:
@@ -219,10 +219,14 @@ def _describe(session: Session, parent: Run) -> None:
 
 def _options(request: Request) -> dict[str, str]:
     """Return what was asked of the edges of a study, where it is not the default, and the option that is compared."""
-    fit = {item.name: (item.default, getattr(request.fit_options, item.name)) for item in fields(FitOptions)}
-    given = {name: str(value) for name, (default, value) in fit.items() if value != default and name != "precisions"}
-    over = request.compare_options.over if request.compare_options is not None else None
-    return given | ({"over": over[0]} if over is not None else {})
+    max_batch = {
+        item.name: (item.default, getattr(request.max_batch_options, item.name)) for item in fields(MaxBatchOptions)
+    }
+    given = {
+        name: str(value) for name, (default, value) in max_batch.items() if value != default and name != "precisions"
+    }
+    vary = request.compare_options.vary if request.compare_options is not None else None
+    return given | ({"vary": vary[0]} if vary is not None else {})
 
 
 def _varied(session: Session) -> set[str]:
@@ -231,9 +235,9 @@ def _varied(session: Session) -> set[str]:
     varied = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
     if request.compare_options is None:
         varied.add("batch_size")
-    elif request.compare_options.over is not None:
+    elif request.compare_options.vary is not None:
         varied.add("options")
-    if request.search_options.learning_rates is not None:
+    if request.search_options.lr_range is not None:
         varied.add("learning_rate")
     return varied | ({"seed"} if request.search_options.seeds > 1 else set())
 

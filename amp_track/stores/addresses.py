@@ -12,7 +12,7 @@ STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the address of Optuna's database, for a command without --storage."""
 UI_HOST, UI_PORT = "127.0.0.1", 5000
 """Where `mlflow ui` listens, unless it is told otherwise."""
-SPOOL = "amp_track-spool"
+OUTBOX = "amp_track-outbox"
 """The folder, beside the study, where records wait for a tracking server that does not answer."""
 _SQLITE = "sqlite:///"
 _JOURNAL_ENDING = ".log"
@@ -90,13 +90,13 @@ def ui(uri: str) -> str:
     return server(uri) if uri.startswith("http") else f"http://{UI_HOST}:{UI_PORT}"
 
 
-def spool_folder(storage: str) -> Path:
+def outbox_folder(storage: str) -> Path:
     """Return where records wait for a tracking server: beside the study's SQLite file, else in this folder.
 
     The folder of a journal is one that machines share, and each of them delivers its own.
     """
     file = sqlite_file(storage) if journal_file(storage) is None else None
-    return file.parent / SPOOL if file is not None else Path(SPOOL)
+    return file.parent / OUTBOX if file is not None else Path(OUTBOX)
 
 
 def is_of_this_machine(host: str) -> bool:

@@ -48,9 +48,9 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         )
         if file.stat().st_size <= _SMALL_BYTES:
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(verdict.splitlines()[-1])
+            (status,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if status != "ok":
+                raise sqlite3.DatabaseError(status.splitlines()[-1])
         if "alembic_version" not in tables:
             return Content(tables)
         rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()

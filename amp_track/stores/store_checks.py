@@ -66,7 +66,7 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
     if file is None:
         _check_database_server(flag, url, owner, expected)
         return
-    with _odd_files_refused(flag, url):
+    with _odd_files_rejected(flag, url):
         try:
             _check_file(flag, url, file)
             _check_owner(f"{flag}: got {url}", file, owner)
@@ -75,7 +75,7 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
 
 
 def _check_journal(flag: str, url: str, file: Path) -> None:
-    with _odd_files_refused(flag, url):
+    with _odd_files_rejected(flag, url):
         _check_file(flag, url, file)
         if file.is_symlink():  # whose lock, beside it, is not that of the file itself
             raise BadInput(f"{flag}: got {url}, expected the journal itself, this is a link; name {file.resolve()}")
@@ -93,7 +93,7 @@ def _check_journal(flag: str, url: str, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _odd_files_refused(flag: str, url: str) -> Iterator[None]:
+def _odd_files_rejected(flag: str, url: str) -> Iterator[None]:
     """Raise BadInput for a loop of links, or a name that is too long or has a zero byte."""
     try:
         yield

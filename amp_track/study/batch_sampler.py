@@ -15,10 +15,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import TypeAdapter
 
-from amp_track.batch_search.search import Edge, Hint, Limit, Next, Probe, explore, line_of
+from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
 from amp_track.config.values import PRECISIONS
 from amp_track.records.plan import Forecast
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import optuna_internals, storage
 from amp_track.study.database import WORKER
 from amp_track.workers import interrupts, processes
@@ -26,12 +26,12 @@ from amp_track.workers import interrupts, processes
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat")
-_RUNS_AT_THE_EDGE = 3
+_RUNS_AT_THE_MAX_BATCH = 3
 """In how many fresh processes an edge has to run before it is reported, the confirming one among them."""
 
 
 @dataclass(frozen=True)
-class Task:
+class Proposal:
     """One job of the fit study.
 
     `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; `beyond`, a probe above the first
@@ -49,8 +49,8 @@ class Task:
     """Whether a plan has chosen it, before anything was measured."""
 
 
-_TASK = TypeAdapter(Task)
-Done = Sequence[tuple[Task, Outcome, FrozenTrial]]
+_PROPOSAL = TypeAdapter(Proposal)
+Done = Sequence[tuple[Proposal, JobResult, FrozenTrial]]
 """Every finished job with its outcome and its trial."""
 
 
@@ -105,12 +105,12 @@ class Goal:
     forecasts: Forecasting = NoForecasts()
     beyond: int = 0
 
-    def multiple_up_to(self, largest_batch: int) -> int:
-        """Return the largest multiple of `multiple_of` up to `largest_batch`; 0 where there is none."""
-        return largest_batch // self.multiple_of * self.multiple_of
+    def multiple_up_to(self, max_batch: int) -> int:
+        """Return the largest multiple of `multiple_of` up to `max_batch`; 0 where there is none."""
+        return max_batch // self.multiple_of * self.multiple_of
 
 
-class EdgeSampler(optuna.samplers.BaseSampler):
+class BatchSampler(optuna.samplers.BaseSampler):
     """Picks the next job from the trials in the storage. It has no state of its own, so a study can be resumed.
 
     Search workers take turns: the one whose trial has the lowest number picks first and claims its pick in a system
@@ -121,72 +121,84 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
 
-    def edge(self, done: Done, precision: str) -> Edge | None:
+    def max_batch(self, done: Done, precision: str) -> MaxBatch | None:
         """Return the edge of one precision, or None until it is proven and, where asked for, confirmed."""
         step = self._explore(done, precision, [])
-        return step if isinstance(step, Edge) else None
+        return step if isinstance(step, MaxBatch) else None
 
-    def next(self, trials: Sequence[FrozenTrial]) -> Task | None:
+    def next(self, trials: Sequence[FrozenTrial]) -> Proposal | None:
         """Return the next job that no search worker runs yet; None when every edge is proven.
 
         Raises:
             Busy: there is none now, and there may be one when a running job has ended.
         """
         running = [claim for trial in trials if trial.state is TrialState.RUNNING and (claim := _claim_of(trial))]
-        done = done_tasks(trials)
-        tasks = [self._next_of(done, precision, []) for precision in self.goal.precisions]
-        open_tasks = [task for task in tasks if task is not None]
-        if not open_tasks:
+        done = done_proposals(trials)
+        proposals = [self._next_of(done, precision, []) for precision in self.goal.precisions]
+        open_proposals = [proposal for proposal in proposals if proposal is not None]
+        if not open_proposals:
             return None
-        idle = [task for task in open_tasks if all(task.precision != claim.precision for claim in running)]
+        idle = [
+            proposal for proposal in open_proposals if all(proposal.precision != claim.precision for claim in running)
+        ]
         if idle:
             return idle[0]
-        for task in open_tasks:
-            own = [claim for claim in running if claim.precision == task.precision]
-            ahead = self._next_of(done, task.precision, own)
+        for proposal in open_proposals:
+            own = [claim for claim in running if claim.precision == proposal.precision]
+            ahead = self._next_of(done, proposal.precision, own)
             if ahead is not None and (ahead.batch_size, ahead.kind) not in {(c.batch_size, c.kind) for c in own}:
                 return ahead
         raise Busy
 
-    def _next_of(self, done: Done, precision: str, running: Sequence[Task]) -> Task | None:
+    def _next_of(self, done: Done, precision: str, running: Sequence[Proposal]) -> Proposal | None:
         """Return the next job of one precision, assuming that the running ones end as predicted."""
         step = self._explore(done, precision, running)
-        if isinstance(step, Task):
+        if isinstance(step, Proposal):
             return step
-        multiple = self.goal.multiple_up_to(step.largest_batch)
-        tasks = [task for task in (*(task for task, _, _ in done), *running) if task.precision == precision]
+        multiple = self.goal.multiple_up_to(step.batch_size)
+        proposals = [
+            proposal
+            for proposal in (*(proposal for proposal, _, _ in done), *running)
+            if proposal.precision == precision
+        ]
         is_refuted = was_refuted(done, precision)
-        whole = {task.batch_size for task in tasks if task.kind != "probe" or self.goal.whole_probes}
-        confirmed = {task.batch_size for task in tasks if task.kind == "confirm"}
+        whole = {proposal.batch_size for proposal in proposals if proposal.kind != "probe" or self.goal.whole_probes}
+        confirmed = {proposal.batch_size for proposal in proposals if proposal.kind == "confirm"}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
-            return Task(precision, multiple, kind, f"the largest multiple of {self.goal.multiple_of}")
-        return self._beyond(done, tasks, step, precision)
+            return Proposal(precision, multiple, kind, f"the largest multiple of {self.goal.multiple_of}")
+        return self._beyond(done, proposals, step, precision)
 
-    def _beyond(self, done: Done, tasks: Sequence[Task], edge: Edge, precision: str) -> Task | None:
+    def _beyond(
+        self, done: Done, proposals: Sequence[Proposal], max_batch: MaxBatch, precision: str
+    ) -> Proposal | None:
         """Return the next job above the first batch that runs out of memory, to see whether a larger one fits.
 
         Where a longer training has refuted what the probes said, only another one can tell: one sample more leaves
         another remainder of the data set, and may fit.
         """
-        if edge.bound != "memory" or not edge.largest_batch or edge.first_failing_batch is None:
+        if max_batch.bound != "memory" or not max_batch.batch_size or max_batch.first_failing_batch is None:
             return None
-        above = edge.first_failing_batch + 1
-        why = f"whether any above {edge.first_failing_batch} fits"
+        above = max_batch.first_failing_batch + 1
+        why = f"whether any above {max_batch.first_failing_batch} fits"
         if was_refuted(done, precision):
-            failed = {task.batch_size for task, outcome, _ in done if task.precision == precision and not outcome.fits}
-            known = failed | {task.batch_size for task in tasks if task.kind == "confirm"}
+            failed = {
+                proposal.batch_size
+                for proposal, job_result, _ in done
+                if proposal.precision == precision and not job_result.fits
+            }
+            known = failed | {proposal.batch_size for proposal in proposals if proposal.kind == "confirm"}
             is_open = above not in known and above <= self.goal.limit.batch_size
-            return Task(precision, above, "confirm", why, should_fit=False) if is_open else None
-        tried = {task.batch_size for task in tasks}
+            return Proposal(precision, above, "confirm", why, should_fit=False) if is_open else None
+        tried = {proposal.batch_size for proposal in proposals}
         for batch_size in range(above, min(above + self.goal.beyond, self.goal.limit.batch_size + 1)):
             if batch_size not in tried:
                 line = line_of(_probes(done, precision, ("probe", "multiple")))
                 predicted = round(line.at(batch_size)) if line is not None else None
-                return Task(precision, batch_size, "beyond", why, predicted, should_fit=False)
+                return Proposal(precision, batch_size, "beyond", why, predicted, should_fit=False)
         return None
 
-    def _explore(self, done: Done, precision: str, running: Sequence[Task]) -> Task | Edge:
+    def _explore(self, done: Done, precision: str, running: Sequence[Proposal]) -> Proposal | MaxBatch:
         """Return the edge of one precision, or the next job that helps to prove it.
 
         A few short probes come first, then a longer training at their edge. Where that runs out of memory, longer
@@ -202,29 +214,29 @@ class EdgeSampler(optuna.samplers.BaseSampler):
             step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
             assert isinstance(step, Next), "a hint proves nothing"
             is_planned = not short and hint.slope_bytes is not None
-            return Task(
+            return Proposal(
                 precision, step.batch_size, "probe", step.reason, step.predicted_bytes, step.should_fit, is_planned
             )
-        edge = step
-        if not goal.confirm or not edge.largest_batch:
-            return edge
+        max_batch = step
+        if not goal.confirm or not max_batch.batch_size:
+            return max_batch
         if all(probe.fits for probe in long):
-            if any(probe.batch_size == edge.largest_batch for probe in long):
-                return self._repeated(edge, precision, [*short, *long])
-            at_edge = next(probe for probe in short if probe.batch_size == edge.largest_batch)
+            if any(probe.batch_size == max_batch.batch_size for probe in long):
+                return self._repeated(max_batch, precision, [*short, *long])
+            at_max_batch = next(probe for probe in short if probe.batch_size == max_batch.batch_size)
             reason = "a longer training, to confirm the edge"
-            return Task(precision, edge.largest_batch, "confirm", reason, at_edge.peak_bytes)
+            return Proposal(precision, max_batch.batch_size, "confirm", reason, at_max_batch.peak_bytes)
         step = _step_down(short, long, goal)
-        if isinstance(step, Edge):
+        if isinstance(step, MaxBatch):
             return self._repeated(step, precision, [*short, *long])
-        return Task(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
+        return Proposal(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
 
-    def _repeated(self, edge: Edge, precision: str, probes: Sequence[Probe]) -> Task | Edge:
+    def _repeated(self, max_batch: MaxBatch, precision: str, probes: Sequence[Probe]) -> Proposal | MaxBatch:
         """Return a confirmed edge once it has run in three fresh processes, or the job that is lacking."""
-        ran = [probe for probe in probes if probe.batch_size == edge.largest_batch and probe.fits]
-        if not edge.largest_batch or len(ran) >= _RUNS_AT_THE_EDGE:
-            return edge
-        return Task(precision, edge.largest_batch, "repeat", "once more, to rely on it", ran[0].peak_bytes)
+        ran = [probe for probe in probes if probe.batch_size == max_batch.batch_size and probe.fits]
+        if not max_batch.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
+            return max_batch
+        return Proposal(precision, max_batch.batch_size, "repeat", "once more, to rely on it", ran[0].peak_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
         """Return where to begin: as a plan says, else at another precision's edge, else at the workload's own batch."""
@@ -239,9 +251,9 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         hints = []
         for other in PRECISIONS:  # those of an earlier command among them
             probes = _probes(done, other, ("probe",)) if other != precision else []
-            edge = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
-            if isinstance(edge, Edge) and edge.largest_batch and (line := line_of(probes)) is not None:
-                hints.append(Hint(edge.largest_batch, f"the edge of {other}, to begin with", line.fixed_bytes))
+            max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
+            if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
+                hints.append(Hint(max_batch.batch_size, f"the edge of {other}, to begin with", line.fixed_bytes))
         return min(hints, key=lambda hint: hint.batch_size, default=first)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -251,25 +263,25 @@ class EdgeSampler(optuna.samplers.BaseSampler):
     def _batch_sizes(self) -> IntDistribution:
         return IntDistribution(1, self.goal.limit.batch_size, log=True)
 
-    def suggest(self, trial: optuna.Trial) -> Task:
+    def suggest(self, trial: optuna.Trial) -> Proposal:
         """Return the job that `sample_relative` has claimed for this trial; prune the trial when nothing is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return storage.read(_TASK, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
+        return storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         optuna_internals.set_user_attr(study, trial, WORKER, processes.this_process())
-        task = self._wait_for_turn(study, trial.number)
-        if task is None:
+        proposal = self._wait_for_turn(study, trial.number)
+        if proposal is None:
             return {}
-        optuna_internals.claim(study, trial, _CLAIM, dataclasses.asdict(task))
-        return {"precision": task.precision, "batch_size": task.batch_size}
+        optuna_internals.claim(study, trial, _CLAIM, dataclasses.asdict(proposal))
+        return {"precision": proposal.precision, "batch_size": proposal.batch_size}
 
-    def _wait_for_turn(self, study: optuna.Study, number: int) -> Task | None:
+    def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:
         while True:
-            storage.fail_dead_trials(study)
+            storage.end_stale_trials(study)
             trials = study.get_trials(deepcopy=False)
             earlier = [trial for trial in trials if trial.number < number and trial.state is TrialState.RUNNING]
             if all(_CLAIM in trial.system_attrs for trial in earlier):
@@ -286,53 +298,56 @@ class EdgeSampler(optuna.samplers.BaseSampler):
         raise optuna.TrialPruned("nothing is left to probe")
 
 
-def _claim_of(trial: FrozenTrial) -> Task | None:
+def _claim_of(trial: FrozenTrial) -> Proposal | None:
     """Return the job that a trial runs; None before it has picked one."""
     claim = trial.system_attrs.get(_CLAIM)
-    return storage.read(_TASK, claim, f"trial {trial.number}", "a job") if claim is not None else None
+    return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job") if claim is not None else None
 
 
-def done_tasks(trials: Sequence[FrozenTrial]) -> Done:
+def done_proposals(trials: Sequence[FrozenTrial]) -> Done:
     """Return every finished job, in the order of the trials."""
     return [
-        (task, outcome, trial)
+        (proposal, job_result, trial)
         for trial in trials
         if trial.state is TrialState.COMPLETE
-        and (task := _claim_of(trial)) is not None
-        and (outcome := storage.outcome_of(trial)) is not None
+        and (proposal := _claim_of(trial)) is not None
+        and (job_result := storage.job_result_of(trial)) is not None
     ]
 
 
 def was_refuted(done: Done, precision: str) -> bool:
     """Return whether a longer training ran out of memory where a probe had not."""
-    return any(task.precision == precision and task.kind == "confirm" and not outcome.fits for task, outcome, _ in done)
+    return any(
+        proposal.precision == precision and proposal.kind == "confirm" and not job_result.fits
+        for proposal, job_result, _ in done
+    )
 
 
 def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
     """Return the probes of one precision that jobs of these kinds have made."""
     return [
         Probe(
-            task.batch_size,
-            outcome.verdict,
-            outcome.max_memory_bytes if outcome.fits else outcome.wanted_bytes,
-            outcome.peak_allocated_bytes if outcome.fits else None,
+            proposal.batch_size,
+            job_result.status,
+            job_result.peak_bytes if job_result.fits else job_result.wanted_bytes,
+            job_result.peak_allocated_bytes if job_result.fits else None,
         )
-        for task, outcome, _ in done
-        if task.precision == precision and task.kind in kinds
+        for proposal, job_result, _ in done
+        if proposal.precision == precision and proposal.kind in kinds
     ]
 
 
-def _as_predicted(running: Sequence[Task], kinds: Sequence[str]) -> list[Probe]:
+def _as_predicted(running: Sequence[Proposal], kinds: Sequence[str]) -> list[Probe]:
     """Return what the other search workers run now as probes that end as the memory model predicts."""
     probes = []
-    for task in running:
-        if task.kind in kinds and task.predicted_bytes is not None:
-            verdict = Verdict.FITS if task.should_fit else Verdict.OOM
-            probes.append(Probe(task.batch_size, verdict, task.predicted_bytes, task.predicted_bytes))
+    for proposal in running:
+        if proposal.kind in kinds and proposal.predicted_bytes is not None:
+            status = JobStatus.FITS if proposal.should_fit else JobStatus.OOM
+            probes.append(Probe(proposal.batch_size, status, proposal.predicted_bytes, proposal.predicted_bytes))
     return probes
 
 
-def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | Edge:
+def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | MaxBatch:
     """Return the next longer training where one ran out of memory though its probe fitted, or the edge they prove.
 
     Until one fits, the memory that was lacking is taken off by the line through the probes, twice as much each time.

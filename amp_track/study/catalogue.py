@@ -16,7 +16,7 @@ _FINISHED = tuple(state for state in TrialState if state.is_finished())
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a study, such as NAME/fit, as Optuna knows it."""
+    """A part of a study, such as NAME/max-batch, as Optuna knows it."""
 
     name: str
     study_id: int
@@ -48,7 +48,7 @@ def have_measured(url: str, parts: Iterable[Part]) -> bool:
     """Return whether any trial of these parts of a study has an outcome. Raises BadInput if there is no storage."""
     with reading(url) as storage:
         return any(
-            storages.outcome_of(trial) is not None
+            storages.job_result_of(trial) is not None
             for part in parts
             for trial in storage.get_all_trials(part.study_id, deepcopy=False, states=_FINISHED)
         )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import optuna
 
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 
 _MEBIBYTE = 2**20
 
 
-def show(trial: optuna.Trial, outcome: Outcome) -> None:
+def show(trial: optuna.Trial, job_result: JobResult) -> None:
     """Set the columns of a training."""
     columns: dict[str, str | float | None] = {
-        "verdict": outcome.ended,
-        "wall seconds": round(outcome.wall_seconds, 1),
-        "peak MiB": mebibytes(outcome.max_memory_bytes),
-        "skipped steps": outcome.skipped_steps if outcome.scale is not None else None,
+        "status": job_result.ended,
+        "wall seconds": round(job_result.wall_seconds, 1),
+        "peak MiB": mebibytes(job_result.peak_bytes),
+        "skipped steps": job_result.skipped_steps if job_result.scale is not None else None,
     }
     for name, value in columns.items():
         if value is not None:

@@ -32,13 +32,13 @@ class _QuietHandler(WSGIRequestHandler):
 class _Pictures:
     """What optuna-dashboard takes for its store of artifacts: the pictures of MLflow's runs, which are only read."""
 
-    def __init__(self, open_picture: Callable[[str], BinaryIO]) -> None:
-        self._open_picture = open_picture
+    def __init__(self, open_plot: Callable[[str], BinaryIO]) -> None:
+        self._open_plot = open_plot
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
         """Return a picture. Answers 404 where there is none: an error of the store's own would be one of the server."""
         try:
-            return self._open_picture(artifact_id)
+            return self._open_plot(artifact_id)
         except FileNotFoundError as error:
             raise bottle.HTTPError(404, str(error)) from error
 
@@ -50,18 +50,18 @@ class _Pictures:
         """Leave the picture in MLflow: a study that is deleted here is shown no longer, and that is all."""
 
 
-def serve(host: str, port: int, *, storage_url: str, open_picture: Callable[[str], BinaryIO]) -> None:
+def serve(host: str, port: int, *, storage_url: str, open_plot: Callable[[str], BinaryIO]) -> None:
     """Serve optuna-dashboard until the process is stopped.
 
     Args:
         host: where to listen.
         port: the same.
         storage_url: of the storage whose studies are shown.
-        open_picture: returns the picture of the MLflow run of a study or trial. Raises FileNotFoundError without one.
+        open_plot: returns the picture of the MLflow run of a study or trial. Raises FileNotFoundError without one.
     """
     import optuna_dashboard
 
-    app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_Pictures(open_picture))
+    app = optuna_dashboard.wsgi(open_existing_storage(storage_url), artifact_store=_Pictures(open_plot))
     app = _without_sharing(app)
     if is_loopback(host):
         app = _for_hosts({host, "127.0.0.1", "localhost"}, app)

@@ -18,11 +18,11 @@ def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
     """
     if trial.state is not TrialState.FAIL:
         return trial.state.is_finished()
-    outcome = storage.outcome_of(trial)
+    job_result = storage.job_result_of(trial)
     return (
         study.study_name.endswith("/seeds")
-        and outcome is not None
-        and (outcome.quality is None or not math.isfinite(outcome.quality))
+        and job_result is not None
+        and (job_result.metric is None or not math.isfinite(job_result.metric))
     )
 
 
@@ -35,7 +35,7 @@ def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bo
     known = [name for name in optuna.get_all_study_names(shared) if name in others]
     studies = [study, *(optuna.load_study(study_name=name, storage=shared) for name in known)]
     for other in studies:
-        storage.fail_dead_trials(other)
+        storage.end_stale_trials(other)
     return {
         each.study_name: {
             trial.number: is_measured(each, trial)

@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.study import columns, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.trials import run_one
@@ -26,7 +26,7 @@ class Trained:
     """One point of the grid with the outcome of its training."""
 
     point: Point
-    outcome: Outcome
+    job_result: JobResult
     run_id: str
 
 
@@ -35,9 +35,9 @@ def train_grid(
     points: Sequence[Point],
     *,
     distributions: Mapping[str, BaseDistribution],
-    run_training: Callable[[optuna.Trial, Point], tuple[Outcome, str]],
-    value: Callable[[Outcome], float],
-    is_known: Callable[[Outcome], bool] = lambda outcome: True,
+    run_training: Callable[[optuna.Trial, Point], tuple[JobResult, str]],
+    value: Callable[[JobResult], float],
+    is_known: Callable[[JobResult], bool] = lambda job_result: True,
     is_time_up: Callable[[], bool] = lambda: False,
 ) -> list[Trained]:
     """Train every point, in the order given.
@@ -67,15 +67,15 @@ def train_grid(
         storage.name_worker(trial)
         point = _claimed(study, trial, points, is_over)
         _record(trial, point, distributions)
-        outcome, run_id = run_training(trial, point)
-        storage.remember(trial, outcome, run_id)
-        columns.show(trial, outcome)
-        return value(outcome)
+        job_result, run_id = run_training(trial, point)
+        storage.remember(trial, job_result, run_id)
+        columns.show(trial, job_result)
+        return value(job_result)
 
     while missing := _without(points, [_point_of(trial) for trial in _finished(study, is_over)]):
         if is_time_up():
             break
-        storage.fail_dead_trials(study)
+        storage.end_stale_trials(study)
         begun = study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
         for point in _without(missing, [_point_of(trial) for trial in begun]):
             study.enqueue_trial(point)
@@ -91,8 +91,8 @@ def trained(
     study: optuna.Study,
     points: Sequence[Point],
     *,
-    value: Callable[[Outcome], float],
-    is_known: Callable[[Outcome], bool] = lambda outcome: True,
+    value: Callable[[JobResult], float],
+    is_known: Callable[[JobResult], bool] = lambda job_result: True,
 ) -> list[Trained]:
     """Return one result for each point that a study has trained, in the order of the points; see `train_grid`."""
     finished = [(_point_of(trial), trial) for trial in _finished(study, _is_over(value, is_known))]
@@ -145,7 +145,9 @@ def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
     return [point for point in wanted if point not in known]
 
 
-def _is_over(value: Callable[[Outcome], float], is_known: Callable[[Outcome], bool]) -> Callable[[FrozenTrial], bool]:
+def _is_over(
+    value: Callable[[JobResult], float], is_known: Callable[[JobResult], bool]
+) -> Callable[[FrozenTrial], bool]:
     """Return what tells whether a trial has ended with an outcome that counts; one without a value counts too.
 
     Optuna shows a trial without a value as FAIL. Any other trial that failed has died, perhaps between its outcome and
@@ -153,11 +155,11 @@ def _is_over(value: Callable[[Outcome], float], is_known: Callable[[Outcome], bo
     """
 
     def is_over(trial: FrozenTrial) -> bool:
-        outcome = storage.outcome_of(trial)
-        if outcome is None or not is_known(outcome):
+        job_result = storage.job_result_of(trial)
+        if job_result is None or not is_known(job_result):
             return False
         if trial.state is TrialState.FAIL:
-            return math.isnan(value(outcome))
+            return math.isnan(value(job_result))
         return trial.state is TrialState.COMPLETE
 
     return is_over
@@ -168,4 +170,4 @@ def _finished(study: optuna.Study, is_over: Callable[[FrozenTrial], bool]) -> li
 
 
 def _trained(trial: FrozenTrial) -> Trained:
-    return Trained(point=_point_of(trial), outcome=storage.measured(trial), run_id=storage.run_id_of(trial))
+    return Trained(point=_point_of(trial), job_result=storage.measured(trial), run_id=storage.run_id_of(trial))

@@ -1,4 +1,4 @@
-"""Names of studies: NAME is what a user gives and reads; NAME/fit, NAME/train and so on are its parts in Optuna."""
+"""Names of studies: NAME is what a user gives; NAME/max-batch, NAME/train and so on are its parts in Optuna."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from amp_track.records.errors import BadInput
 
-PARTS = ("fit", "train", "seeds", "compare")
+PARTS = ("max-batch", "train", "seeds", "compare")
 """The parts of a study, in the order in which they are made."""
 _NEAREST = 3
 """How many names an error lists."""
@@ -28,7 +28,7 @@ def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "STUDY") -> str:
-    """Return the name of a study that exists; a part of it, such as NAME/fit, stands for the study.
+    """Return the name of a study that exists; a part of it, such as NAME/max-batch, stands for the study.
 
     Args:
         asked: what the user has given.
@@ -44,7 +44,9 @@ def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "
     if study in names:
         return study
     if not names:
-        raise BadInput(f"{flag}: got {asked}, expected a study in {storage}, which holds none; amp-track fit makes one")
+        raise BadInput(
+            f"{flag}: got {asked}, expected a study in {storage}, which holds none; amp-track max-batch makes one"
+        )
     nearest = difflib.get_close_matches(study, names, n=_NEAREST, cutoff=0.0)
     raise BadInput(
         f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}; name one of "

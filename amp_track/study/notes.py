@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import optuna
 
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
 from amp_track.study import optuna_internals
 
@@ -16,7 +16,7 @@ def note_on(study: optuna.Study, text: str) -> None:
     optuna_internals.write_note(optuna_internals.storage_of(study), optuna_internals.study_id_of(study), None, text)
 
 
-def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
+def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
     """Show the picture of MLflow's run on a study, and on some of its trials.
 
     Args:
@@ -25,25 +25,25 @@ def show_pictures(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -
         trials: the run ids of trials, by number.
     """
     storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
-    optuna_internals.link_picture(storage, study_id, None, run_id)
+    optuna_internals.link_plot(storage, study_id, None, run_id)
     for trial in study.get_trials(deepcopy=False):
         if trial.number in trials:
-            optuna_internals.link_picture(storage, study_id, optuna_internals.id_of(trial), trials[trial.number])
+            optuna_internals.link_plot(storage, study_id, optuna_internals.id_of(trial), trials[trial.number])
 
 
-def note_failure(trial: optuna.Trial, outcome: Outcome) -> None:
+def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
     """Say on a trial that did not fit what happened to it."""
     optuna_internals.write_note(
-        trial.storage, optuna_internals.study_id_of(trial.study), optuna_internals.id_of(trial), _failure(outcome)
+        trial.storage, optuna_internals.study_id_of(trial.study), optuna_internals.id_of(trial), _failure(job_result)
     )
 
 
-def _failure(outcome: Outcome) -> str:
-    where = f" in {outcome.phase}" if outcome.phase else ""
-    lines = [f"**{outcome.verdict}**{where}"]
-    if outcome.peak_allocated_bytes and outcome.requested_bytes:
-        had, asked = format_bytes(outcome.peak_allocated_bytes), format_bytes(outcome.requested_bytes)
+def _failure(job_result: JobResult) -> str:
+    where = f" in {job_result.phase}" if job_result.phase else ""
+    lines = [f"**{job_result.status}**{where}"]
+    if job_result.peak_allocated_bytes and job_result.requested_bytes:
+        had, asked = format_bytes(job_result.peak_allocated_bytes), format_bytes(job_result.requested_bytes)
         lines.append(f"It had {had}, and asked for {asked} more.")
-    if outcome.message:
-        lines.append("\n".join(f"    {line}" for line in outcome.message.splitlines()))
+    if job_result.message:
+        lines.append("\n".join(f"    {line}" for line in job_result.message.splitlines()))
     return "\n\n".join(lines)

@@ -69,7 +69,7 @@ def _of_another_version(url: str, error: RuntimeError) -> BadInput:
 def _empty(url: str) -> BadInput:
     return BadInput(
         f"--storage: got {masking.masked(url)}, expected a storage that holds studies, and there is none yet; "
-        "name another, or make a study with amp-track fit"
+        "name another, or make a study with amp-track max-batch"
     )
 
 

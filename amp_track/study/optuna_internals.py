@@ -139,7 +139,7 @@ def write_note(storage: optuna.storages.BaseStorage, study_id: int, trial_id: in
         storage.set_study_system_attr(study_id, name, value)
 
 
-def link_picture(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, run_id: str) -> None:
+def link_plot(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, run_id: str) -> None:
     """Name the picture of an MLflow run as an artifact of a study, or of one of its finished trials.
 
     Optuna's own function takes no finished trial. Should the names that optuna-dashboard 0.21 reads change, it shows no

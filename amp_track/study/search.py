@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.search import TrialResult
 from amp_track.study import columns, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
@@ -33,28 +33,28 @@ class Space:
     Args:
         edges: the largest batch at each precision.
         reference_batch_size: the workload's own batch size; every precision is tried at it.
-        learning_rates: the interval of learning rates to search, or None for the job's own.
+        lr_range: the interval of learning rates to search, or None for the job's own.
     """
 
-    edges: Mapping[str, int]
+    max_batches: Mapping[str, int]
     reference_batch_size: int
-    learning_rates: tuple[float, float] | None = None
+    lr_range: tuple[float, float] | None = None
     emulated: frozenset[str] = frozenset()
     """The precisions that the device computes in others: trained last, as they say least for their time."""
 
     def smallest_batch(self, precision: str) -> int:
         """Return a quarter of the workload's own batch: a step at fewer samples costs as much and teaches less."""
-        return min(max(self.reference_batch_size // 4, 1), self.edges[precision])
+        return min(max(self.reference_batch_size // 4, 1), self.max_batches[precision])
 
     def suggest(self, trial: optuna.Trial, job: Job) -> Job:
         """Return the job of one trial. The range of the batch size depends on the precision, which TPE allows."""
-        precision = trial.suggest_categorical("precision", tuple(self.edges))
+        precision = trial.suggest_categorical("precision", tuple(self.max_batches))
         batch_size = trial.suggest_int(
-            "batch_size", self.smallest_batch(precision), self.edges[precision], log=True
+            "batch_size", self.smallest_batch(precision), self.max_batches[precision], log=True
         )  # fmt: skip
         learning_rate = job.learning_rate
-        if self.learning_rates is not None:
-            learning_rate = trial.suggest_float("lr", *self.learning_rates, log=True)
+        if self.lr_range is not None:
+            learning_rate = trial.suggest_float("lr", *self.lr_range, log=True)
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
     def enqueue_landmarks(self, study: optuna.Study, known: Sequence[FrozenTrial]) -> None:
@@ -81,13 +81,13 @@ class Space:
 
     def landmarks(self) -> list[dict[str, str | int]]:
         """Return the settings that are tried in any case, those first that tell most: time may run out."""
-        natively = [name for name in self.edges if name not in self.emulated]
-        emulated = [name for name in self.edges if name in self.emulated]
+        natively = [name for name in self.max_batches if name not in self.emulated]
+        emulated = [name for name in self.max_batches if name in self.emulated]
         own = self.reference_batch_size
         found: list[dict[str, str | int]] = []
         for names in (natively, emulated):
-            found += [{"precision": name, "batch_size": min(own, self.edges[name])} for name in names]
-            found += [{"precision": name, "batch_size": self.edges[name]} for name in names]
+            found += [{"precision": name, "batch_size": min(own, self.max_batches[name])} for name in names]
+            found += [{"precision": name, "batch_size": self.max_batches[name]} for name in names]
         return found
 
 
@@ -98,7 +98,7 @@ def train_inside(
     *,
     trials: int,
     higher_is_better: bool,
-    run_training: Callable[[optuna.Trial, Job, int], tuple[Outcome, str]],
+    run_training: Callable[[optuna.Trial, Job, int], tuple[JobResult, str]],
     is_time_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train until the study holds `trials` finished trainings, which `trainings` returns.
@@ -118,7 +118,7 @@ def train_inside(
     Raises:
         BadInput: the study was made with edges of other precisions.
     """
-    precisions = CategoricalDistribution(tuple(space.edges))
+    precisions = CategoricalDistribution(tuple(space.max_batches))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
     so_far = SoFar()
     telling = TellingTrials(study.directions, so_far)
@@ -131,18 +131,18 @@ def train_inside(
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
         known = _known(so_far.complete_with(trial.params))
-        outcome, run_id = known or run_training(trial, chosen, len(so_far.complete))
-        storage.remember(trial, outcome, run_id)
-        columns.show(trial, outcome)
-        violation, quality = _violation_and_quality(outcome, job)
+        job_result, run_id = known or run_training(trial, chosen, len(so_far.complete))
+        storage.remember(trial, job_result, run_id)
+        columns.show(trial, job_result)
+        violation, metric = _violation_and_metric(job_result, job)
         storage.constrain(trial, "trains", violation)
-        if quality is not None:
-            return quality, outcome.samples_per_second or 0.0
+        if metric is not None:
+            return metric, job_result.samples_per_second or 0.0
         # optuna-dashboard's Pareto front ignores constraints: a value that cannot win, in either direction.
         return -math.inf if higher_is_better else math.inf, 0.0
 
     while True:
-        storage.fail_dead_trials(study)
+        storage.end_stale_trials(study)
         so_far.look(all_trials := study.get_trials(deepcopy=False))
         if len(so_far.complete) >= trials or is_time_up():
             return
@@ -161,19 +161,19 @@ def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -
     return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
 
 
-def _known(same: FrozenTrial | None) -> tuple[Outcome, str] | None:
+def _known(same: FrozenTrial | None) -> tuple[JobResult, str] | None:
     """Return the outcome of a training with the same settings, which another one would have too, and its run's id."""
-    if same is None or (outcome := storage.outcome_of(same)) is None:
+    if same is None or (job_result := storage.job_result_of(same)) is None:
         return None
-    return outcome, storage.run_id_of(same)
+    return job_result, storage.run_id_of(same)
 
 
-def _violation_and_quality(outcome: Outcome, job: Job) -> tuple[float, float | None]:
+def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float | None]:
     """Return by how much a training is infeasible, and its quality; None if it has none that could be compared."""
-    quality = outcome.quality
-    if outcome.fits and (quality is None or not math.isfinite(quality)):
+    metric = job_result.metric
+    if job_result.fits and (metric is None or not math.isfinite(metric)):
         return 1.0, None  # it diverged
-    return memory_violation(outcome, job.memory_budget_bytes), quality
+    return memory_violation(job_result, job.memory_budget_bytes), metric
 
 
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
@@ -200,6 +200,6 @@ def _result_of(trial: FrozenTrial) -> TrialResult:
         precision=storage.param_of(trial, "precision"),
         batch_size=storage.param_of(trial, "batch_size"),
         learning_rate=storage.learning_rate_of(trial),
-        outcome=storage.measured(trial),
+        job_result=storage.measured(trial),
         run_id=storage.run_id_of(trial),
     )

@@ -19,7 +19,7 @@ from pydantic import Field, Json, TypeAdapter, ValidationError
 
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.stores.locks import store_lock
 from amp_track.study import notes, optuna_internals
 from amp_track.study.database import WORKER
@@ -30,15 +30,15 @@ from amp_track.workers import processes
 Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
 Value = TypeVar("Value")
-_SETTINGS, OUTCOME, RUN_ID, LEARNING_RATE = "settings", "outcome", "mlflow_run_id", "learning_rate"
+_SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES, _COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
-_OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Json[Outcome])
+_JOB_RESULTS: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 _SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
 _BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
 _TEXT, _NUMBER = TypeAdapter(str), TypeAdapter(float)
-_OVER_ALL_PRECISIONS = ("fit", "compare")
+_OVER_ALL_PRECISIONS = ("max-batch", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
-_MOST_OUTCOMES = 10_000
+_MOST_JOB_RESULTS = 10_000
 """Parsed outcomes are kept in memory up to this number."""
 
 
@@ -82,7 +82,7 @@ def open_study(
             study.set_metric_names(names)
         if _SETTINGS not in study.user_attrs:
             study.set_user_attr(_SETTINGS, json.dumps(settings))
-    fail_dead_trials(study)
+    end_stale_trials(study)
     return study
 
 
@@ -178,7 +178,7 @@ def name_worker(trial: optuna.Trial) -> None:
     trial.set_user_attr(WORKER, processes.this_process())
 
 
-def fail_dead_trials(study: optuna.Study) -> None:
+def end_stale_trials(study: optuna.Study) -> None:
     """End as FAIL every RUNNING trial whose process is gone, and the run that stands for it.
 
     On this host that is known at once. On another, and of a process that stands still, it is when the grace period has
@@ -214,21 +214,21 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
         callback(study, trial)
 
 
-def remember(trial: optuna.Trial, outcome: Outcome, run_id: str) -> None:
+def remember(trial: optuna.Trial, job_result: JobResult, run_id: str) -> None:
     """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
-    optuna_internals.keep(trial, OUTCOME, json.dumps(dataclasses.asdict(outcome)))
-    if not outcome.fits:
-        notes.note_failure(trial, outcome)
+    optuna_internals.keep(trial, JOB_RESULT, json.dumps(dataclasses.asdict(job_result)))
+    if not job_result.fits:
+        notes.note_failure(trial, job_result)
     if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
         trial.set_user_attr(RUN_ID, run_id)
 
 
-def measured(trial: FrozenTrial) -> Outcome:
+def measured(trial: FrozenTrial) -> JobResult:
     """Return the outcome of a trial that has run, and check that its values are there."""
-    outcome = outcome_of(trial)
-    if outcome is None or (trial.state is TrialState.COMPLETE and not trial.values):
+    job_result = job_result_of(trial)
+    if job_result is None or (trial.state is TrialState.COMPLETE and not trial.values):
         raise _unreadable(f"trial {trial.number}", "values or an outcome")
-    return outcome
+    return job_result
 
 
 def param_of(trial: FrozenTrial, name: str) -> Any:
@@ -238,19 +238,19 @@ def param_of(trial: FrozenTrial, name: str) -> Any:
     return trial.params[name]
 
 
-def outcome_of(trial: FrozenTrial) -> Outcome | None:
+def job_result_of(trial: FrozenTrial) -> JobResult | None:
     """Return the outcome that `remember` has stored; None for a trial that died first."""
     # Among the attributes for people in studies that an older version has made.
-    text = trial.system_attrs.get(OUTCOME, trial.user_attrs.get(OUTCOME))
+    text = trial.system_attrs.get(JOB_RESULT, trial.user_attrs.get(JOB_RESULT))
     if text is None:
         return None
-    return _parsed_outcome(read(_TEXT, text, f"trial {trial.number}", OUTCOME))
+    return _parsed_job_result(read(_TEXT, text, f"trial {trial.number}", JOB_RESULT))
 
 
-@functools.lru_cache(maxsize=_MOST_OUTCOMES)
-def _parsed_outcome(text: str) -> Outcome:
+@functools.lru_cache(maxsize=_MOST_JOB_RESULTS)
+def _parsed_job_result(text: str) -> JobResult:
     """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
-    return read(_OUTCOMES, text, "a trial", OUTCOME)
+    return read(_JOB_RESULTS, text, "a trial", JOB_RESULT)
 
 
 def parent_run_id_of(study: optuna.Study) -> str | None:

@@ -1,4 +1,4 @@
-"""The study `NAME/fit` once more, as one study for each precision: `NAME/fit/bf16`.
+"""The study `NAME/max-batch` once more, as one study for each precision: `NAME/max-batch/bf16`.
 
 optuna-dashboard draws one best value for a whole study, and one history. Over all precisions that says nothing; of one
 it shows how its bracket closes. Nothing reads these studies but people.
@@ -22,7 +22,7 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
     """Copy the finished trials of a fit study that are not there yet.
 
     Args:
-        study: NAME/fit. No other search worker may copy at the same time.
+        study: NAME/max-batch. No other search worker may copy at the same time.
         most: the largest batch worth trying.
         limit_bytes: the memory that a job may take.
     """
@@ -43,23 +43,23 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
 
 def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
     """Return a probe as a trial whose columns say what a person looks for."""
-    outcome = probe.outcome
+    job_result = probe.job_result
     columns: dict[str, str | float | int | None] = {
         _TRIAL: probe.trial,
         "kind": probe.kind,
         "reason": probe.reason,
-        "verdict": outcome.ended,
+        "status": job_result.ended,
         "predicted MiB": mebibytes(probe.predicted_bytes),
-        "peak MiB": mebibytes(outcome.max_memory_bytes),
-        "samples/s": round(outcome.samples_per_second) if outcome.samples_per_second else None,
-        "what it said": outcome.message.partition("\n")[0] or None,
+        "peak MiB": mebibytes(job_result.peak_bytes),
+        "samples/s": round(job_result.samples_per_second) if job_result.samples_per_second else None,
+        "what it said": job_result.message.partition("\n")[0] or None,
         "MLflow run": probe.run_id,
     }
     return optuna.trial.create_trial(
         state=TrialState.COMPLETE,
-        value=float(probe.batch_size if outcome.fits else 0),
+        value=float(probe.batch_size if job_result.fits else 0),
         params={"batch_size": probe.batch_size},
         distributions={"batch_size": IntDistribution(1, max(most, probe.batch_size), log=True)},
         user_attrs=columns,
-        system_attrs=optuna_internals.dashboard_constraint(memory_violation(outcome, limit_bytes)),
+        system_attrs=optuna_internals.dashboard_constraint(memory_violation(job_result, limit_bytes)),
     )

@@ -22,7 +22,7 @@ _HTTP_OF_THE_SERVER = (401, 403, 404, 407, 408, 429)
 _LONGEST_REASON = 200
 
 
-def is_refusal(error: Exception) -> bool:
+def is_rejection(error: Exception) -> bool:
     """Return whether a write is wrong itself, so that trying again is of no use."""
     if isinstance(error, mlflow.exceptions.MlflowException):
         return error.error_code in _REFUSALS

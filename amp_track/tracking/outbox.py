@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from amp_track.tracking.writes import WRITES, LogCheckpoint, LogFile, Write
 
-_HEADER, _IDS, _LOCK, _FILES, _REFUSED = "spool.json", "ids.json", "lock", "files", "refused"
+_HEADER, _IDS, _LOCK, _FILES, _REJECTED = "spool.json", "ids.json", "lock", "files", "refused"
 _ATTEMPTS = 10
 """Another process may remove the folder of all spools, when its own was the last, a moment after this one made it."""
 
@@ -43,7 +43,7 @@ class Entry:
     write: Write
 
 
-class Spool:
+class Outbox:
     """The writes of one process to one tracking server. Make it with `Spool.create`, or find it with `left_behind`.
 
     Args:
@@ -62,7 +62,7 @@ class Spool:
         self._ids: dict[str, str] = _read(folder / _IDS) or {}
 
     @classmethod
-    def create(cls, root: Path, server: str) -> Spool:
+    def create(cls, root: Path, server: str) -> Outbox:
         """Make an empty spool in `root` for a server, which `addresses.server` names. Raises OSError."""
         for attempt in range(1, _ATTEMPTS + 1):
             root.mkdir(mode=0o700, exist_ok=True)
@@ -81,7 +81,7 @@ class Spool:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def left_behind(cls, root: Path, server: str) -> list[Spool]:
+    def left_behind(cls, root: Path, server: str) -> list[Outbox]:
         """Return this user's spools in `root` that a process has left for the same server, the oldest first.
 
         What a process has left that was killed before its spool was whole is removed.
@@ -102,7 +102,7 @@ class Spool:
                         found.append((made.st_ctime, cls(folder, os.dup(lock))))
                 finally:
                     os.close(lock)
-        return [spool for _, spool in sorted(found, key=lambda each: each[0])]
+        return [outbox for _, outbox in sorted(found, key=lambda each: each[0])]
 
     def __len__(self) -> int:
         """Return how many writes wait."""
@@ -147,7 +147,7 @@ class Spool:
             except FileNotFoundError:
                 self.remove(number)
             except (ValueError, KeyError, TypeError, ValidationError):  # damaged, or of another version
-                self.refuse(number)
+                self.reject(number)
             else:
                 yield entry
 
@@ -156,18 +156,18 @@ class Spool:
         with self._changing:
             self._forget(number)
 
-    def refuse(self, number: int) -> Path | None:
+    def reject(self, number: int) -> Path | None:
         """Set aside a write that the server will never take. Return where it is; None if it waits no more."""
-        refused = self.folder.parent / _REFUSED / self.folder.name
+        rejected = self.folder.parent / _REJECTED / self.folder.name
         with self._changing:
             if number not in self._numbers:
                 return None
-            refused.mkdir(mode=0o700, parents=True, exist_ok=True)
+            rejected.mkdir(mode=0o700, parents=True, exist_ok=True)
             for part in (self._entry_file(number), self._files_of(number)):
                 with contextlib.suppress(FileNotFoundError):
-                    os.rename(part, refused / part.name)
+                    os.rename(part, rejected / part.name)
             self._drop(number)
-        return refused
+        return rejected
 
     def name_run(self, run: str, run_id: str) -> None:
         """Remember the id of a run that the server has made."""

@@ -27,7 +27,7 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
 from amp_track.tracking import answers, writes
-from amp_track.tracking.outbox import Entry, Spool
+from amp_track.tracking.outbox import Entry, Outbox
 from amp_track.tracking.writes import CreateRun, GoOn, Write
 from amp_track.workers import interrupts
 
@@ -69,9 +69,9 @@ class Sender:
         self._server = addresses.server(uri)
         self._root = root
         self._changed = threading.Condition()
-        self._spools: list[Spool] = []
+        self._outboxes: list[Outbox] = []
         """Those that are left first; this process's own last."""
-        self._own: Spool | None = None
+        self._own: Outbox | None = None
         self._ids: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._failures = 0
@@ -82,7 +82,7 @@ class Sender:
         """How many of those attempts failed for a reason that may be the write's own."""
         self._alone = 0
         """So many of the next writes are sent one by one: the server has refused one of those that were merged."""
-        self._has_refused = False
+        self._has_rejected = False
         self._said_down: float | None = None
         """When it was said last that the server takes no records; None once it is said that it does."""
 
@@ -98,11 +98,11 @@ class Sender:
                 f"{place}: got a folder that this user cannot write, expected one where records for {self._address} "
                 "can wait; see to its permissions, or work in another folder"
             )
-        left = Spool.left_behind(self._root, self._server)
+        left = Outbox.left_behind(self._root, self._server)
         with self._changed:
-            self._spools[:0] = left
+            self._outboxes[:0] = left
             self._wake()
-        return sum(len(spool) for spool in left)
+        return sum(len(outbox) for outbox in left)
 
     def create(self, write: CreateRun) -> str:
         """Have a run made, and return what stands for its id until then."""
@@ -114,8 +114,8 @@ class Sender:
         """Keep a write, and deliver it as soon as the server takes it. See `Spool.append`."""
         with self._changed:
             if self._own is None:
-                self._own = Spool.create(self._root, self._server)
-                self._spools.append(self._own)
+                self._own = Outbox.create(self._root, self._server)
+                self._outboxes.append(self._own)
             self._own.append(run, write, takes=takes)
             self._wake()
 
@@ -126,7 +126,7 @@ class Sender:
     @property
     def waiting(self) -> int:
         """How many writes wait."""
-        return sum(len(spool) for spool in list(self._spools))
+        return sum(len(outbox) for outbox in list(self._outboxes))
 
     @property
     def is_hopeless(self) -> bool:
@@ -156,10 +156,10 @@ class Sender:
                 self._root.parent, "them" if waiting > 1 else "it",
             )  # fmt: skip
         with self._changed:
-            for spool in [spool for spool in self._spools if not len(spool)]:
-                self._spools.remove(spool)
-                spool.close()
-                if spool is self._own:
+            for outbox in [outbox for outbox in self._outboxes if not len(outbox)]:
+                self._outboxes.remove(outbox)
+                outbox.close()
+                if outbox is self._own:
                     self._own = None
 
     def _wake(self) -> None:
@@ -173,9 +173,9 @@ class Sender:
         """Deliver for as long as the process lives."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            spool = self._next_spool()
+            outbox = self._next_outbox()
             try:
-                has_delivered = self._deliver_next(spool)
+                has_delivered = self._deliver_next(outbox)
             except Exception as error:  # whatever it is, what waits is not lost, and is tried again
                 self._note_failure(error)
                 time.sleep(pause)
@@ -185,58 +185,58 @@ class Sender:
                 if has_delivered:
                     self._note_success()
 
-    def _next_spool(self) -> Spool:
+    def _next_outbox(self) -> Outbox:
         """Wait for a write, and return the spool it is in."""
         with self._changed:
             while True:
-                for spool in self._spools:
-                    if len(spool):
-                        return spool
+                for outbox in self._outboxes:
+                    if len(outbox):
+                        return outbox
                 self._changed.wait()
 
-    def _deliver_next(self, spool: Spool) -> bool:
+    def _deliver_next(self, outbox: Outbox) -> bool:
         """Deliver the oldest write, and those after it that the same request can take. Return whether that was done."""
-        merged, taken = _merged(spool.entries(), 1 if self._alone else _AT_ONCE)
+        merged, taken = _merged(outbox.entries(), 1 if self._alone else _AT_ONCE)
         if merged is None:
             return False
         try:
-            self._deliver(spool, merged)
+            self._deliver(outbox, merged)
         except Exception as error:
-            if not spool.holds(merged):  # a newer checkpoint has replaced it
+            if not outbox.holds(merged):  # a newer checkpoint has replaced it
                 self._doubts = 0
                 return False
             self._doubts = 0 if answers.is_of_the_server(error) else self._doubts + 1
-            if not answers.is_refusal(error) and self._doubts < _ATTEMPTS:
+            if not answers.is_rejection(error) and self._doubts < _ATTEMPTS:
                 raise
             self._doubts = 0
             if len(taken) > 1:
                 self._alone = len(taken)
-            elif (folder := spool.refuse(merged.number)) is not None:
-                self._note_refused(folder, error)
+            elif (folder := outbox.reject(merged.number)) is not None:
+                self._note_rejected(folder, error)
             return False
         self._doubts, self._alone = 0, max(self._alone - 1, 0)
         for entry in taken:
-            spool.remove(entry.number)
+            outbox.remove(entry.number)
         return True
 
-    def _deliver(self, spool: Spool, entry: Entry) -> None:
+    def _deliver(self, outbox: Outbox, entry: Entry) -> None:
         if isinstance(entry.write, CreateRun):
-            self._create(spool, entry.run, entry.write)
-        elif not isinstance(entry.write, GoOn) or spool is self._own:  # of a process that is gone, nothing goes on
-            run_id = spool.id_of(entry.run) or self._ids.get(entry.run) or entry.run
+            self._create(outbox, entry.run, entry.write)
+        elif not isinstance(entry.write, GoOn) or outbox is self._own:  # of a process that is gone, nothing goes on
+            run_id = outbox.id_of(entry.run) or self._ids.get(entry.run) or entry.run
             writes.apply(self._client, run_id, entry.write)
 
-    def _create(self, spool: Spool, key: str, write: CreateRun) -> None:
+    def _create(self, outbox: Outbox, key: str, write: CreateRun) -> None:
         """Make a run once, though the answer to an earlier attempt may be lost."""
         run_id = None
-        if spool is not self._own or key in self._may_be_made:
+        if outbox is not self._own or key in self._may_be_made:
             run_id = find_by_key(self._client, write.experiment_id, key)
         if run_id is None:
             self._may_be_made.add(key)
             write = dataclasses.replace(write, tags=write.tags | {_KEY_TAG: key})
             run_id = writes.create(self._client, write).info.run_id
         self._may_be_made.discard(key)
-        spool.name_run(key, run_id)
+        outbox.name_run(key, run_id)
         self._ids[key] = run_id
 
     def _note_failure(self, error: Exception) -> None:
@@ -254,9 +254,9 @@ class Sender:
             self._said_down = None
             _log.warning("%s takes records again: %d that were kept are being sent", self._address, self.waiting)
 
-    def _note_refused(self, folder: Path, error: Exception) -> None:
-        if not self._has_refused:
-            self._has_refused = True
+    def _note_rejected(self, folder: Path, error: Exception) -> None:
+        if not self._has_rejected:
+            self._has_rejected = True
             _log.warning(
                 "%s refuses records, which are set aside in %s: %s", self._address, folder, answers.reason_of(error)
             )  # fmt: skip

@@ -61,8 +61,8 @@ class Direct:
         """Return at once: everything is stored."""
 
 
-def sink_for(uri: str, client: mlflow.MlflowClient, spool_folder: Path) -> Direct | Sender:
+def sink_for(uri: str, client: mlflow.MlflowClient, outbox_folder: Path) -> Direct | Sender:
     """Return where the writes to the store at `uri` go: to a sender for every store that is reached over a network."""
     if addresses.sqlite_file(uri) is not None:
         return Direct(client)
-    return sender_of(uri, spool_folder.resolve(), os.getpid())
+    return sender_of(uri, outbox_folder.resolve(), os.getpid())

@@ -15,8 +15,8 @@ from amp_track.config.inspection import Inspection
 from amp_track.records import metrics as names
 from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
-from amp_track.records.metrics import METRICS
-from amp_track.records.result import Outcome
+from amp_track.records.metrics import LOGGED_METRICS
+from amp_track.records.result import JobResult
 from amp_track.tracking.outbox_sinks import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
@@ -98,7 +98,7 @@ class Run:
         """Log the peak of memory that the memory model predicted before the job ran."""
         self.metric(names.PREDICTED_MEMORY, peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
-    def event(self, event: Event, quality_name: str) -> None:
+    def event(self, event: Event, metric_name: str) -> None:
         """Log one event of the job."""
         match event:
             case Started(settings=settings, scale=scale):
@@ -107,7 +107,7 @@ class Run:
             case EpochEnded():
                 self.metric(names.TRAIN_LOSS, event.train_loss, event.epoch)
                 self.metric(names.EVAL_LOSS, event.eval_loss, event.epoch)
-                self.metric(names.quality_metric(quality_name), event.quality, event.epoch)
+                self.metric(names.eval_metric(metric_name), event.metric, event.epoch)
             case StepsRecorded():
                 for step, loss in enumerate(event.losses, start=event.first_step):
                     self.metric(names.STEP_LOSS, loss, step)
@@ -128,20 +128,20 @@ class Run:
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
 
-    def outcome(self, outcome: Outcome) -> None:
+    def job_result(self, job_result: JobResult) -> None:
         """Log how the job ended."""
-        self.tags({"amp_track.verdict": str(outcome.verdict)})
-        if outcome.message:
-            self.tags({"amp_track.message": outcome.message})
-        if outcome.traceback:
-            self.text("traceback.txt", outcome.traceback)
-        for metric in METRICS:
-            self.metric(metric.name, metric.of(outcome))
-        if outcome.scale is not None:
-            last_step, last_scale = outcome.scale.history[-1]
-            if last_scale == outcome.scale.history[-2][1]:  # else it was streamed as a change
+        self.tags({"amp_track.status": str(job_result.status)})
+        if job_result.message:
+            self.tags({"amp_track.message": job_result.message})
+        if job_result.traceback:
+            self.text("traceback.txt", job_result.traceback)
+        for metric in LOGGED_METRICS:
+            self.metric(metric.name, metric.of(job_result))
+        if job_result.scale is not None:
+            last_step, last_scale = job_result.scale.history[-1]
+            if last_scale == job_result.scale.history[-2][1]:  # else it was streamed as a change
                 self.metric(names.SCALE, last_scale, last_step)
-        if outcome.diagnosis is not None and self._diagnosed:
+        if job_result.diagnosis is not None and self._diagnosed:
             self.table("diagnosis.json", _columns(self._diagnosed))
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:

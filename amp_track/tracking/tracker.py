@@ -21,8 +21,8 @@ from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records import metrics as names
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.records.events import PICTURES
-from amp_track.records.result import Verdict
+from amp_track.records.events import PLOTS
+from amp_track.records.result import JobStatus
 from amp_track.stores import addresses, sqlite_files
 from amp_track.stores.locks import store_lock
 from amp_track.tracking import checkpoints, environment, mlflow_internals, stale_runs
@@ -60,7 +60,7 @@ class Tracker:
 
     Args:
         uri: the store's address, which the command has checked.
-        spool_folder: where records wait for a server that does not answer; a database file needs none.
+        outbox_folder: where records wait for a server that does not answer; a database file needs none.
         resumes: whether runs are resumed alone, wherever the environment would put new ones.
 
     Raises:
@@ -68,7 +68,7 @@ class Tracker:
             not in it. Nothing is written then.
     """
 
-    def __init__(self, uri: str, *, spool_folder: Path = Path(addresses.SPOOL), resumes: bool = False) -> None:
+    def __init__(self, uri: str, *, outbox_folder: Path = Path(addresses.OUTBOX), resumes: bool = False) -> None:
         hush()
         set_clock()
         self.uri = uri
@@ -78,12 +78,12 @@ class Tracker:
             if (file := addresses.sqlite_file(uri)) is not None:
                 mlflow_internals.make_store(file)
             self._client = open_client(uri)
-        self._sink = sink_for(uri, self._client, spool_folder)
+        self._sink = sink_for(uri, self._client, outbox_folder)
         self._open_runs = 0
         if not resumes:
             self._check_environment()
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
-            _log.warning("delivering %d records that an earlier command has left in %s", left, spool_folder)
+            _log.warning("delivering %d records that an earlier command has left in %s", left, outbox_folder)
             self._sink.drain()  # what is read from the server below would be out of date
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class Tracker:
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
-            run.tags({"amp_track.verdict": str(Verdict.INTERRUPTED)})
+            run.tags({"amp_track.status": str(JobStatus.INTERRUPTED)})
             raise
         finally:
             self._open_runs -= 1
@@ -221,21 +221,21 @@ class Tracker:
         """Download the newest checkpoint of a run into `folder`. Raise BadInput if there is none."""
         return self._ask(lambda: checkpoints.fetch(self._client, run_id, folder))
 
-    def on_record(self, run_id: str, quality_name: str) -> dict[str, dict[int, float]]:
+    def on_record(self, run_id: str, metric_name: str) -> dict[str, dict[int, float]]:
         """Return what a run has logged of its training: by metric, its values by step or epoch."""
         return {
             name: {
                 metric.step: metric.value
                 for metric in self._ask(lambda name=name: self._client.get_metric_history(run_id, name))  # type: ignore[misc]
             }
-            for name in names.streamed_metrics(quality_name)
+            for name in names.streamed_metrics(metric_name)
         }
 
-    def fetch_pictures(self, run_id: str, folder: Path) -> dict[str, Path]:
+    def fetch_plots(self, run_id: str, folder: Path) -> dict[str, Path]:
         """Download the pictures that the workload drew into `folder` and return them by name; empty without any."""
         if not self._sink.drain() or not self.exists(run_id):
             return {}
-        files = [item.path for item in self._ask(lambda: self._client.list_artifacts(run_id, PICTURES))]
+        files = [item.path for item in self._ask(lambda: self._client.list_artifacts(run_id, PLOTS))]
         return {Path(file).stem: Path(self._download(run_id, file, folder)) for file in files}
 
     def _download(self, run_id: str, file: str, folder: Path) -> str:

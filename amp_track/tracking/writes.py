@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from amp_track.records.events import CheckpointWritten
-from amp_track.records.result import Verdict
+from amp_track.records.result import JobStatus
 from amp_track.tracking import checkpoints, views
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
@@ -159,7 +159,7 @@ def killed(started_ms: int) -> tuple[Write, ...]:
         started_ms: when the run has started, which may be later than now: by a clock that has been set back since.
     """
     end_time_ms = max(now_ms(), started_ms)
-    return LogBatch(tags={"amp_track.verdict": str(Verdict.INTERRUPTED)}), EndRun(
+    return LogBatch(tags={"amp_track.status": str(JobStatus.INTERRUPTED)}), EndRun(
         status="KILLED", end_time_ms=end_time_ms
     )
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from amp_track.config.job import JobFolder
-from amp_track.records.events import PICTURES, FileWritten
+from amp_track.records.events import PLOTS, FileWritten
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors, move
 from amp_track.training.disk import writing
@@ -41,12 +41,12 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
             output = step.model(move(input, step.device))
         return map_tensors(lambda tensor: tensor.float().cpu(), output)
 
-    for name, picture in workload.pictures(predict).items():
-        if not (picture.dim() == 2 and min(picture.shape) > 1) and not (picture.dim() == 3 and picture.shape[2] == 3):
+    for name, plot in workload.plots(predict).items():
+        if not (plot.dim() == 2 and min(plot.shape) > 1) and not (plot.dim() == 3 and plot.shape[2] == 3):
             expected = "expected (height, width) or (height, width, 3)"
-            raise ValueError(f"{name}: got a picture of shape {tuple(picture.shape)}, {expected}")
+            raise ValueError(f"{name}: got a picture of shape {tuple(plot.shape)}, {expected}")
         file = Path(folder.path) / f"{name.replace('/', '-')}.png"
-        pixels = picture.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
+        pixels = plot.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
         with writing(file):
             Image.fromarray(pixels.numpy()).save(file)
-        yield FileWritten(file=str(file), folder=PICTURES)
+        yield FileWritten(file=str(file), folder=PLOTS)

@@ -99,7 +99,7 @@ class Checkpoints:
         return self._every is not None and step % self._every == 0
 
     def after_epoch(
-        self, step: int, state: Callable[[], dict[str, Any]], *, quality: float | None, is_over: bool
+        self, step: int, state: Callable[[], dict[str, Any]], *, metric: float | None, is_over: bool
     ) -> None:
         """Write a checkpoint if the training is over, or if its quality is the best so far.
 
@@ -107,7 +107,7 @@ class Checkpoints:
         """
         if self._every is None:
             return
-        is_best = self._is_best(quality)
+        is_best = self._is_best(metric)
         if is_over or is_best:
             self._write(f"step-{step:09d}-evaluated.pt", step, state(), is_last=is_over, is_best=is_best)
 
@@ -141,11 +141,11 @@ class Checkpoints:
                 "optimizer may keep only tensors, numbers, texts, lists and dicts"
             ) from error
 
-    def _is_best(self, quality: float | None) -> bool:
-        if quality is None or math.isnan(quality):
+    def _is_best(self, metric: float | None) -> bool:
+        if metric is None or math.isnan(metric):
             return False
         sign = 1 if self._higher_is_better else -1
-        if self._best is not None and sign * quality <= sign * self._best:
+        if self._best is not None and sign * metric <= sign * self._best:
             return False
-        self._best = quality
+        self._best = metric
         return True

@@ -75,7 +75,7 @@ class Batches:
         full, rest = divmod(self.training_samples, global_batch_size)
         self.steps_per_epoch = steps_per_epoch(job, self.training_samples)
         self._sizes = _of_a_short_epoch(
-            [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.accumulate
+            [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.grad_accum
         )
         """Samples of each batch of an epoch, all processes together."""
         self.total_steps = total_steps(job, self.training_samples)
@@ -113,12 +113,12 @@ class Batches:
         return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
-        accumulate = self._job.accumulate
-        sizes = self._sizes[: steps * accumulate]  # so that no loader process loads what no step takes
-        batches = self._load(sizes, skip=steps_done * accumulate)
-        starts = range(steps_done * accumulate, steps * accumulate, accumulate)
+        grad_accum = self._job.grad_accum
+        sizes = self._sizes[: steps * grad_accum]  # so that no loader process loads what no step takes
+        batches = self._load(sizes, skip=steps_done * grad_accum)
+        starts = range(steps_done * grad_accum, steps * grad_accum, grad_accum)
         return itertools.chain.from_iterable(
-            self._one_step(batches, sizes[start : start + accumulate]) for start in starts
+            self._one_step(batches, sizes[start : start + grad_accum]) for start in starts
         )
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
@@ -127,7 +127,7 @@ class Batches:
         A training that has only one such step gets only one, because a second takes more memory. Two batches in each
         step show all that accumulation does to memory: gradients are held while the next batch runs.
         """
-        sizes = self._sizes[: min(self._job.accumulate, 2)]
+        sizes = self._sizes[: min(self._job.grad_accum, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
         if not self.has_a_second_full_step:
             yield self._one_step(self._load(sizes), sizes)
@@ -140,7 +140,7 @@ class Batches:
     @property
     def has_a_second_full_step(self) -> bool:
         """True if a training makes more than one step of full batches."""
-        return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.accumulate :]
+        return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.grad_accum :]
 
     @property
     def has_smaller_batch(self) -> bool:
@@ -196,7 +196,7 @@ class Batches:
             data,
             batches,
             generator,
-            workers=0 if self._job.probe else self._job.loader_workers or 0,  # a probe takes few batches
+            workers=0 if self._job.probe else self._job.num_workers or 0,  # a probe takes few batches
             first_batch=first_batch,
             rank=self._rank.index,
             ranks=self._rank.count,
@@ -204,12 +204,12 @@ class Batches:
         )
 
 
-def _of_a_short_epoch(sizes: list[int], steps: int, accumulate: int) -> list[int]:
+def _of_a_short_epoch(sizes: list[int], steps: int, grad_accum: int) -> list[int]:
     """Return the sizes of an epoch's batches up to its last but one step, and then those of its own last step."""
-    if steps * accumulate >= len(sizes):
+    if steps * grad_accum >= len(sizes):
         return sizes
-    of_last_step = len(sizes) % accumulate or accumulate
-    return [*sizes[: (steps - 1) * accumulate], *sizes[-of_last_step:]]
+    of_last_step = len(sizes) % grad_accum or grad_accum
+    return [*sizes[: (steps - 1) * grad_accum], *sizes[-of_last_step:]]
 
 
 def _first(batch: Any, size: int) -> Any:

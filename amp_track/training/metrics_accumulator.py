@@ -13,7 +13,7 @@ from amp_track.records.result import NonFiniteLosses, ScaleReport
 from amp_track.training.amp.step import StepTotals, TrainStep
 
 
-class Tally:
+class MetricsAccumulator:
     """Adds up what a TrainStep counts, over each epoch and over the whole job.
 
     Args:
@@ -86,7 +86,7 @@ class Tally:
         self.train_loss = state["train_loss"]
 
     def measured(self) -> dict[str, Any]:
-        """Return the totals as fields of an Outcome."""
+        """Return the totals as fields of an JobResult."""
         return {
             "train_loss": self.train_loss,
             "steps": self._step.steps,

@@ -39,7 +39,7 @@ _RECORDER_SIZE, _RECORDER_SIZE_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRAC
 """How many messages torch's flight recorder keeps: by default 2,000 (FlightRecorder.hpp). The second is older."""
 
 
-class Peers:
+class RankGroup:
     """One process's connection to the others that train the same job. Make it with `connected`.
 
     Every process must call the same methods in the same order, because they wait for each other. A process that trains
@@ -121,13 +121,13 @@ class Peers:
 
 
 @contextmanager
-def connected(rank: Rank, device: Device) -> Iterator[Peers]:
+def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
     """Connect this process to the others of its job, and yield the connection.
 
     A process that fails does not tell the others: whoever started them has to end them all.
     """
     if rank.count == 1:
-        yield Peers(rank)
+        yield RankGroup(rank)
         return
     place = urlsplit(rank.rendezvous)
     is_on_one_machine = rank.local_count == rank.count or is_of_this_machine(place.hostname or "")
@@ -154,7 +154,7 @@ def connected(rank: Rank, device: Device) -> Iterator[Peers]:
     # The threads of the backend take their memory with their first message: before the job's own is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
-    yield Peers(rank, host_group)
+    yield RankGroup(rank, host_group)
     distributed.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Run a Job in this process: train, evaluate, measure, stream events, return an Outcome. It tracks nothing itself."""
+"""Run a Job in this process: train, evaluate, measure, stream events, return an JobResult. It tracks nothing itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amp_track.config.job import ALONE, Job, JobFolder
 from amp_track.config.steps import scaled_learning_rate
 from amp_track.records.causes import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import artifacts
 from amp_track.training.amp import random_state
 from amp_track.training.amp.evaluation import EvalStep, EvalTotals
@@ -23,8 +23,8 @@ from amp_track.training.data import Batches, Part, Position
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.proc_status import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
-from amp_track.training.metrics_accumulator import Tally
-from amp_track.training.process_group import JSON, Peers
+from amp_track.training.metrics_accumulator import MetricsAccumulator
+from amp_track.training.process_group import JSON, RankGroup
 from amp_track.training.timing import InputWait, TrainingClock
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
@@ -58,7 +58,7 @@ class Trainer:
         device: Device,
         send: Callable[[Event], None],
         *,
-        peers: Peers | None = None,
+        group: RankGroup | None = None,
         enforce_budget: bool = True,
         folder: JobFolder | None = None,
     ) -> None:
@@ -67,24 +67,24 @@ class Trainer:
         self._batch_size = job.batch_size
         self._workload = workload
         self._device = device
-        self._peers = peers or Peers(ALONE)
+        self._group = group or RankGroup(ALONE)
         self._send = send
         self._enforce_budget = enforce_budget
         self._folder = folder
         self._checkpoints = Checkpoints(
             job.checkpoint_every,
             folder,
-            higher_is_better=workload.quality.higher_is_better,
+            higher_is_better=workload.metric.higher_is_better,
             send=send,
-            writes=self._peers.is_first,
+            writes=self._group.is_first,
         )
         self._precision = Precision.named(job.precision)
         self._step: TrainStep | None = None
         self._phase = "data"
         self._input_wait = InputWait(device)
         self._evaluation_clock = TrainingClock(device, warm_up_steps=1)
-        self._eval_max_allocated_bytes = 0
-        self._max_allocated_bytes = 0
+        self._eval_peak_allocated_bytes = 0
+        self._train_peak_allocated_bytes = 0
         self._resume_state: dict[str, Any] | None = None
         self._started = self._last_progress = self._last_record = time.perf_counter()
 
@@ -93,16 +93,16 @@ class Trainer:
         """What the job is doing, or did when an exception was raised: `data`, `model`, `forward`, `evaluation`, …"""
         return self._step.phase if self._phase == "training" and self._step is not None else self._phase
 
-    def run(self) -> Outcome:
+    def run(self) -> JobResult:
         """Train, evaluate after every epoch, and measure. Exceptions pass through unchanged."""
         self._started = time.perf_counter()
         random_state.seed(self._job.seed)
-        rank = self._peers.rank
+        rank = self._group.rank
         batches = Batches(self._job, self._workload, rank, pin_memory=self._device.pins_memory)
         if self._batch_size * rank.count > batches.training_samples:
             times = f" × {rank.count} processes" if rank.count > 1 else ""
-            return Outcome(
-                verdict=Verdict.OVER_DATASET,
+            return JobResult(
+                status=JobStatus.OVER_DATASET,
                 message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
                 "samples",
             )
@@ -127,29 +127,29 @@ class Trainer:
             wall_seconds = time.perf_counter() - self._started
         self._device.synchronize()
         peak = self._device.peak()
-        outcome = Outcome(
-            verdict=Verdict.FITS,
+        job_result = JobResult(
+            status=JobStatus.FITS,
             wall_seconds=wall_seconds,
-            max_allocated_bytes=self._max_allocated_bytes or None,
-            max_resident_bytes=peak_resident_bytes(),
-            max_memory_bytes=peak.reserved_bytes,
-            eval_max_allocated_bytes=self._eval_max_allocated_bytes or None,
+            train_peak_allocated_bytes=self._train_peak_allocated_bytes or None,
+            peak_resident_bytes=peak_resident_bytes(),
+            peak_bytes=peak.reserved_bytes,
+            eval_peak_allocated_bytes=self._eval_peak_allocated_bytes or None,
             waited_seconds=self._input_wait.seconds if not self._job.probe else None,  # it waits for every batch
             allocation_retries=self._device.allocation_retries(),
             eval_samples_per_second=self._evaluation_clock.samples_per_second,
             **measured,
         )
         self._write_artifacts(step)
-        return outcome
+        return job_result
 
     def _write_artifacts(self, step: TrainStep) -> None:
         """Write the artifacts of a training whose measurements are done, without a limit of memory.
 
         A picture that fails is noted, and no reason for the training to have failed.
         """
-        if self._folder is None or not self._folder.keep_pictures:
+        if self._folder is None or not self._folder.keep_plots:
             return
-        if self._job.probe or self._job.synthetic or not self._peers.is_first:
+        if self._job.probe or self._job.synthetic or not self._group.is_first:
             return
         step.optimizer.state.clear()
         self._device.lift_budget()
@@ -170,20 +170,20 @@ class Trainer:
             self._workload.loss,
             self._precision,
             schedule=new_schedule(self._workload, total_steps),
-            clip_norm=self._job.clip_norm,
+            max_grad_norm=self._job.max_grad_norm,
             channels_last=self._job.channels_last,
             compile=self._job.compile,
-            diagnose_every=self._job.diagnose_every,
-            data_parallel=not self._peers.is_alone,
+            grad_stats_every=self._job.grad_stats_every,
+            data_parallel=not self._group.is_alone,
         )
-        if not self._peers.is_first:
+        if not self._group.is_first:
             # The same weights and order of samples in each process, but different dropout and augmentation.
-            random_state.seed(self._job.seed + _SEEDS_APART * self._peers.rank.index)
+            random_state.seed(self._job.seed + _SEEDS_APART * self._group.rank.index)
         return self._step
 
     def _train(self, step: TrainStep, batches: Batches, known: dict[str, Any] | None) -> dict[str, Any]:
         clock = TrainingClock(self._device, min(_WARM_UP_STEPS, batches.total_steps // 3))
-        tally = Tally(step, self._peers.merge)
+        accumulator = MetricsAccumulator(step, self._group.merge)
         evaluation: EvalTotals | None = None
         non_finite_weights = ""
 
@@ -191,7 +191,7 @@ class Trainer:
             return {
                 "position": dataclasses.asdict(position),
                 "step": step.state_dict(),
-                "tally": tally.state_dict(),
+                "tally": accumulator.state_dict(),
                 "evaluation": dataclasses.asdict(evaluation) if evaluation is not None else None,
                 "non_finite_weights": non_finite_weights,
                 "train_seconds": seconds_before + clock.seconds,
@@ -204,47 +204,47 @@ class Trainer:
         if known is not None:
             start = Position(**known["position"])
             step.load_state_dict(known["step"])
-            tally.load_state_dict(known["tally"])
+            accumulator.load_state_dict(known["tally"])
             evaluation = EvalTotals(**known["evaluation"]) if known["evaluation"] is not None else None
             non_finite_weights, seconds_before = known["non_finite_weights"], known["train_seconds"]
             self._input_wait.seconds = known["waited_seconds"]
-            if not self._peers.is_alone:
-                random_state.restore(known["random_of_peers"][self._peers.rank.index], step.device)
+            if not self._group.is_alone:
+                random_state.restore(known["random_of_peers"][self._group.rank.index], step.device)
             known = None  # it holds a second copy of all weights
         for parts in batches.epochs(start):
-            self._train_epoch(step, batches, parts, tally, clock, state)
+            self._train_epoch(step, batches, parts, accumulator, clock, state)
             non_finite_weights = non_finite_weights or step.non_finite_weights()
             evaluation = self._evaluate(step, batches)
-            quality = self._quality(evaluation)
+            metric = self._metric(evaluation)
             self._send(
                 EpochEnded(
                     epoch=batches.position.epoch + 1,
                     step=step.steps,
-                    train_loss=tally.end_epoch(),
+                    train_loss=accumulator.end_epoch(),
                     eval_loss=evaluation.loss if evaluation else None,
-                    quality=quality,
+                    metric=metric,
                 )
             )
             self._checkpoints.after_epoch(
                 step.steps,
                 lambda: state(batches.position_after_evaluation(step.steps)),
-                quality=quality,
+                metric=metric,
                 is_over=step.steps == batches.total_steps,
             )
-        return tally.measured() | {
+        return accumulator.measured() | {
             "train_seconds": seconds_before + clock.seconds,
             "samples_per_second": clock.samples_per_second,
             "non_finite_weights": non_finite_weights,
             "eval_loss": evaluation.loss if evaluation else None,
-            "quality": self._quality(evaluation),
+            "metric": self._metric(evaluation),
         }
 
     def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
         """Return the random state of each process by rank; nothing if alone, where the step's own state has it."""
-        if self._peers.is_alone:
+        if self._group.is_alone:
             return []
         own = random_state.to_json(random_state.capture(step.device))
-        return [random_state.from_json(each) for each in self._peers.gather(own, JSON)]
+        return [random_state.from_json(each) for each in self._group.gather(own, JSON)]
 
     def _take_resume_state(self) -> dict[str, Any] | None:
         """Return the state to resume from, and drop the reference to it: it holds a second copy of all weights."""
@@ -256,7 +256,7 @@ class Trainer:
         step: TrainStep,
         batches: Batches,
         parts: Iterator[Part],
-        tally: Tally,
+        accumulator: MetricsAccumulator,
         clock: TrainingClock,
         state: Callable[[Position], dict[str, Any]],
     ) -> None:
@@ -275,28 +275,28 @@ class Trainer:
                 self._send(StepsDone(step=step.steps, total_steps=batches.total_steps, memory_bytes=peak_bytes))
             if self._is_time_to_record(step, now):
                 self._last_record = now
-                self._record(tally)
+                self._record(accumulator)
             if self._checkpoints.is_due(step.steps):
-                self._record(tally)  # first: what a checkpoint has counted must be on record when it is
+                self._record(accumulator)  # first: what a checkpoint has counted must be on record when it is
                 clock.stop()
                 self._checkpoints.after_step(step.steps, state(batches.position_after(step.steps)))
                 clock.start()
-        self._record(tally)
+        self._record(accumulator)
         clock.stop()
         self._note_peak_of_training()
 
     def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
         """True if the losses so far should be sent: by the clock, or, to agree with other processes, by steps."""
-        if self._peers.is_alone:
+        if self._group.is_alone:
             return now - self._last_record > _RECORD_SECONDS
         return step.steps % _RECORD_STEPS_TOGETHER == 0
 
-    def _quality(self, evaluation: EvalTotals | None) -> float | None:
-        return evaluation.quality if evaluation is not None and not self._job.synthetic else None
+    def _metric(self, evaluation: EvalTotals | None) -> float | None:
+        return evaluation.metric if evaluation is not None and not self._job.synthetic else None
 
-    def _record(self, tally: Tally) -> None:
+    def _record(self, accumulator: MetricsAccumulator) -> None:
         """Send what happened in the steps since the last record. Waits for the device."""
-        totals = tally.read()
+        totals = accumulator.read()
         if totals.steps:
             self._send(
                 StepsRecorded(
@@ -315,7 +315,7 @@ class Trainer:
         instead. They rarely take more than two full steps before them; `probe_to_the_end` says whether the probe makes
         them.
         """
-        tally = Tally(step, self._peers.merge)
+        accumulator = MetricsAccumulator(step, self._group.merge)
         if batches.trains_after_an_evaluation:
             if self._job.compile:  # for a full batch first, as a training does, then for the smaller one
                 self._begin_training(step)
@@ -325,15 +325,15 @@ class Trainer:
             self._end_an_epoch(step, batches)
         self._begin_training(step)
         timing = make_full_steps(
-            batches.full_steps(), lambda part: self._train_on(step, part), self._device, agree=self._peers.agree
+            batches.full_steps(), lambda part: self._train_on(step, part), self._device, agree=self._group.agree
         )
         self._note_peak_of_training()
         makes_the_end = self._job.probe_to_the_end or not batches.has_a_second_full_step
         if makes_the_end and not batches.trains_after_an_evaluation:
             self._end_an_epoch(step, batches)
-        tally.read()
-        tally.end_epoch()
-        return tally.measured() | dataclasses.asdict(timing)
+        accumulator.read()
+        accumulator.end_epoch()
+        return accumulator.measured() | dataclasses.asdict(timing)
 
     def _end_an_epoch(self, step: TrainStep, batches: Batches) -> None:
         """Train on the smaller last batch of an epoch, and evaluate."""
@@ -351,13 +351,13 @@ class Trainer:
 
     def _note_peak_of_training(self) -> None:
         self._device.synchronize()
-        self._max_allocated_bytes = max(self._max_allocated_bytes, self._device.peak().allocated_bytes)
+        self._train_peak_allocated_bytes = max(self._train_peak_allocated_bytes, self._device.peak().allocated_bytes)
 
     def _evaluate(self, step: TrainStep, batches: Batches) -> EvalTotals | None:
         """Return loss and quality over the evaluation data of all processes; None without such data."""
         self._phase = "evaluation"
         step.model.eval()
-        self._peers.share_buffers(step.model)
+        self._group.share_buffers(step.model)
         self._device.reset_peak()
         evaluate = EvalStep(
             step.forward,
@@ -370,25 +370,25 @@ class Trainer:
         self._evaluation_clock.start()
         for batch in batches.evaluation():
             evaluate(*batch)
-            self._evaluation_clock.count(batch_length(batch) * self._peers.rank.count)
+            self._evaluation_clock.count(batch_length(batch) * self._group.rank.count)
             del batch
         own = evaluate.read()  # waits for the device
         self._evaluation_clock.stop()
         totals = self._mean_over_peers(own)
         if not totals.samples:
             return None
-        self._eval_max_allocated_bytes = max(self._eval_max_allocated_bytes, self._device.peak().allocated_bytes)
+        self._eval_peak_allocated_bytes = max(self._eval_peak_allocated_bytes, self._device.peak().allocated_bytes)
         return totals
 
     def _mean_over_peers(self, own: EvalTotals) -> EvalTotals:
         """Return the means over the evaluation samples of all processes."""
-        if self._peers.is_alone:
+        if self._group.is_alone:
             return own
-        loss, quality = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.quality))
-        loss, quality, samples = self._peers.sum([loss, quality, own.samples])
+        loss, metric = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.metric))
+        loss, metric, samples = self._group.sum([loss, metric, own.samples])
         if not samples:
             return own
-        return EvalTotals(samples=int(samples), loss=loss / samples, quality=quality / samples)
+        return EvalTotals(samples=int(samples), loss=loss / samples, metric=metric / samples)
 
     def _train_on(self, step: TrainStep, part: Part) -> int:
         """Train on one batch, and return how many samples all processes have trained on with it."""

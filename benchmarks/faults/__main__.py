@@ -26,7 +26,7 @@ from rich.table import Table
 
 from amp_track.config.job import Job
 from amp_track.runner import fork_server
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from benchmarks import provenance
 from benchmarks.faults import case, faults, results, works
 from benchmarks.faults.case import Case, Fault
@@ -39,7 +39,7 @@ from benchmarks.faults.works import Work
 def where() -> dict[str, Any]:
     """Return device, versions and code."""
     workload = works.FIT.arguments[1]
-    found = Sandbox(workload).inspect(Job(workload=workload, precision="fp32"))
+    found = JobRunner(workload).inspect(Job(workload=workload, precision="fp32"))
     fork_server.stop()
     made = provenance.provenance(found) | {"code": results.code_digest()}
     return made | {"versions": made["versions"] | provenance.versions("optuna")}

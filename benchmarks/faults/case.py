@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.faults import check, stores, works
-from benchmarks.faults.check import Undisturbed, Verdict
+from benchmarks.faults.check import JobStatus, Undisturbed
 from benchmarks.faults.command import Command, Place
 from benchmarks.faults.moments import Moment
 from benchmarks.faults.works import Work
@@ -127,7 +127,7 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         files = check.files_left(case.place)
     if case.work.name == "train" and before.roots:
         twice = max(twice - 1, 0)  # its run was FINISHED, and another training is what was asked for
-    verdict = Verdict(
+    status = JobStatus(
         lost=lost,
         twice=twice,
         running=max(before.running if fault.ends_itself else 0, after.running),
@@ -144,9 +144,9 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         "end_seconds": round(seen.end_seconds, 2),
         "recovery_seconds": round(recovery_seconds, 2),
         "undisturbed_seconds": round(normal.seconds, 2),
-        **asdict(verdict),
+        **asdict(status),
     }
-    if not verdict.is_good:
+    if not status.is_good:
         row["detail"] = {
             "files": files,
             "first": seen.lines[-15:],

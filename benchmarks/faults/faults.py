@@ -132,7 +132,7 @@ def _while_sending(command: Command) -> None:
 
 
 _WITH_TIMEOUT = tuple(
-    dataclasses.replace(work, arguments=(*work.arguments, "--timeout", str(_TIMEOUT_SECONDS)))
+    dataclasses.replace(work, arguments=(*work.arguments, "--job-timeout", str(_TIMEOUT_SECONDS)))
     for work in (works.FIT, works.TRAIN)
 )
 
@@ -153,7 +153,7 @@ JOBS = (
         _struck_from_within, each(*_OF_A_JOB), set_up=_in_the_job("SIGSEGV"), exit_codes=_FAILED, ends_itself=True,
     ),
     Fault(
-        "a job that hangs, with --timeout", "The job is ended when its time is up, and the command as above.",
+        "a job that hangs, with --job-timeout", "The job is ended when its time is up, and the command as above.",
         _struck_from_within, each(moments.JOB, moments.STEP, of=_WITH_TIMEOUT), set_up=_in_the_job("hang"),
         exit_codes=_FAILED, ends_itself=True,
     ),

@@ -48,7 +48,7 @@ def read(folder: Path) -> Records:
     """Return what is recorded in a folder; nothing for stores that are not there yet."""
     trials = _rows(
         folder / "optuna.db",
-        # NAME/fit/PRECISION repeats the trials of NAME/fit for people, and stands for no work.
+        # NAME/max-batch/PRECISION repeats the trials of NAME/max-batch for people, and stands for no work.
         "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id) "
         "where s.study_name not like '%/fit/%'",
     )

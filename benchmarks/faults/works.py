@@ -42,17 +42,19 @@ class Work:
             return None
 
 
-def _edges(found: Any) -> Any:
-    names = ("largest_batch", "first_failing_batch", "bound")
-    return {precision: [edge.get(name) for name in names] for precision, edge in found["precisions"].items()}
+def _max_batches(found: Any) -> Any:
+    names = ("max_batch", "first_failing_batch", "bound")
+    return {precision: [max_batch.get(name) for name in names] for precision, max_batch in found["precisions"].items()}
 
 
-def _qualities(found: Any) -> Any:
-    return [[cell.get(name) for name in ("value", "precision", "quality")] for cell in found["rows"]]
+def _metrics(found: Any) -> Any:
+    return [[cell.get(name) for name in ("value", "precision", "metric")] for cell in found["rows"]]
 
 
 FIT = Work(
-    "fit", ("fit", _WORKLOAD, "--precision", "fp32", "--memory-budget", "16MiB", "--study", "s", "--json"), _edges
+    "max-batch",
+    ("max-batch", _WORKLOAD, "--precision", "fp32", "--memory-budget", "16MiB", "--study", "s", "--json"),
+    _max_batches,
 )
 SEARCH = Work(
     "search",
@@ -60,20 +62,20 @@ SEARCH = Work(
         "search", _WORKLOAD, "--precision", "fp32", "--memory-budget", "16MiB", "--max-batch-size", "256",
         "--epochs", "1", "--trials", "3", "--study", "s", "--json",
     ),
-    _edges,
+    _max_batches,
 )  # fmt: skip
 COMPARE = Work(
     "compare",
     (
-        "compare", _WORKLOAD, "--precision", "fp32,bf16", "--over", "width=64,128", "--epochs", "1",
+        "compare", _WORKLOAD, "--precision", "fp32,bf16", "--vary", "width=64,128", "--epochs", "1",
         "--study", "s", "--json",
     ),
-    _qualities,
+    _metrics,
 )  # fmt: skip
 TRAIN = Work(
     "train",
     ("train", _WORKLOAD, "--precision", "bf16", "--steps", "400", "--checkpoint-every", "100", "--json"),
-    lambda found: [found["quality"], found["steps"]],
+    lambda found: [found["metric"], found["steps"]],
 )
 STUDIES = (FIT, SEARCH, COMPARE)
 ALL = (*STUDIES, TRAIN)

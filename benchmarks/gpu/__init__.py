@@ -1,1 +1,1 @@
-"""The programme for a machine with a GPU: stages of a few minutes, whose rows are kept as they come."""
+"""Tests and benchmarks for a machine with a GPU, in stages that can be continued: docs/gpu.md."""

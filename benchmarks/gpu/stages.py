@@ -1,65 +1,350 @@
-"""The stages of the programme, the most telling first."""
+"""The stages, the most telling first, and their measurements. Small sizes (`smoke`) run the same code on a CPU."""
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import functools
+import itertools
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu.parts import StageModule
+from amp_track.config.inspection import Inspection, resolve
+from amp_track.config.job import Job
+from amp_track.memory_plan import gpus
+from amp_track.records.plan import PlanTask
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.runner.runner import JobRunner
+from benchmarks.claims import GIBIBYTE, SIX_GIBIBYTES, Bench
+from benchmarks.gpu.results import Machine
+from benchmarks.peers import GPU_BUDGETS_MIB, PEERS, Case, in_own_process, peer_command
 
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage: its rows are in a file of its own.
-
-    Attributes:
-        name: as `--stage` takes it, and the name of its file.
-        purpose: what it answers, in a line.
-        minutes: how long it is planned to take on a large GPU; after LIMIT_MINUTES no new row is started.
-        module: what measures it.
-    """
-
-    name: str
-    purpose: str
-    minutes: int
-    module: str
-
-    def load(self) -> StageModule:
-        return cast("StageModule", importlib.import_module(self.module))
+_FP32_FIRST, _AMP_FIRST = ["fp32", "amp", "tf32", "bf16"], ["amp", "bf16", "fp32", "tf32"]
+_MODELS = ["ResNet18", "Transformer", "Cnn", "UNet", "Lstm"]
+_NETS = ("resnet50", "vit_b_16", "convnext_tiny", "unet", "resnet18", "swin_t", "transformer", "lstm")
+_STORES = ("mlflow", "optuna")
 
 
-LIMIT_MINUTES = 8.0
-"""For each stage: machines with a GPU are borrowed for minutes."""
-STAGES = (
-    Stage("tests", "do the tests that need a GPU pass?", 5, "benchmarks.gpu.marked_tests"),
-    Stage("caltech256", "which batches fit 6 GiB, and which allocation fails?", 2, "benchmarks.gpu.caltech256"),
-    Stage(
-        "edges",
-        "the largest batch of five models in 6 GiB and on the whole card, beside Lightning",
-        8,
-        "benchmarks.gpu.edges",
-    ),
-    Stage(
-        "step",
-        "TrainStep against the bare loop: images/s on ResNet-50, and does the host ever wait?",
-        5,
-        "benchmarks.gpu.step",
-    ),
-    Stage("sinusoid", "time and memory of a ConvModel, beside what its write-up claims", 2, "benchmarks.gpu.sinusoid"),
-    Stage(
-        "sizes",
-        "from which width on does a lower precision pay? And on CIFAR-10's ResNet-50?",
-        3,
-        "benchmarks.gpu.sizes",
-    ),
-    Stage(
-        "planner",
-        "what a probe takes against a whole training; reserved memory against allocated",
-        2,
-        "benchmarks.gpu.planner",
-    ),
-    Stage("plan", "how far off are predicted peaks of memory?", 8, "benchmarks.gpu.plan"),
-    Stage("costs", "what loading, tracking, a trial and a fresh process cost", 3, "benchmarks.gpu.costs"),
-)
-NAMES = tuple(stage.name for stage in STAGES)
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One row of a stage. It needs these packages and programs; measurements of the same `process` share one."""
+
+    key: str
+    run: Callable[[], Mapping[str, Any]]
+    precision: str = "fp32"
+    needs: Sequence[str] = ()
+    limit_seconds: float = 120.0
+    process: str = ""
+    n: int = 1
+
+
+def _ratio(first: float | None, second: float | None) -> float | None:
+    return first / second if first and second else None
+
+
+def _values(job_result: JobResult) -> dict[str, Any]:
+    numbers = {name: value for name, value in vars(job_result).items() if isinstance(value, int | float)}
+    return {"status": job_result.status, "message": job_result.message[:200], "phase": job_result.phase, **numbers}
+
+
+class _Jobs:
+    """Runs jobs of one workload, each in a job process. Jobs with the same options share one inspection."""
+
+    def __init__(self, device: str, workload: str) -> None:
+        self._device, self._workload, self._runner = device, workload, JobRunner(workload)
+        self._inspections: dict[tuple[object, ...], Inspection] = {}
+
+    def training(self, key: str, precision: str, **settings: Any) -> Measurement:
+        run = partial(self.run, precision=precision, **settings)
+        return Measurement(key=key, precision=precision, run=lambda: _values(run()))
+
+    def run(self, **settings: Any) -> JobResult:
+        """Raises RuntimeError unless the job fits or reaches a limit of the device."""
+        job_result = self._runner.run(self._prepare(settings)[0])
+        if job_result.status not in (JobStatus.FITS, JobStatus.OOM, JobStatus.KERNEL_LIMIT):
+            raise RuntimeError(f"{job_result.status}: {job_result.message}")
+        return job_result
+
+    def compare_with_plan(self, **settings: Any) -> dict[str, Any]:
+        """Return the predicted peaks of a job over those that are measured."""
+        job, inspection = self._prepare(settings)
+        assert job.batch_size is not None
+        size, workspace = job.batch_size, gpus.blas_workspace_of(inspection.hardware)
+        task = PlanTask(
+            precisions=(job.precision,), targets=(), batch_size=size, max_batch_size=size,
+            blas_workspace_bytes=workspace,
+        )  # fmt: skip
+        plan, job_result = self._runner.plan(job, task).precisions[0], self.run(**settings)
+        peaks = {
+            "allocated": (plan.peak.allocated_bytes, job_result.train_peak_allocated_bytes),
+            "reserved": (plan.peak.reserved_bytes, job_result.peak_bytes),
+            "reserved_with_workspaces": (plan.peak_with_workspaces.reserved_bytes, job_result.peak_bytes),
+        }
+        ratios = {f"{name}_over_measured": _ratio(*both) for name, both in peaks.items()}
+        return {**ratios, "predicted_bytes": {name: both[0] for name, both in peaks.items()}, **_values(job_result)}
+
+    def compare_probe(self, **settings: Any) -> dict[str, Any]:
+        """Return peaks of a probe over those of 12 steps: an epoch, an evaluation and part of another epoch."""
+        probe, training = self.run(probe=True, epochs=2, **settings), self.run(steps=12, **settings)
+        return {
+            "allocated_by_probe_over_training": _ratio(
+                probe.train_peak_allocated_bytes, training.train_peak_allocated_bytes
+            ),
+            "reserved_by_probe_over_training": _ratio(probe.peak_bytes, training.peak_bytes),
+            "reserved_over_allocated": _ratio(training.peak_bytes, training.train_peak_allocated_bytes),
+            "probe": _values(probe),
+            "training": _values(training),
+        }
+
+    def _prepare(self, settings: Mapping[str, Any]) -> tuple[Job, Inspection]:
+        job = Job(workload=self._workload, device=self._device, **settings)
+        same = (job.options, job.synthetic, job.memory_budget_bytes)
+        if same not in self._inspections:
+            self._inspections[same] = self._runner.inspect(job)
+        return resolve(job, self._inspections[same]), self._inspections[same]
+
+
+def tests(machine: Machine) -> list[Measurement]:
+    """Run the tests that need a GPU."""
+    return []  # pytest collects them
+
+
+def caltech256(machine: Machine) -> list[Measurement]:
+    """Measure which batches fit 6 GiB, and which allocation fails."""
+    limits: dict[str, Any] = {"memory_budget_bytes": 6 * GIBIBYTE, "steps": 10}
+    if machine.smoke:
+        limits = {"memory_budget_bytes": GIBIBYTE // 8, "steps": 1, "options": (("image_size", "32"),)}
+    jobs, divisor = _Jobs(machine.device, Bench.workload("caltech256")), 64 if machine.smoke else 1
+    return [
+        jobs.training(fact.claim, fact.precision, batch_size=fact.batch_size // divisor, synthetic=True, **limits)
+        for fact in SIX_GIBIBYTES
+    ]
+
+
+def max_batch(machine: Machine) -> list[Measurement]:
+    """Search the max batch of five models in 6 GiB and in all memory, beside Lightning."""
+    models, (small, full), ours, peer, every = _MODELS, GPU_BUDGETS_MIB, "amp-track", PEERS[0], _FP32_FIRST
+    first: list[Any] = [(small, ours, every), (small, peer, ["amp", "fp32"])]
+    then: list[Any] = [(full, ours, every), *((small, run, every) for run in ("run 2", "run 3"))]
+    then.append((small, peer, ["tf32", "bf16"]))
+    if machine.smoke:
+        models, then = ["Mlp"], []
+        first = [(16, ours, ["fp32", "amp"]), (16, peer, ["amp"]), (16, "run 2", ["fp32"]), (None, ours, ["fp32"])]
+    searches = [*itertools.product(models, first), *((model, one) for one in then for model in models)]
+    found = []
+    for number, (model, (budget, search, precisions)) in enumerate(searches):
+        for precision in precisions:
+            case = Case(model, precision, budget, machine.device)
+            run = partial(_search_with_lightning if search == peer else _fit, case, smoke=machine.smoke)
+            found.append(Measurement(
+                key=f"{model} {precision} {f'{budget / 1024:g} GiB' if budget else 'all memory'}: {search}", run=run,
+                precision=precision, process=str(number), needs=("lightning",) if search == peer else _STORES,
+                limit_seconds=180.0 if search == peer else 300.0,
+            ))  # fmt: skip
+    return found
+
+
+def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
+    """Run `amp-track max-batch`; precisions of one process share a study."""
+    import amp_track
+    from benchmarks.finders import seconds_of_probes
+
+    result = amp_track.max_batch(
+        case.workload, device=case.device, precision=[case.precision], memory_budget=case.budget_bytes, epochs=1,
+        set=dict(case.options), max_batch_size=4 if smoke else None, study="max-batch",
+        confirm_steps=2 if smoke else 8,  # enough for what takes memory; an epoch of every model takes too long
+    )  # fmt: skip
+    seconds = seconds_of_probes(Path("optuna.db"), result.study)[case.precision]
+    return {**result.precisions[case.precision].as_json(), "probe_seconds": seconds["search"]}
+
+
+def _search_with_lightning(case: Case, *, smoke: bool) -> dict[str, Any]:
+    """Return Lightning's answer, or its error, which counts as measured: it would fail again."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, _ = in_own_process(peer_command(case, PEERS[0]), folder=folder, limit_seconds=170.0)
+    names = {"max_batch": "answer", "probes": "probes", "probe_seconds": "wall_seconds", "error": "error"}
+    return {name: result.get(theirs) for name, theirs in names.items()}
+
+
+def step(machine: Machine) -> list[Measurement]:
+    """Compare TrainStep with the bare loop: images/s of ResNet-50, and whether the host waits."""
+    cases = [(name, f"{name}{', compiled' * compiled}", compiled) for compiled in (False, True) for name in _AMP_FIRST]
+    return [
+        Measurement(
+            key=key, precision=name, process=key, run=partial(_compare_steps, machine, name, compiled), n=5,
+            needs=("cc",) if compiled else (), limit_seconds=300.0 if compiled else 120.0,
+        )
+        for name, key, compiled in ([*cases[:4], cases[5]] if machine.smoke else cases)
+    ]  # fmt: skip
+
+
+def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str, Any]:
+    """Time rounds of both steps in turns in one process, on a batch that is on the device, in channels-last order."""
+    import torch
+
+    from amp_track import Precision, TrainStep, float32_precision, load_workload
+    from benchmarks.bare import BareStep
+
+    name, batch_size, warm_up, rounds, steps = ("Cnn", 4, 1, 5, 2) if machine.smoke else ("ResNet50", 256, 10, 5, 20)
+    workload = load_workload(f"benchmarks.models:{name}")
+    batch = tuple(part.to(machine.device) for part in workload.example(batch_size))
+    batch = batch[0].contiguous(memory_format=torch.channels_last), batch[1]
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        return workload.model().to(machine.device).to(memory_format=torch.channels_last)
+
+    def seconds(step: Any, count: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count):
+            step(*batch)
+        if machine.kind != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - started
+
+    with float32_precision(Precision.named(precision)):
+        own, other = model(), model()
+        optimizer = workload.optimizer(own.parameters(), workload.learning_rate)
+        ours = TrainStep(own, optimizer, workload.loss, precision, channels_last=True, compile=compiled)
+        bare_model: Any = torch.compile(other) if compiled else other
+        both: list[Any] = [BareStep(workload, bare_model, precision, machine.device, channels_last=True), ours]
+        for step in both:
+            seconds(step, warm_up)
+        speeds: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rounds):
+            for index in (turn % 2, 1 - turn % 2):
+                speeds[index].append(steps * batch_size / seconds(both[index], steps))
+        ours.read()
+        waits = "not known: torch detects it only on CUDA"
+        if machine.kind == "cuda":
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch warns once that this mode is a prototype
+                    torch.cuda.set_sync_debug_mode("error")
+                for _ in range(4):
+                    ours(*batch)
+                waits = "none"
+            except RuntimeError as error:
+                waits = str(error).splitlines()[0]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    bare, own_speed = map(statistics.median, speeds)
+    found = {"bare_images_per_second": bare, "TrainStep_images_per_second": own_speed, "ratio": own_speed / bare}
+    return {**found, "waits": waits, "batch_size": batch_size, "rounds": speeds}
+
+
+def sinusoid(machine: Machine) -> list[Measurement]:
+    """Measure time and memory of a ConvModel, beside the claims of its write-up."""
+    options = (("size", "32"), ("hidden", "16"), ("steps_per_epoch", "8")) if machine.smoke else ()
+    jobs = _Jobs(machine.device, Bench.workload("sinusoid"))
+    cases = itertools.product(range(1 if machine.smoke else 3), _FP32_FIRST)
+    return [jobs.training(f"seed {seed}: {name}", name, seed=seed, options=options) for seed, name in cases]
+
+
+def sizes(machine: Machine) -> list[Measurement]:
+    """Measure from which width on an MLP is faster in lower precision, and CIFAR-10's ResNet-50."""
+    widths, batches = ([64, 16], 4) if machine.smoke else ([4096, 16, 64, 256, 1024], 400)
+    size: dict[str, Any] = {"batch_size": 64, "steps": 80}
+    if machine.smoke:
+        size = {"batch_size": 2, "steps": 1, "options": (("image_size", "32"),)}
+    mlp, cifar10 = (_Jobs(machine.device, Bench.workload(name)) for name in ("mlp", "cifar10"))
+
+    def compare() -> dict[str, Any]:
+        bench, vary = Bench(machine.device, machine.kind, 1), ("width", ("16", str(widths[0])))
+        only: dict[str, Any] = {"precision": ["fp32"]} if machine.smoke else {}
+        result = bench.compare("mlp", {"batches": batches}, vary=vary, **only)
+        return {"answers": list(result.answers), "skipped": dict(result.skipped)}
+
+    return [
+        *(mlp.training(f"MLP, width {width}: {name}", name, options=(("width", f"{width}"), ("batches", f"{batches}")))
+          for width, name in itertools.product(widths, _FP32_FIRST)),
+        *(cifar10.training(f"CIFAR-10's ResNet-50: {it}", it, synthetic=True, **size) for it in _FP32_FIRST),
+        Measurement(key="MLP, widths 16 and the largest: compare", run=compare, needs=_STORES, limit_seconds=240.0),
+    ]  # fmt: skip
+
+
+def probe(machine: Machine) -> list[Measurement]:
+    """Compare peak memory of a probe and a training, and reserved with allocated memory."""
+    jobs, found = {model: _Jobs(machine.device, f"benchmarks.models:{model}") for model in (*_MODELS, "Mlp")}, []
+    cases = itertools.product((1024, 64), ("fp32", "amp"), _MODELS)
+    for batch, name, model in [(4, "fp32", "Mlp")] if machine.smoke else cases:
+        options = (("samples", str(batch * 8 + batch // 2)), ("distinct", "64"), ("eval_samples", str(batch)))
+        run = partial(jobs[model].compare_probe, precision=name, batch_size=batch, options=options)
+        found.append(Measurement(key=f"{model} {name} batch {batch}", precision=name, run=run))
+    return found
+
+
+def memory_plan(machine: Machine) -> list[Measurement]:
+    """Compare predicted peak memory with that of real steps."""
+    cases = list(itertools.product(_NETS, _AMP_FIRST, (128, 32, 8), ("adamw", "sgd"), (False, True)))
+    random.Random(0).shuffle(cases)  # every net and batch comes early
+    cases.sort(key=lambda case: case[4] or case[1] in ("tf32", "bf16"))
+    if machine.smoke:
+        cases = [("mlp", "fp32", 8, "adamw", False), ("mlp", "bf16", 8, "sgd", True)]
+    jobs, found = _Jobs(machine.device, "benchmarks.planned:Planned"), []
+    for net, name, batch, optimizer, frozen in cases:
+        key = f"{net} {name} batch {batch}, {optimizer}, {'head' if frozen else 'all'}"
+        options = (("net", net), ("optimizer_name", optimizer), ("frozen", str(frozen)))
+        settings: dict[str, Any] = {"batch_size": batch, "synthetic": True, "steps": 3, "options": options}
+        run = partial(jobs.compare_with_plan, precision=name, **settings)
+        found.append(Measurement(key=key, precision=name, run=run))
+    return found
+
+
+def costs(machine: Machine) -> list[Measurement]:
+    """Measure the cost of loading, of tracking, of a trial and of a fresh process."""
+    from benchmarks import input_pipeline, overhead, trials
+
+    smoke, device = machine.smoke, machine.device
+    trial_repeats, tracking_repeats = (1, 1) if smoke else (15, 2)
+
+    @functools.cache
+    def prepared() -> tuple[JobRunner, Job]:
+        images, batch_size, options = (24, 8, {"image_size": "32"}) if smoke else (1024, 128, {})
+        folder, runner = Path("images").absolute(), JobRunner(input_pipeline.CALTECH256)
+        folder.mkdir()
+        input_pipeline.write_images(folder, images)
+        return runner, input_pipeline.job_on(runner, folder, device, batch_size, **options)[0]
+
+    def load() -> dict[str, Any]:
+        counts = input_pipeline.worker_counts()
+        speeds = {count: input_pipeline.loading_images_per_second(prepared()[1], count) for count in counts}
+        return {"loading_images_per_second_by_workers": speeds}
+
+    def train(precision: str) -> dict[str, Any]:
+        runner, job = prepared()
+        return {"training": input_pipeline.training_of(runner, dataclasses.replace(job, precision=precision), 1)}
+
+    def trial() -> dict[str, Any]:
+        found = trials.measure(trial_repeats, device)
+        names = ("trial_overhead", "fresh_process", "empty_process", "device_process")
+        return {"seconds": {name: found[f"{name}_seconds_median"] for name in names}}
+
+    def track(way: str) -> dict[str, Any]:
+        case = overhead.CASES["cuda"][0]
+        case = dataclasses.replace(case, device=device, steps=30 if smoke else case.steps)
+        runs = [overhead.in_own_process(case, way)["steps_per_second"] for _ in range(tracking_repeats)]
+        return {"steps_per_second": statistics.median(runs), "runs": runs}
+
+    add, lightning = partial(Measurement, needs=_STORES), (*_STORES, "lightning")
+    return [
+        Measurement(key="loading", run=load),
+        *(Measurement(key=f"training {name}", precision=name, run=partial(train, name))
+          for name in (["bf16"] if smoke else _AMP_FIRST)),
+        add(key="a trial and a fresh process", run=trial, process="trial", n=trial_repeats),
+        *(add(key=f"a tiny MLP: {way}", run=partial(track, way), n=tracking_repeats, process="tracking",
+              needs=lightning if "Lightning" in way else _STORES)
+          for way in list(overhead.WAYS)[: 2 if smoke else None]),
+    ]  # fmt: skip
+
+
+STAGES = {stage.__name__: stage for stage in (
+    tests, caltech256, max_batch, step, sinusoid, sizes, probe, memory_plan, costs,
+)}  # fmt: skip

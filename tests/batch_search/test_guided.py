@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_memory import Device
 
-from amp_track.batch_search.search import Edge, Hint, Limit
+from amp_track.batch_search.search import Hint, Limit, MaxBatch
 from amp_track.memory_plan.forecast import forecast
 from amp_track.memory_plan.replay import TraceFamily
 
@@ -35,9 +35,9 @@ def linear(slope_bytes: float, fixed_bytes: float, block_bytes: int = 4096) -> D
 )
 def test_three_probes_where_the_plan_knows_the_slope(slope: float, fixed: float, planned_fixed: float) -> None:
     device = linear(slope, fixed)
-    edge, probes = device.search(hint=hint_of(slope, fixed_bytes=planned_fixed))
-    assert device.fits(edge.largest_batch)
-    assert not device.fits(edge.largest_batch + 1)
+    max_batch, probes = device.search(hint=hint_of(slope, fixed_bytes=planned_fixed))
+    assert device.fits(max_batch.batch_size)
+    assert not device.fits(max_batch.batch_size + 1)
     assert len(probes) <= 5  # one or two more where the meter's pages hide samples: of 20 kB each once in twenty
 
 
@@ -52,16 +52,16 @@ def test_three_probes_are_the_rule() -> None:
 
 def test_three_probes_as_a_u_net_takes_them() -> None:
     """Its kernels take 5 % more than its tensors, measured on a CPU."""
-    edge, probes = linear(5_373_952, 31_300_000).search(hint=hint_of(5_095_424))
-    assert (edge.largest_batch, [probe.batch_size for probe in probes]) == (94, [89, 94, 95])
+    max_batch, probes = linear(5_373_952, 31_300_000).search(hint=hint_of(5_095_424))
+    assert (max_batch.batch_size, [probe.batch_size for probe in probes]) == (94, [89, 94, 95])
 
 
 @given(wrong=st.floats(0.2, 5), slope=st.floats(20_000, 5_000_000), fixed=st.floats(0, 0.5 * BUDGET))
-def test_a_plan_that_is_wrong_costs_probes_and_not_the_edge(wrong: float, slope: float, fixed: float) -> None:
+def test_a_plan_that_is_wrong_costs_probes_and_not_the_max_batch(wrong: float, slope: float, fixed: float) -> None:
     device = linear(slope, fixed)
-    edge, probes = device.search(hint=hint_of(slope * wrong))
-    assert device.fits(edge.largest_batch)
-    assert not device.fits(edge.largest_batch + 1)
+    max_batch, probes = device.search(hint=hint_of(slope * wrong))
+    assert device.fits(max_batch.batch_size)
+    assert not device.fits(max_batch.batch_size + 1)
     assert len(probes) <= 14
 
 
@@ -71,36 +71,40 @@ def test_a_kernel_that_takes_less_at_larger_batches_does_not_mislead() -> None:
     def need(batch_size: int) -> float:
         return 180e6 + 1_050_000 * batch_size if batch_size < 300 else 536_821_760 - 1_019_000 * (415 - batch_size)
 
-    edge, probes = Device(need, BUDGET, 4096).search(hint=hint_of(965_000, of_budget=0.52))
-    assert edge.largest_batch == 415
+    max_batch, probes = Device(need, BUDGET, 4096).search(hint=hint_of(965_000, of_budget=0.52))
+    assert max_batch.batch_size == 415
     assert len(probes) <= 9
 
 
 def test_more_is_not_tried_than_there_is() -> None:
-    edge, probes = linear(1000, 0).search(limit=Limit(100, "dataset"), hint=hint_of(1000))
-    assert edge == Edge(100, None, "dataset")
+    max_batch, probes = linear(1000, 0).search(limit=Limit(100, "dataset"), hint=hint_of(1000))
+    assert max_batch == MaxBatch(100, None, "dataset")
     assert len(probes) == 1
 
 
-def bent(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+def bent(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
     """Return a device whose kernels take up to half as much more from some batch on, and the line of its tensors."""
-    fixed, bend, factor = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.95) * edge, chance.uniform(1, 1.5)
-    each = (BUDGET - fixed) / (bend + factor * (edge + 0.5 - bend))
+    fixed, bend, factor = (
+        chance.uniform(0.02, 0.9) * BUDGET,
+        chance.uniform(0.05, 0.95) * max_batch,
+        chance.uniform(1, 1.5),
+    )
+    each = (BUDGET - fixed) / (bend + factor * (max_batch + 0.5 - bend))
     return Device(lambda b: fixed + each * (b + (factor - 1) * max(b - bend, 0)), BUDGET), fixed, each
 
 
-def jumping(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+def jumping(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
     """Return a device with a kernel that takes a workspace from some batch on, and the line of its tensors."""
-    fixed, at = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.9) * edge
+    fixed, at = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0.05, 0.9) * max_batch
     jump = chance.uniform(0, 0.3) * (BUDGET - fixed)
-    each = (BUDGET - fixed - jump) / (edge + 0.5)
+    each = (BUDGET - fixed - jump) / (max_batch + 0.5)
     return Device(lambda b: fixed + each * b + (jump if b >= at else 0), BUDGET), fixed, each
 
 
-def wavering(chance: random.Random, edge: int) -> tuple[Device, float, float]:
+def wavering(chance: random.Random, max_batch: int) -> tuple[Device, float, float]:
     """Return a device that takes up to three samples' worth more or less, and the line of its tensors."""
     fixed, samples = chance.uniform(0.02, 0.9) * BUDGET, chance.uniform(0, 3)
-    each = (BUDGET - fixed) / (edge + 0.5)
+    each = (BUDGET - fixed) / (max_batch + 0.5)
     return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), BUDGET), fixed, each
 
 
@@ -129,7 +133,7 @@ def family_of(per_sample: int, weights_bytes: int = MIB) -> TraceFamily:
 
 
 @pytest.mark.parametrize("on_cuda", [False, True])
-def test_a_forecast_is_a_little_below_the_predicted_edge(on_cuda: bool) -> None:
+def test_a_forecast_is_a_little_below_the_predicted_max_batch(on_cuda: bool) -> None:
     found = forecast(family_of(500_000), BUDGET, most=10_000, on_cuda=on_cuda)
     assert 0.8 < found.allocated_bytes / BUDGET <= 0.85
     assert found.slope_bytes == pytest.approx(1_000_000, rel=0.05)

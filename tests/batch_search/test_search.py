@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulated_memory import UNLIMITED, Device
 
 from amp_track.batch_search.memory_line import Line, Point
-from amp_track.batch_search.search import Edge, Hint, Limit, Next, Probe, explore, line_of
-from amp_track.records.result import Verdict
+from amp_track.batch_search.search import Hint, Limit, MaxBatch, Next, Probe, explore, line_of
+from amp_track.records.result import JobStatus
 
 MEBIBYTE = 2**20
 
@@ -28,8 +28,8 @@ def tried(text: str) -> list[Probe]:
 
     probes = []
     for batch, mark, peak, allocated in re.findall(r"(\d+)([=!x])([\d.]*M?)/?([\d.]*M?)", text):
-        verdict = {"=": Verdict.FITS, "!": Verdict.OOM, "x": Verdict.KERNEL_LIMIT}[mark]
-        probes.append(Probe(int(batch), verdict, size(peak), size(allocated)))
+        status = {"=": JobStatus.FITS, "!": JobStatus.OOM, "x": JobStatus.KERNEL_LIMIT}[mark]
+        probes.append(Probe(int(batch), status, size(peak), size(allocated)))
     return probes
 
 
@@ -142,19 +142,20 @@ def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[
 
 
 @pytest.mark.parametrize(
-    ("known", "limit", "edge"),
+    ("known", "limit", "max_batch"),
     [
-        ("1!", 9, Edge(0, 1, "memory")), ("5=100", 5, Edge(5, None, "dataset")), ("2=1 3x 4!", 9, Edge(2, 3, "kernel")),
-        ("2=1 3! 4x", 9, Edge(2, 3, "memory")), ("4=40 5! 6=60", 9, Edge(4, 5, "memory")),
+        ("1!", 9, MaxBatch(0, 1, "memory")), ("5=100", 5, MaxBatch(5, None, "dataset")),
+        ("2=1 3x 4!", 9, MaxBatch(2, 3, "kernel")),
+        ("2=1 3! 4x", 9, MaxBatch(2, 3, "memory")), ("4=40 5! 6=60", 9, MaxBatch(4, 5, "memory")),
     ],
 )  # fmt: skip
-def test_an_edge_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, edge: Edge) -> None:
-    assert explore(tried(known), Limit(limit, "dataset"), budget_bytes=1000) == edge
+def test_an_max_batch_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, max_batch: MaxBatch) -> None:
+    assert explore(tried(known), Limit(limit, "dataset"), budget_bytes=1000) == max_batch
 
 
 def test_after_twelve_probes_every_second_one_bisects() -> None:
     steps = [
-        explore([Probe(batch, Verdict.FITS, batch) for batch in range(1, count + 1)], UNLIMITED, budget_bytes=1000)
+        explore([Probe(batch, JobStatus.FITS, batch) for batch in range(1, count + 1)], UNLIMITED, budget_bytes=1000)
         for count in range(11, 16)
     ]
     below = "a little below 1000, where the budget should end"
@@ -173,7 +174,7 @@ def test_the_line_goes_through_the_smallest_and_the_largest_that_fit() -> None:
         assert line_of(tried(nothing_to_draw)) is None
 
 
-EDGES = st.one_of(st.integers(1, 64), st.floats(0, 6).map(lambda power: int(10**power)))
+MAX_BATCHES = st.one_of(st.integers(1, 64), st.floats(0, 6).map(lambda power: int(10**power)))
 """From 1 to a million, as many small as large."""
 BUDGETS = st.integers(2**28, 2**37)
 SHARES = st.floats(0, 0.95)
@@ -182,85 +183,87 @@ FIRST = st.integers(8, 32).map(Hint)
 """The workload's own batch size."""
 
 
-def line(edge: int, budget: int, share: float) -> tuple[float, float]:
+def line(max_batch: int, budget: int, share: float) -> tuple[float, float]:
     """Fixed bytes and bytes for each sample, so that `edge` and a half fill the budget."""
     fixed = share * budget
-    return fixed, (budget - fixed) / (edge + 0.5)
+    return fixed, (budget - fixed) / (max_batch + 0.5)
 
 
-@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST)
-def test_an_exactly_linear_device_takes_five_probes(edge: int, budget: int, share: float, hint: Hint) -> None:
-    fixed, each = line(edge, budget, share)
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST)
+def test_an_exactly_linear_device_takes_five_probes(max_batch: int, budget: int, share: float, hint: Hint) -> None:
+    fixed, each = line(max_batch, budget, share)
     found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
-    assert found == Edge(edge, edge + 1, "memory")
+    assert found == MaxBatch(max_batch, max_batch + 1, "memory")
     assert len(probes) <= 5
 
 
-@given(edge=EDGES, budget=BUDGETS, hint=FIRST)
-def test_a_device_full_of_parameters_takes_six(edge: int, budget: int, hint: Hint) -> None:
-    fixed, each = line(edge, budget, 0.99)
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, hint=FIRST)
+def test_a_device_full_of_parameters_takes_six(max_batch: int, budget: int, hint: Hint) -> None:
+    fixed, each = line(max_batch, budget, 0.99)
     found, probes = Device(lambda batch: fixed + each * batch, budget).search(hint=hint)
-    assert found.largest_batch == edge
+    assert found.batch_size == max_batch
     assert len(probes) <= 6  # meters count whole bytes: at a million samples that is worth one more
 
 
 @pytest.mark.parametrize("block", [2 * MEBIBYTE, 20 * MEBIBYTE])
-@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST)
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST)
 def test_a_device_that_takes_memory_in_blocks_takes_eight(
-    block: int, edge: int, budget: int, share: float, hint: Hint
+    block: int, max_batch: int, budget: int, share: float, hint: Hint
 ) -> None:
     usable = budget // block * block
-    fixed, each = line(edge, usable, share)
+    fixed, each = line(max_batch, usable, share)
     found, probes = Device(lambda batch: fixed + each * batch, budget, block).search(hint=hint)
-    assert found.largest_batch == edge
+    assert found.batch_size == max_batch
     assert len(probes) <= 8
 
 
-def bent(edge: int, budget: int, share: float, at: float, factor: float) -> Device:
+def bent(max_batch: int, budget: int, share: float, at: float, factor: float) -> Device:
     """From `at · edge` on, each sample takes `factor` times as much."""
-    fixed, bend = share * budget, at * edge
-    each = (budget - fixed) / (bend + factor * (edge + 0.5 - bend))
+    fixed, bend = share * budget, at * max_batch
+    each = (budget - fixed) / (bend + factor * (max_batch + 0.5 - bend))
     return Device(lambda b: fixed + each * min(b, bend) + factor * each * max(b - bend, 0), budget)
 
 
-def jumping(edge: int, budget: int, share: float, at: float, height: float) -> Device:
+def jumping(max_batch: int, budget: int, share: float, at: float, height: float) -> Device:
     """From `at · edge` on, a workspace takes `height` of what the samples may."""
     fixed = share * budget
     jump = height * (budget - fixed)
-    each = (budget - fixed - jump) / (edge + 0.5)
-    return Device(lambda b: fixed + each * b + (jump if b >= at * edge else 0), budget)
+    each = (budget - fixed - jump) / (max_batch + 0.5)
+    return Device(lambda b: fixed + each * b + (jump if b >= at * max_batch else 0), budget)
 
 
-def wavering(edge: int, budget: int, share: float, samples: float) -> Device:
+def wavering(max_batch: int, budget: int, share: float, samples: float) -> Device:
     """Takes up to so many samples' worth more or less, each batch its own."""
-    fixed, each = line(edge, budget, share)
+    fixed, each = line(max_batch, budget, share)
     return Device(lambda b: fixed + each * (b + samples * (random.Random(b).random() - 0.5)), budget)
 
 
 @given(
-    edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), factor=st.floats(2 / 3, 1.5)
+    max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), factor=st.floats(2 / 3, 1.5)
 )  # fmt: skip
 def test_a_bend_is_found_exactly(
-    edge: int, budget: int, share: float, hint: Hint, at: float, factor: float
+    max_batch: int, budget: int, share: float, hint: Hint, at: float, factor: float
 ) -> None:  # fmt: skip
-    found, _ = bent(edge, budget, share, at, factor).search(hint=hint)
-    assert found.largest_batch == edge
+    found, _ = bent(max_batch, budget, share, at, factor).search(hint=hint)
+    assert found.batch_size == max_batch
 
 
-@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), height=st.floats(0, 0.3))
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, at=st.floats(0, 1), height=st.floats(0, 0.3))
 def test_a_jump_is_found_exactly(
-    edge: int, budget: int, share: float, hint: Hint, at: float, height: float
+    max_batch: int, budget: int, share: float, hint: Hint, at: float, height: float
 ) -> None:  # fmt: skip
-    found, _ = jumping(edge, budget, share, at, height).search(hint=hint)
-    assert found.largest_batch == edge
+    found, _ = jumping(max_batch, budget, share, at, height).search(hint=hint)
+    assert found.batch_size == max_batch
 
 
-@given(edge=EDGES, budget=BUDGETS, share=SHARES, hint=FIRST, part=st.floats(0, 0.05))
-def test_a_device_of_whims_ends_with_a_proof(edge: int, budget: int, share: float, hint: Hint, part: float) -> None:
-    fixed, each = line(edge, budget, share)
+@given(max_batch=MAX_BATCHES, budget=BUDGETS, share=SHARES, hint=FIRST, part=st.floats(0, 0.05))
+def test_a_device_of_whims_ends_with_a_proof(
+    max_batch: int, budget: int, share: float, hint: Hint, part: float
+) -> None:
+    fixed, each = line(max_batch, budget, share)
     device = Device(lambda b: (fixed + each * b) * (1 + part * (random.Random(b).random() - 0.5)), budget)
     found, probes = device.search(hint=hint)
-    assert found.first_failing_batch == found.largest_batch + 1
+    assert found.first_failing_batch == found.batch_size + 1
     assert len(probes) <= 12 + 2 * math.log2(2**24)
 
 
@@ -280,25 +283,25 @@ def test_most_devices_that_are_not_linear_take_eight_probes(
     counts = []
     for seed in range(1000):
         chance = random.Random(seed)
-        edge, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
+        max_batch, budget = int(10 ** chance.uniform(0, 6)), int(2 ** chance.uniform(28, 37))
         shape, family = make(chance)
-        device = family(edge, budget, chance.uniform(0, 0.95), *shape)
+        device = family(max_batch, budget, chance.uniform(0, 0.95), *shape)
         _, probes = device.search(hint=Hint(chance.randint(8, 32)))
         counts.append(len(probes))
     counts.sort()
     assert counts[500] <= 7
-    assert counts[939] <= 8, "94 % take at most 8, as docs/finding-the-edge.md says"
+    assert counts[939] <= 8, "94 % take at most 8, as docs/max-batch.md says"
     assert counts[-1] <= 14
 
 
 @given(truth=st.integers(0, 10**6), limit=st.integers(1, 10**6))
 def test_a_limit_is_named(truth: int, limit: int) -> None:
     device = Device(lambda batch: 1000 * batch, 1000 * truth + 500)
-    edge, _ = device.search(limit=Limit(limit, "max_batch_size"))
+    max_batch, _ = device.search(limit=Limit(limit, "max_batch_size"))
     if truth < limit:
-        assert edge == Edge(truth, truth + 1, "memory")
+        assert max_batch == MaxBatch(truth, truth + 1, "memory")
     else:
-        assert edge == Edge(limit, None, "max_batch_size")
+        assert max_batch == MaxBatch(limit, None, "max_batch_size")
 
 
 def test_all_of_a_small_data_set_is_tried_at_once_when_it_should_fit() -> None:
@@ -308,27 +311,27 @@ def test_all_of_a_small_data_set_is_tried_at_once_when_it_should_fit() -> None:
 
 
 def test_a_kernel_limit_is_named_and_found_by_bisection() -> None:
-    device = Device(lambda batch: 1000.0 * batch if batch <= 777 else 10**9, 10**8, failure=Verdict.KERNEL_LIMIT)
-    edge, probes = device.search()
-    assert edge == Edge(777, 778, "kernel")
+    device = Device(lambda batch: 1000.0 * batch if batch <= 777 else 10**9, 10**8, failure=JobStatus.KERNEL_LIMIT)
+    max_batch, probes = device.search()
+    assert max_batch == MaxBatch(777, 778, "kernel")
     assert len(probes) <= 20
 
 
 @given(truth=st.integers(1, 10**6))
 def test_without_a_meter_it_doubles_and_bisects(truth: int) -> None:
     probes: list[Probe] = []
-    while not isinstance(step := explore(probes, UNLIMITED, hint=Hint(1)), Edge):
-        probes.append(Probe(step.batch_size, Verdict.FITS if step.batch_size <= truth else Verdict.OOM))
-    assert step.largest_batch == truth
+    while not isinstance(step := explore(probes, UNLIMITED, hint=Hint(1)), MaxBatch):
+        probes.append(Probe(step.batch_size, JobStatus.FITS if step.batch_size <= truth else JobStatus.OOM))
+    assert step.batch_size == truth
     assert len(probes) <= 2 * math.log2(truth + 1) + 2
 
 
 def test_a_batch_that_ran_and_failed_counts_as_failed() -> None:
-    probes = [Probe(4, Verdict.FITS, 40), Probe(5, Verdict.FITS, 50), Probe(5, Verdict.OOM)]
-    assert explore(probes, UNLIMITED, budget_bytes=55) == Edge(4, 5, "memory")
+    probes = [Probe(4, JobStatus.FITS, 40), Probe(5, JobStatus.FITS, 50), Probe(5, JobStatus.OOM)]
+    assert explore(probes, UNLIMITED, budget_bytes=55) == MaxBatch(4, 5, "memory")
 
 
-@given(st.permutations([Probe(b, Verdict.FITS if b <= 20 else Verdict.OOM, 10 * b) for b in (1, 2, 8, 19, 22, 32)]))
+@given(st.permutations([Probe(b, JobStatus.FITS if b <= 20 else JobStatus.OOM, 10 * b) for b in (1, 2, 8, 19, 22, 32)]))
 def test_the_order_of_probes_does_not_matter(probes: list[Probe]) -> None:
     assert explore(probes, UNLIMITED, budget_bytes=205) == Next(20, "where the budget should end", 200)
 
@@ -336,19 +339,19 @@ def test_the_order_of_probes_does_not_matter(probes: list[Probe]) -> None:
 def test_another_precisions_line_spares_a_probe() -> None:
     """bf16 begins at the edge of fp32, with its line's fixed part."""
     full = Device(lambda batch: 10_000 + 100 * batch, 100_000)
-    edge, probes = full.search()
+    max_batch, probes = full.search()
     taught = line_of(probes)
     assert taught is not None
     assert taught.fixed_bytes == pytest.approx(10_000)
     half = Device(lambda batch: 12_000 + 50 * batch, 100_000)
-    found, with_hint = half.search(hint=Hint(edge.largest_batch, "fp32's edge", taught.fixed_bytes))
-    assert found.largest_batch == 1760
+    found, with_hint = half.search(hint=Hint(max_batch.batch_size, "fp32's edge", taught.fixed_bytes))
+    assert found.batch_size == 1760
     assert len(with_hint) <= 4
-    assert with_hint[0].batch_size == edge.largest_batch == 900
+    assert with_hint[0].batch_size == max_batch.batch_size == 900
 
 
 def test_predictions_are_what_the_line_says() -> None:
-    probes = [Probe(10, Verdict.FITS, 1100), Probe(20, Verdict.FITS, 2100)]
+    probes = [Probe(10, JobStatus.FITS, 1100), Probe(20, JobStatus.FITS, 2100)]
     step = explore(probes, UNLIMITED, budget_bytes=3150)
     assert step == Next(30, "where the budget should end", 3100)
 

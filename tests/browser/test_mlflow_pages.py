@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import WORKLOADS, request
 
 from amp_track.commands.search import search
@@ -36,7 +36,7 @@ def test_the_printed_pages_show_the_study_and_compare_its_trainings(page: Page, 
         Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "amp", "bf16"), trials=TRAININGS
     )
     of_the_study, _, of_the_trainings, of_the_best = links.pages(
-        search(asked, sandbox=SimulatedSandbox(samples=512)), server.address
+        search(asked, runner=SimulatedRunner(samples=512)), server.address
     )
 
     page.goto(of_the_study)

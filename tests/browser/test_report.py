@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from page_samples import RESULTS, search_of
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import MEBIBYTE, WORKLOADS, request
 
 from amp_track.commands.search import search
@@ -32,8 +32,8 @@ MOST_SECONDS = 3
 def searched() -> SearchResult:
     job = Job(workload=str(WORKLOADS / "tiny.py"), memory_budget_bytes=24 * MEBIBYTE)
     asked = request(job, study="it's", precisions=PRECISIONS, trials=8, seeds=3)
-    sandbox = SimulatedSandbox(samples=512, quality=lambda job: 0.9 + 0.01 / (job.batch_size or 1) + job.seed / 1000)
-    return search(asked, sandbox=sandbox)
+    runner = SimulatedRunner(samples=512, metric=lambda job: 0.9 + 0.01 / (job.batch_size or 1) + job.seed / 1000)
+    return search(asked, runner=runner)
 
 
 @pytest.fixture
@@ -73,7 +73,9 @@ def test_the_page_opens_from_disk(any_page: Page, result: SearchResult, keep: Ke
     any_page.get_by_role("button", name="batch", exact=True).click()
     assert [int(text) for text in batches.all_inner_texts()] == sorted(numbers, reverse=True)
     any_page.get_by_role("searchbox").fill("oom in backward")
-    assert any_page.locator("#trials tbody tr:visible").count() == sum(not p.outcome.fits for p in result.fit.probes)
+    assert any_page.locator("#trials tbody tr:visible").count() == sum(
+        not p.job_result.fits for p in result.limits.probes
+    )
 
 
 @pytest.mark.parametrize("kind", RESULTS)
@@ -108,7 +110,7 @@ def test_it_is_legible_in_the_dark_and_on_paper(page: Page, result: SearchResult
 
 @pytest.mark.slow
 def test_mlflow_shows_the_page_and_the_answer(any_page: Page, result: SearchResult, server: Server, keep: Keep) -> None:
-    run = f"{server.address}/#/experiments/{result.fit.experiment_id}/runs/{result.fit.run_id}"
+    run = f"{server.address}/#/experiments/{result.limits.experiment_id}/runs/{result.limits.run_id}"
     any_page.goto(f"{run}?workflowType=machine_learning")
     any_page.get_by_text("bf16 at batch ").first.wait_for()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy
 import pytest
 from mlflow import MlflowClient
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import WORKLOADS, request, stores
 
 from amp_track.commands.search import search
@@ -32,7 +32,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
     """What the command prints of a study that has been searched: its run, its chart, and its two parts."""
     client = MlflowClient(tracking_uri=stores()["tracking_uri"])
     asked = request(Job(workload=str(WORKLOADS / "tiny.py")), study="it's", precisions=("fp32", "bf16"), trials=4)
-    found = search(asked, sandbox=SimulatedSandbox(samples=512))
+    found = search(asked, runner=SimulatedRunner(samples=512))
     for number in found.pareto:  # a simulated training has no curves
         client.log_image(found.trials[number].run_id, numpy.full((80, 80, 3), 200, dtype="uint8"), "curves.png")
     command = [sys.executable, "-m", "amp_track", "ui", "--no-browser"]
@@ -48,7 +48,7 @@ def addresses(fresh_stores: None) -> Iterator[list[str]]:
 
 
 def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str], keep: Keep) -> None:
-    run, its_page, trainings, fit, of_bf16, of_fp32, train = addresses
+    run, its_page, trainings, max_batch, of_bf16, of_fp32, train = addresses
 
     page.goto(run)
     page.get_by_text("Child runs", exact=True).wait_for()
@@ -61,11 +61,11 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str], 
     page.get_by_text("4 matching runs").wait_for()
     page.locator(".js-plotly-plot").first.wait_for()  # a chart
 
-    edge = "largest batch that fits"
+    max_batch = "largest batch that fits"
     for address, name, objective in (
-        (fit, "it's/fit", edge),
-        (of_bf16, "it's/fit/bf16", edge),
-        (of_fp32, "it's/fit/fp32", edge),
+        (max_batch, "it's/max-batch", max_batch),
+        (of_bf16, "it's/max-batch/bf16", max_batch),
+        (of_fp32, "it's/max-batch/fp32", max_batch),
         (train, "it's/train", "samples/s"),
     ):
         page.goto(address)
@@ -78,11 +78,11 @@ def test_the_printed_addresses_show_the_study(page: Page, addresses: list[str], 
 
     page.goto(f"{train}/trials")
     page.get_by_text("Best Trial").first.click()
-    picture = page.locator("img[src*='/artifacts/']").first
-    picture.wait_for()
-    page.wait_for_function("image => image.naturalWidth === 80", arg=picture.element_handle())
+    plot = page.locator("img[src*='/artifacts/']").first
+    plot.wait_for()
+    page.wait_for_function("image => image.naturalWidth === 80", arg=plot.element_handle())
 
     page.set_viewport_size(PHONE)
-    for address in (fit, train):
+    for address in (max_batch, train):
         page.goto(address)
         page.locator(".js-plotly-plot").first.wait_for()

@@ -11,27 +11,30 @@ import pytest
 from support import DIGITS, FAULTS, ROOT, WORKLOADS, Done
 
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
 Command = Callable[..., Done]
 
 ARGUMENTS = [
     (["train", DIGITS, "--precision", "fp8"], "--precision: got 'fp8', expected one of fp32, tf32, amp, bf16"),
-    (["fit", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
+    (["max-batch", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
     (["train", DIGITS, "--batch-size", "0"], "--batch-size: got '0', expected a whole number of 1 or more, or auto"),
     (["train", DIGITS, "--batch-size", "-4"], "--batch-size: got '-4'"),
     (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size above 0 with its unit"),
-    (["fit", DIGITS, "--memory-budget="], "--memory-budget: got '', expected a size above 0 with its unit"),
+    (["max-batch", DIGITS, "--memory-budget="], "--memory-budget: got '', expected a size above 0 with its unit"),
     (["train", DIGITS, "--memory-budget", "1.5"], "--memory-budget: got '1.5', expected a size above 0 with its unit"),
-    (["fit", DIGITS, "--headroom", "1.5"], "--headroom: got '1.5', expected a part of the budget, such as 5%, or a"),
-    (["plan", DIGITS, "--capacity", "1.5"], "--capacity: got '1.5', expected a size above 0 with its unit"),
+    (
+        ["max-batch", DIGITS, "--headroom", "1.5"],
+        "--headroom: got '1.5', expected a part of the budget, such as 5%, or a",
+    ),
+    (["plan", DIGITS, "--memory-budget", "1.5"], "--memory-budget: got '1.5', expected a size above 0 with its unit"),
     (["train", DIGITS, "--device", ""], "--device: got '', expected auto, cpu, or"),
     (["train", DIGITS, "--precision", ""], "--precision: got '', expected one of fp32"),
-    (["fit", DIGITS, "--storage", ""], "--storage: got '', expected a database address"),
+    (["max-batch", DIGITS, "--storage", ""], "--storage: got '', expected a database address"),
     (["train", "--resume", ""], "--resume: got '', expected the id of an MLflow run"),
     (["train", ""], "WORKLOAD: got '', expected a name"),
     (["report", ""], "STUDY: got '', expected a name"),
-    (["work", ""], "STUDY: got '', expected a name"),
+    (["worker", ""], "STUDY: got '', expected a name"),
     (["ui", ""], "STUDY: got '', expected a name"),
     (["train", DIGITS, "--batch-size", "many"], "--batch-size: got 'many'"),
     (["train", DIGITS, "--memory-budget", "lots"], "--memory-budget: got 'lots', expected a size above 0"),
@@ -42,54 +45,60 @@ ARGUMENTS = [
     (["train", DIGITS, "--epochs", "2", "--steps", "9"], "--epochs: got 2 together with --steps 9"),
     (["train", DIGITS, "--tracking-uri", "sqlite://"], "--tracking-uri: got sqlite://, a database that ends with the"),
     (
-        ["fit", DIGITS, "--storage", "sqlite:///:memory:"],
+        ["max-batch", DIGITS, "--storage", "sqlite:///:memory:"],
         "--storage: got sqlite:///:memory:, a database that ends with",
     ),
-    (["fit", DIGITS, "--storage", "sqlite:////dev/null"], "expected a file, this is a pipe or a device"),
-    (["fit", DIGITS, "--storage", "sqlite:///%00"], "expected a file that can be opened"),
-    (["fit", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "expected a file that can be opened"),
-    (["fit", DIGITS, "--storage", "sqlite:///a\0b"], "expected a file that can be opened"),
-    (["train", DIGITS, "--timeout", "1e300"], "--timeout: got '1e300', expected a number of seconds above 0, of a"),
+    (["max-batch", DIGITS, "--storage", "sqlite:////dev/null"], "expected a file, this is a pipe or a device"),
+    (["max-batch", DIGITS, "--storage", "sqlite:///%00"], "expected a file that can be opened"),
+    (["max-batch", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "expected a file that can be opened"),
+    (["max-batch", DIGITS, "--storage", "sqlite:///a\0b"], "expected a file that can be opened"),
+    (
+        ["train", DIGITS, "--job-timeout", "1e300"],
+        "--job-timeout: got '1e300', expected a time above 0 with its unit",
+    ),
     (["train", DIGITS, "--seed", "9" * 23], "expected a whole number from 0 to 2147483647"),
     (["train", DIGITS, "--batch-size", "9" * 23], "expected a whole number of 1 or more, or auto"),
     (["train", DIGITS, "--colour", "red"], "No such option: --colour"),
     (["train", DIGITS, "--epochs"], "requires an argument"),
-    (["train", DIGITS, "--diagnose", "0"], "--diagnose: got '0', expected a whole number of 1 or more"),
+    (["train", DIGITS, "--grad-stats-every", "0"], "--grad-stats-every: got '0', expected a whole number of 1 or more"),
     (["train", DIGITS, "--headroom", "5%"], "--headroom: got 5%, expected it together with --batch-size auto"),
-    (["train", DIGITS, "--accumulate", "2", "--effective-batch-size", "64"], "--accumulate: got 2 together with"),
+    (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
     (["train", "--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
     (["train", "--resume", "0" * 32], "there is no store"),
-    (["fit", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
-    (["search", DIGITS, "--search-lr", "1,0.1"], "--search-lr: got '1,0.1', expected two numbers above 0"),
+    (["max-batch", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
+    (["search", DIGITS, "--lr-range", "1,0.1"], "--lr-range: got '1,0.1', expected two numbers above 0"),
     (["search", DIGITS, "--synthetic"], "use fit --synthetic"),
     (["search", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
-    (["search", DIGITS, "--seeds", "3", "--margin", "-1%"], "--margin: got '-1%', expected a part of the quality"),
-    (["compare", DIGITS, "--over", "width"], "--over: got 'width', expected option=value,value,…"),
+    (
+        ["search", DIGITS, "--seeds", "3", "--tolerance", "-1%"],
+        "--tolerance: got '-1%', expected a part of the quality",
+    ),
+    (["compare", DIGITS, "--vary", "width"], "--vary: got 'width', expected option=value,value,…"),
     (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
     (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
-    (["compare", DIGITS, "--over", "width=4", "--set", "width=8"], "--over: got width, which --set gives a value too"),
+    (["compare", DIGITS, "--vary", "width=4", "--set", "width=8"], "--vary: got width, which --set gives a value too"),
     (["compare", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
     (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
-    (["fit", ":"], "got no name of a class, expected package.module:Class or a Python file"),
-    (["fit", "..:Digits"], "got no name of a class"),
+    (["max-batch", ":"], "got no name of a class, expected package.module:Class or a Python file"),
+    (["max-batch", "..:Digits"], "got no name of a class"),
     (["plan", "..:Digits"], "got no name of a class"),
-    (["fit", "x" * 300], "got no such file"),
-    (["fit", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
-    (["fit", "\udcff.py"], "got a name that is no UTF-8"),
-    (["fit", "--", "--my_file.py"], "--my_file.py: got no such file"),
-    (["fit", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of 500 characters at most"),
-    (["fit", DIGITS, "--study", "x" * 501], "expected a name of 500 characters at most"),
+    (["max-batch", "x" * 300], "got no such file"),
+    (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
+    (["max-batch", "\udcff.py"], "got a name that is no UTF-8"),
+    (["max-batch", "--", "--my_file.py"], "--my_file.py: got no such file"),
+    (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of 500 characters at most"),
+    (["max-batch", DIGITS, "--study", "x" * 501], "expected a name of 500 characters at most"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
-    (["fit", DIGITS, "--headroom", "9" * 400], "expected a part of the budget, such as 5%, or a size"),
-    (["fit", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
+    (["max-batch", DIGITS, "--headroom", "9" * 400], "expected a part of the budget, such as 5%, or a size"),
+    (["max-batch", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
 ]
 """What can be told without a process that has torch."""
 INSPECTED = [
     (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
     (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
-    (["fit", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
+    (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
     (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
     (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most the 1437 training samples"),
@@ -100,19 +109,19 @@ INSPECTED = [
         ["search", FAULTS, "--seeds", "3", "--precision", "amp,bf16"],
         "--seeds: got 3 with --precision amp,bf16, expected",
     ),
-    (["compare", DIGITS, "--over", "width=4,x"], "--over width: got 'x', expected int"),
-    (["compare", DIGITS, "--over", "height=4,8"], "--over height: got '4', expected an option of"),
+    (["compare", DIGITS, "--vary", "width=4,x"], "--vary width: got 'x', expected int"),
+    (["compare", DIGITS, "--vary", "height=4,8"], "--vary height: got '4', expected an option of"),
     (["compare", DIGITS, "--batch-size", "5000"], "--batch-size: got 5000, expected at most the 1437 training samples"),
     (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one this device has"),
     (
-        ["compare", str(ROOT / "experiments/caltech256.py"), "--over", "image_size=64", "--set", "data_dir=nowhere"],
+        ["compare", str(ROOT / "experiments/caltech256.py"), "--vary", "image_size=64", "--set", "data_dir=nowhere"],
         "--set data_dir: got nowhere",
     ),
     (
         ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
         "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
     ),
-    (["train", DIGITS, "--synthetic", "--processes", "9" * 9], "--processes: got 999999999, expected at most"),
+    (["train", DIGITS, "--synthetic", "--nproc", "9" * 9], "--nproc: got 999999999, expected at most"),
 ]
 """What a process that has torch looks at first."""
 
@@ -121,15 +130,15 @@ INSPECTED = [
 def test_bad_arguments_are_told_before_torch_is_imported(
     arguments: list[str], message: str, amp_track: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def starts_a_process(sandbox: Sandbox, job: Job) -> NoReturn:
+    def starts_a_process(runner: JobRunner, job: Job) -> NoReturn:
         raise AssertionError("it asked a process that imports torch")
 
-    monkeypatch.setattr(Sandbox, "inspect", starts_a_process)
+    monkeypatch.setattr(JobRunner, "inspect", starts_a_process)
     is_bad_input(amp_track(*arguments), message, tmp_path)
 
 
 @pytest.mark.parametrize(("arguments", "message"), INSPECTED, ids=lambda value: "")
-def test_what_device_and_workload_refuse_is_told_before_anything_is_written(
+def test_what_device_and_workload_reject_is_told_before_anything_is_written(
     arguments: list[str], message: str, amp_track: Command, tmp_path: Path
 ) -> None:
     is_bad_input(amp_track(*arguments), message, tmp_path)
@@ -155,19 +164,19 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
         ("learning_rate: float = 10**400", "expected a number above 0; correct the workload"),
         ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
         (
-            'quality = Quality("accuracy (%)")',
-            "got quality 'accuracy (%)', expected a Quality with a name of letters, digits",
+            'metric = Metric("accuracy (%)")',
+            "got metric 'accuracy (%)', expected a Metric with a name of letters, digits",
         ),
         (
-            "quality = Quality('a b/☃:\"x\"')",
-            "got quality 'a b/☃:\"x\"', expected a Quality with a name of letters, digits",
+            "metric = Metric('a b/☃:\"x\"')",
+            "got metric 'a b/☃:\"x\"', expected a Metric with a name of letters, digits",
         ),
-        ('quality = Quality("a//b")', "got quality 'a//b', expected a Quality with a name of"),
-        ('quality = Quality("../x")', "got quality '../x', expected a Quality with a name of"),
-        ('quality = Quality("a" * 300)', "of at most 245 characters"),
-        ('quality = Quality("loss")', "another than loss, which is logged as such"),
-        ('quality = "accuracy"', "got quality 'accuracy', expected a Quality"),
-        ("quality = Quality(5)", "got quality 5, expected a Quality"),
+        ('metric = Metric("a//b")', "got metric 'a//b', expected a Metric with a name of"),
+        ('metric = Metric("../x")', "got metric '../x', expected a Metric with a name of"),
+        ('metric = Metric("a" * 300)', "of at most 245 characters"),
+        ('metric = Metric("loss")', "another than loss, which is logged as such"),
+        ('metric = "accuracy"', "got metric 'accuracy', expected a Metric"),
+        ("metric = Metric(5)", "got metric 5, expected a Metric"),
         ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),
         (
             "train_data = eval_data = lambda self: 5",
@@ -179,7 +188,7 @@ def test_a_workloads_own_fields_are_checked(
     field: str, message: str, amp_track: Command, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("workload") / "own.py"
-    file.write_text(f"import dataclasses\nfrom amp_track import Quality, Workload\n\n\n{_OWN.format(field=field)}")
+    file.write_text(f"import dataclasses\nfrom amp_track import Metric, Workload\n\n\n{_OWN.format(field=field)}")
     is_bad_input(amp_track("train", str(file)), message, tmp_path)
 
 
@@ -242,7 +251,7 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
         ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected a name of 500 printable characters at most"),
     ],
 )
-@pytest.mark.parametrize("command", ["train", "fit"])
+@pytest.mark.parametrize("command", ["train", "max-batch"])
 def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
     command: str, variable: str, value: str, message: str, has_stores: bool,
     amp_track: Command, fresh_stores: None, monkeypatch: pytest.MonkeyPatch,
@@ -260,7 +269,7 @@ def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
     assert {file: file.read_bytes() for file in Path.cwd().iterdir()} == before
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["fit"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["train"], ["max-batch"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
 def test_help_teaches(command: list[str], amp_track: Command) -> None:
     done = amp_track(*command, "--help")
     assert done.returncode == 0

@@ -8,46 +8,46 @@ from typing import Any
 
 import mlflow
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, Request
 from amp_track.records.errors import BadInput, NothingFits
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 
 
 def asked(
     *precisions: str,
-    over: tuple[str, tuple[str, ...]] | None = None,
+    vary: tuple[str, tuple[str, ...]] | None = None,
     job: dict[str, Any] | None = None,
     **options: Any,
 ) -> Request:
     return request(
         Job(workload=DIGITS, **(job or {})),
         precisions=precisions or ("fp32", "bf16"),
-        compare_options=CompareOptions(over=over),
+        compare_options=CompareOptions(vary=vary),
         **options,
     )
 
 
 def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
-    sandbox = SimulatedSandbox(streams=True)
-    first = compare(asked(over=("width", ("8", "4")), study="w"), sandbox=sandbox)
+    runner = SimulatedRunner(streams=True)
+    first = compare(asked(vary=("width", ("8", "4")), study="w"), runner=runner)
     assert [(cell.value, cell.precision) for cell in first.cells] == [
         ("4", "fp32"), ("4", "bf16"), ("8", "fp32"), ("8", "bf16"),
     ]  # fmt: skip
-    assert [dict(job.options)["width"] for job in sandbox.jobs] == ["4", "4", "8", "8"]
+    assert [dict(job.options)["width"] for job in runner.jobs] == ["4", "4", "8", "8"]
     assert first.speedups("bf16") == [3.0, 3.0]
     assert first.answers == ("bf16 is faster than fp32 from width=4 on (3 ×; 3 × at width=8)",)
 
-    more = SimulatedSandbox()
-    second = compare(asked(over=("width", ("4", "8", "016")), seeds=2, study="w"), sandbox=more)
+    more = SimulatedRunner()
+    second = compare(asked(vary=("width", ("4", "8", "016")), seeds=2, study="w"), runner=more)
     assert second.run_id == first.run_id
-    known = {(dict(job.options)["width"], job.precision, job.seed) for job in sandbox.jobs}
+    known = {(dict(job.options)["width"], job.precision, job.seed) for job in runner.jobs}
     new = [(dict(job.options)["width"], job.precision, job.seed) for job in more.jobs]
     assert len(new) == len(set(new)) == 12 - 4
     assert not known & set(new)
@@ -62,54 +62,54 @@ def test_values_are_trained_in_order_and_added_to_what_is_known() -> None:
 
 def test_out_of_memory_is_a_result_and_nothing_else_is_none() -> None:
     tight = {"memory_budget_bytes": 4 * MEBIBYTE, "batch_size": 80}
-    result = compare(asked(job=tight), sandbox=SimulatedSandbox())
-    assert {cell.precision: cell.verdict for cell in result.cells} == {"fp32": "oom", "bf16": "fits"}
+    result = compare(asked(job=tight), runner=SimulatedRunner())
+    assert {cell.precision: cell.status for cell in result.cells} == {"fp32": "oom", "bf16": "fits"}
     with pytest.raises(NothingFits, match=r"no training of this comparison fits at batch 4000 \(oom\)"):
-        compare(asked(job=tight | {"batch_size": 4000}), sandbox=SimulatedSandbox())
+        compare(asked(job=tight | {"batch_size": 4000}), runner=SimulatedRunner())
 
 
 def test_a_training_given_up_is_tried_again_with_more_time() -> None:
-    def hangs(job: Job) -> Outcome | None:
-        slow = job.precision == "bf16" and job.timeout_seconds == 1.0
-        return Outcome(verdict=Verdict.TIMED_OUT, message="gave up", wall_seconds=1.0) if slow else None
+    def hangs(job: Job) -> JobResult | None:
+        slow = job.precision == "bf16" and job.job_timeout_seconds == 1.0
+        return JobResult(status=JobStatus.TIMED_OUT, message="gave up", wall_seconds=1.0) if slow else None
 
-    short = compare(asked(job={"timeout_seconds": 1.0}, study="t"), sandbox=SimulatedSandbox(fails=hangs))
-    assert [cell.verdict for cell in short.cells] == ["fits", "timed_out"]
-    idle = SimulatedSandbox(fails=hangs)
-    compare(asked(job={"timeout_seconds": 1.0}, study="t"), sandbox=idle)
+    short = compare(asked(job={"job_timeout_seconds": 1.0}, study="t"), runner=SimulatedRunner(fails=hangs))
+    assert [cell.status for cell in short.cells] == ["fits", "timed_out"]
+    idle = SimulatedRunner(fails=hangs)
+    compare(asked(job={"job_timeout_seconds": 1.0}, study="t"), runner=idle)
     assert idle.jobs == [], "as much time as before changes nothing"
-    longer = SimulatedSandbox(fails=hangs)
-    result = compare(asked(job={"timeout_seconds": 9.0}, study="t"), sandbox=longer)
+    longer = SimulatedRunner(fails=hangs)
+    result = compare(asked(job={"job_timeout_seconds": 9.0}, study="t"), runner=longer)
     assert [job.precision for job in longer.jobs] == ["bf16"]
-    assert [cell.verdict for cell in result.cells] == ["fits", "fits"]
+    assert [cell.status for cell in result.cells] == ["fits", "fits"]
 
 
 @pytest.mark.parametrize(
-    ("over", "options", "message"),
+    ("vary", "options", "message"),
     [
-        (("width", ("4", "x")), (), "--over width: got 'x', expected int"),
-        (("height", ("4",)), (), "--over height: got '4', expected an option of"),
-        (("width", ("4",)), (("width", "8"),), "--over: got width, which --set gives a value too"),
+        (("width", ("4", "x")), (), "--vary width: got 'x', expected int"),
+        (("height", ("4",)), (), "--vary height: got '4', expected an option of"),
+        (("width", ("4",)), (("width", "8"),), "--vary: got width, which --set gives a value too"),
         (("width", ("4",)), (("depth", "8"),), "--set depth: got '8', expected an option of"),
     ],
 )
 def test_bad_values_are_named_by_the_flag_that_gave_them(
-    over: tuple[str, tuple[str, ...]], options: tuple[tuple[str, str], ...], message: str
+    vary: tuple[str, tuple[str, ...]], options: tuple[tuple[str, str], ...], message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        compare(asked(over=over, job={"options": options}), sandbox=SimulatedSandbox())
+        compare(asked(vary=vary, job={"options": options}), runner=SimulatedRunner())
 
 
 def test_what_to_compare_with_must_be_there() -> None:
     with pytest.raises(BadInput, match="--precision: got bf16, expected fp32 among them"):
-        compare(asked("bf16"), sandbox=SimulatedSandbox())
+        compare(asked("bf16"), runner=SimulatedRunner())
     with pytest.raises(BadInput, match="--batch-size: got 6000, expected at most the 5000 training samples"):
-        compare(asked(job={"batch_size": 6000}), sandbox=SimulatedSandbox())
+        compare(asked(job={"batch_size": 6000}), runner=SimulatedRunner())
 
 
 @pytest.mark.parametrize("state", ["FAIL", "RUNNING"])
 def test_a_training_whose_command_was_killed_before_its_trial_ended_is_made_again(state: str) -> None:
-    first = compare(asked(study="k"), sandbox=SimulatedSandbox())
+    first = compare(asked(study="k"), runner=SimulatedRunner())
     with closing(sqlite3.connect("optuna.db")) as connection:
         number = connection.execute("SELECT number FROM trials ORDER BY number LIMIT 1").fetchone()[0]
         connection.execute("UPDATE trials SET state = ? WHERE number = ?", (state, number))
@@ -119,9 +119,9 @@ def test_a_training_whose_command_was_killed_before_its_trial_ended_is_made_agai
             "'$.start_ticks', 1) WHERE key = 'worker'"
         )
         connection.commit()
-    sandbox = SimulatedSandbox()
-    second = compare(asked(study="k"), sandbox=sandbox)
-    assert [job.precision for job in sandbox.jobs] == ["fp32"]
+    runner = SimulatedRunner()
+    second = compare(asked(study="k"), runner=runner)
+    assert [job.precision for job in runner.jobs] == ["fp32"]
     assert second.answers == first.answers
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     (killed,) = {training.run_id for cell in first.cells for training in cell.trainings} - {

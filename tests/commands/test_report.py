@@ -9,19 +9,19 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.report import report
 from amp_track.commands.search import search
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, ReportOptions, Request
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.compare import CompareResult
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -32,43 +32,43 @@ def asked(**options: Any) -> Request:
     return request(job, precisions=("fp32", "bf16"), study="mine", **options)
 
 
-def reported(study: str = "mine", out: str | None = None) -> FitResult | SearchResult | CompareResult:
+def reported(study: str = "mine", out: str | None = None) -> MaxBatchResult | SearchResult | CompareResult:
     return report(request(Job(), study=study, report_options=ReportOptions(out=out)))
 
 
 def test_a_search_is_reported_as_it_was() -> None:
-    result = search(asked(trials=5, seeds=2, learning_rates=(1e-3, 1e-2)), sandbox=SimulatedSandbox())
+    result = search(asked(trials=5, seeds=2, lr_range=(1e-3, 1e-2)), runner=SimulatedRunner())
     assert reported() == result
 
 
 def test_a_fit_is_reported_as_it_was() -> None:
-    found = fit(asked(multiple_of=8, max_batch_size=200), sandbox=SimulatedSandbox(longer_bytes=10_000))
+    found = max_batch(asked(multiple_of=8, max_batch_size=200), runner=SimulatedRunner(longer_bytes=10_000))
     assert reported() == found
 
 
 @pytest.mark.parametrize("precisions", [("fp32", "bf16"), pytest.param(("fp32",), marks=pytest.mark.nightly)])
 def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str, ...]) -> None:
-    searched = search(asked(trials=2, seeds=2, max_batch_size=64), sandbox=SimulatedSandbox())
+    searched = search(asked(trials=2, seeds=2, max_batch_size=64), runner=SimulatedRunner())
     page = Path(searched.report).read_text()
     job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE, seed=3)
-    fit(request(job, precisions=precisions, study="mine", max_batch_size=64), sandbox=SimulatedSandbox())
+    max_batch(request(job, precisions=precisions, study="mine", max_batch_size=64), runner=SimulatedRunner())
     assert Path(searched.report).read_text() == page
     assert reported() == searched
 
 
 @pytest.mark.usefixtures("found")
-def test_what_another_version_remembers_is_no_reason_to_refuse_a_command() -> None:
-    optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).set_user_attr("command", "{}")
-    found = fit(asked(max_batch_size=64), sandbox=SimulatedSandbox())
+def test_what_another_version_remembers_is_no_reason_to_reject_a_command() -> None:
+    optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).set_user_attr("command", "{}")
+    found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
     assert reported() == found
 
 
 @pytest.mark.nightly
 def test_a_comparison_is_reported_as_it_was() -> None:
-    over = CompareOptions(over=("width", ("8", "4")))
-    made = compare(asked(compare_options=over, seeds=2), sandbox=SimulatedSandbox())
+    vary = CompareOptions(vary=("width", ("8", "4")))
+    made = compare(asked(compare_options=vary, seeds=2), runner=SimulatedRunner())
     assert reported() == made
-    assert isinstance(searched := search(asked(trials=1), sandbox=SimulatedSandbox()), SearchResult)
+    assert isinstance(searched := search(asked(trials=1), runner=SimulatedRunner()), SearchResult)
     assert reported() == searched
     assert reported("mine/compare") == made
 
@@ -76,9 +76,9 @@ def test_a_comparison_is_reported_as_it_was() -> None:
 def test_neither_workload_nor_tracking_store_is_needed_for_a_file(tmp_path: Path) -> None:
     workload = tmp_path / "gone.py"
     workload.write_text(Path(DIGITS).read_text())
-    made = fit(
+    made = max_batch(
         request(Job(workload=str(workload)), precisions=("fp32",), study="mine", max_batch_size=8),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
     workload.unlink()
     Path("mlflow.db").unlink()
@@ -87,16 +87,16 @@ def test_neither_workload_nor_tracking_store_is_needed_for_a_file(tmp_path: Path
 
 
 def test_what_an_interrupted_search_has_found_is_reported() -> None:
-    def interrupted(job: Job) -> Outcome | None:
+    def interrupted(job: Job) -> JobResult | None:
         if job.precision == "bf16":
             raise KeyboardInterrupt
         return None
 
     with pytest.raises(KeyboardInterrupt):
-        search(asked(max_batch_size=64), sandbox=SimulatedSandbox(fails=interrupted))
+        search(asked(max_batch_size=64), runner=SimulatedRunner(fails=interrupted))
     found = reported()
-    assert isinstance(found, FitResult)
-    assert found.edges == {"fp32": 64}
+    assert isinstance(found, MaxBatchResult)
+    assert found.max_batches == {"fp32": 64}
     assert found.skipped["bf16"].startswith("not proven yet: ")
     page = Path(found.report).read_text()
     assert "fp32 at batch 64" in page
@@ -104,15 +104,15 @@ def test_what_an_interrupted_search_has_found_is_reported() -> None:
 
 
 def test_a_comparison_that_was_interrupted_shows_the_values_that_are_whole() -> None:
-    def interrupted(job: Job) -> Outcome | None:
+    def interrupted(job: Job) -> JobResult | None:
         if dict(job.options)["width"] == "8" and job.precision == "bf16":
             raise KeyboardInterrupt
         return None
 
     with pytest.raises(KeyboardInterrupt):
         compare(
-            asked(compare_options=CompareOptions(over=("width", ("4", "8")))),
-            sandbox=SimulatedSandbox(fails=interrupted),
+            asked(compare_options=CompareOptions(vary=("width", ("4", "8")))),
+            runner=SimulatedRunner(fails=interrupted),
         )
     found = reported()
     assert isinstance(found, CompareResult)
@@ -120,7 +120,7 @@ def test_a_comparison_that_was_interrupted_shows_the_values_that_are_whole() -> 
     assert found.missing == 1
 
 
-def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: FitResult) -> None:
+def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: MaxBatchResult) -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     before = client.get_run(found.run_id).info
     Path(found.report).unlink()
@@ -132,12 +132,14 @@ def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: FitResult) 
 
 @pytest.mark.usefixtures("found")
 def test_a_study_of_an_older_version_says_what_to_do() -> None:
-    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
     study.set_user_attr("command", "{}")
     with pytest.raises(Exception, match="cannot read"):
         reported()
     study._storage.set_study_user_attr(study._study_id, "command", None)
-    with pytest.raises(BadInput, match=r"^STUDY: got mine/fit, which an older version .* give that command again"):
+    with pytest.raises(
+        BadInput, match=r"^STUDY: got mine/max-batch, which an older version .* give that command again"
+    ):
         reported()
 
 

@@ -11,7 +11,7 @@ import mlflow
 import optuna
 import pytest
 from optuna.trial import TrialState
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands import search as search_command
@@ -20,7 +20,7 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.report.search import notes
 from amp_track.study.database import WORKER
 from amp_track.workers import processes
@@ -35,83 +35,85 @@ def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -
     return request(Job(**settings), precisions=precisions or ("fp32", "bf16"), **options)
 
 
-def test_trainings_lie_inside_the_edges_under_one_run() -> None:
-    result = search(asked(trials=5, learning_rates=(1e-3, 1e-2), study="mine"), sandbox=SimulatedSandbox())
-    edges = result.fit.edges
+def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
+    result = search(asked(trials=5, lr_range=(1e-3, 1e-2), study="mine"), runner=SimulatedRunner())
+    max_batches = result.limits.max_batches
     assert len(result.trials) == 5
-    landmarks = {("fp32", 16), ("bf16", 16), ("fp32", edges["fp32"]), ("bf16", edges["bf16"])}
+    landmarks = {("fp32", 16), ("bf16", 16), ("fp32", max_batches["fp32"]), ("bf16", max_batches["bf16"])}
     assert {(trial.precision, trial.batch_size) for trial in result.trials} >= landmarks
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     for trial in result.trials:
-        assert trial.batch_size <= edges[trial.precision]
+        assert trial.batch_size <= max_batches[trial.precision]
         assert 1e-3 <= trial.learning_rate <= 1e-2
         run = client.get_run(trial.run_id)
-        assert run.data.tags["mlflow.parentRunId"] == result.fit.run_id
+        assert run.data.tags["mlflow.parentRunId"] == result.limits.run_id
         assert run.data.params["learning_rate"] == str(trial.learning_rate)
-    artifacts = {item.path for item in client.list_artifacts(result.fit.run_id)}
+    artifacts = {item.path for item in client.list_artifacts(result.limits.run_id)}
     assert artifacts == {"probes.json", "report.html", "report.md", "search.png", "trials.json"}
     with open(result.report) as report:
         assert f"within {8} MiB" in report.read()
 
 
-class OneDiesMeanwhile(SimulatedSandbox):
+class OneDiesMeanwhile(SimulatedRunner):
     """A device on which another worker, which looks for the edges still, dies when they are found."""
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         if not job.probe and job.steps is None and not is_any_running():
-            trial = optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).ask()
+            trial = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).ask()
             trial.set_user_attr(WORKER, processes.this_process() | {"pid": NO_PROCESS})
         return super().run(job, on_event, folder=folder)
 
 
 def is_any_running() -> bool:
-    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
     return any(trial.state is TrialState.RUNNING for trial in study.trials)
 
 
 def test_a_trial_whose_worker_died_is_ended_though_its_part_of_the_study_is_over() -> None:
-    search(asked("fp32", trials=2, study="mine"), sandbox=OneDiesMeanwhile())
-    trials = optuna.load_study(study_name="mine/fit", storage=stores()["storage"]).trials
+    search(asked("fp32", trials=2, study="mine"), runner=OneDiesMeanwhile())
+    trials = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).trials
     assert trials[-1].state is TrialState.FAIL
     assert not is_any_running()
 
 
 def test_more_trials_are_added_to_what_is_known() -> None:
-    first = search(asked("fp32", trials=2, study="grows"), sandbox=SimulatedSandbox())
-    sandbox = SimulatedSandbox()
-    more = search(asked("fp32", trials=3, study="grows"), sandbox=sandbox)
+    first = search(asked("fp32", trials=2, study="grows"), runner=SimulatedRunner())
+    runner = SimulatedRunner()
+    more = search(asked("fp32", trials=3, study="grows"), runner=runner)
     assert more.trials[:2] == first.trials
     assert len(more.trials) == 3
-    assert len(sandbox.jobs) <= 1
+    assert len(runner.jobs) <= 1
 
 
 def test_the_pareto_front_has_what_nothing_beats_in_both() -> None:
-    result = search(asked(trials=4), sandbox=SimulatedSandbox(quality=lambda job: 1 / (job.batch_size or 1)))
-    best = max(result.trials, key=lambda trial: (trial.outcome.quality or 0.0, trial.outcome.samples_per_second or 0.0))
+    result = search(asked(trials=4), runner=SimulatedRunner(metric=lambda job: 1 / (job.batch_size or 1)))
+    best = max(
+        result.trials, key=lambda trial: (trial.job_result.metric or 0.0, trial.job_result.samples_per_second or 0.0)
+    )
     assert best.number in result.pareto
     assert all(result.trials[number].precision == "bf16" for number in result.pareto), "as good, and faster"
 
 
-def test_a_quality_that_is_not_finite_cannot_win() -> None:
-    sandbox = SimulatedSandbox(quality=lambda job: math.nan)
-    result = search(asked("fp32", trials=2, study="diverges"), sandbox=sandbox)
+def test_a_metric_that_is_not_finite_cannot_win() -> None:
+    runner = SimulatedRunner(metric=lambda job: math.nan)
+    result = search(asked("fp32", trials=2, study="diverges"), runner=runner)
     study = optuna.load_study(study_name="diverges/train", storage=stores()["storage"])
     assert [trial.values for trial in study.trials] == [[-math.inf, 0.0]] * 2
     assert result.pareto == ()
 
 
-def test_seeds_tell_whether_quality_is_kept() -> None:
-    def quality(job: Job) -> float:
+def test_seeds_tell_whether_metric_is_kept() -> None:
+    def metric(job: Job) -> float:
         return 0.9 + 0.001 * (job.seed % 3) - (0.1 if job.precision == "amp" else 0.0)
 
     question = asked("fp32", "bf16", "amp", trials=1, seeds=3, study="seeds")
-    result = search(question, sandbox=SimulatedSandbox(quality=quality))
+    result = search(question, runner=SimulatedRunner(metric=metric))
     assert result.seeds is not None
-    verdicts = {name: result.seeds.comparison(name) for name in ("bf16", "amp")}
-    assert verdicts["bf16"] is not None
-    assert verdicts["bf16"].verdict == "equivalent"
-    assert verdicts["amp"] is not None
-    assert verdicts["amp"].verdict == "different"
+    statuses = {name: result.seeds.comparison(name) for name in ("bf16", "amp")}
+    assert statuses["bf16"] is not None
+    assert statuses["bf16"].conclusion == "equivalent"
+    assert statuses["amp"] is not None
+    assert statuses["amp"].conclusion == "different"
     assert {training.seed for training in result.seeds.trainings} == {0, 1, 2}
 
 
@@ -122,27 +124,27 @@ def test_seeds_tell_whether_quality_is_kept() -> None:
         (("fp32",), {"samples": 9}, "expected a workload with evaluation data"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_what_cannot_be_compared_is_rejected(
     precisions: tuple[str, ...], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        search(asked(*precisions, seeds=3), sandbox=SimulatedSandbox(batch_size=4, **settings))
+        search(asked(*precisions, seeds=3), runner=SimulatedRunner(batch_size=4, **settings))
 
 
-def test_made_up_data_has_no_quality_to_search_for() -> None:
+def test_made_up_data_has_no_metric_to_search_for() -> None:
     with pytest.raises(BadInput, match="use fit --synthetic"):
-        search(asked(job={"synthetic": True}), sandbox=SimulatedSandbox())
+        search(asked(job={"synthetic": True}), runner=SimulatedRunner())
 
 
 def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_others() -> None:
-    sandbox = SimulatedSandbox()
-    question = asked(trials=5, seeds=3, minutes=1e-6, study="short")
-    stopped = search(question, sandbox=sandbox)
-    assert all(fitted.edge.largest_batch for fitted in stopped.fit.precisions.values()), "edges are always found"
+    runner = SimulatedRunner()
+    question = asked(trials=5, seeds=3, time_limit_seconds=1e-6, study="short")
+    stopped = search(question, runner=runner)
+    assert all(fitted.max_batch.batch_size for fitted in stopped.limits.precisions.values()), "edges are always found"
     assert not stopped.trials
     assert stopped.seeds is None
     assert "0 of 5 trainings and 0 of 3 seeds are made so far" in " ".join(notes(stopped))
-    whole = search(asked(trials=5, seeds=3, study="short"), sandbox=sandbox)
+    whole = search(asked(trials=5, seeds=3, study="short"), runner=runner)
     assert len(whole.trials) == 5
     assert whole.seeds is not None
     assert whole.seeds.seeds == 3
@@ -155,13 +157,13 @@ def test_seeds_that_some_precision_lacks_do_not_count(monkeypatch: pytest.Monkey
     hours = [0.0]
     monkeypatch.setattr(search_command, "time", SimpleNamespace(monotonic=lambda: 3600 * hours[0]))
 
-    class Slow(SimulatedSandbox):
+    class Slow(SimulatedRunner):
         def run(self, job: Job, *arguments: Any, **named: Any) -> Any:
             trainings = [job for job in self.jobs if not job.probe and job.steps is None]
             hours[0] = float(len(trainings) >= 1 + 2 * 2)
             return super().run(job, *arguments, **named)
 
-    result = search(asked(trials=1, seeds=4, minutes=30, study="seeds"), sandbox=Slow())
+    result = search(asked(trials=1, seeds=4, time_limit_seconds=1800, study="seeds"), runner=Slow())
     assert result.seeds is not None
     assert (result.seeds.seeds, len(result.seeds.trainings)) == (2, 4)
     assert "2 of 4 seeds" in " ".join(notes(result))

@@ -12,10 +12,10 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import WORKLOADS, Done, request, stores
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
@@ -154,15 +154,15 @@ def test_what_only_the_import_finds_is_compared_after_it(
 
 
 def make_study(reference: str = "mine.py") -> None:
-    fit(
+    max_batch(
         request(Job(workload=reference), precisions=("fp32",), study="mine", max_batch_size=8),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
 
 
 def change_study(change: Callable[[dict[str, Any]], None]) -> None:
     """Change the command that the study has on record, as anyone who can write to the store could."""
-    study = optuna.load_study(study_name="mine/fit", storage=stores()["storage"])
+    study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
     (name,) = [name for name, value in study.user_attrs.items() if "mine.py" in str(value)]
     command = json.loads(study.user_attrs[name])
     change(command)
@@ -180,7 +180,7 @@ def test_a_study_names_no_file_outside_the_working_folder(amp_track: Command, ou
     change_study(name_the_other)
     before = content_of_stores()
     for more in ([], ["--workers", "2"]):
-        done = amp_track("work", "mine", *more)
+        done = amp_track("worker", "mine", *more)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "outside the working folder" in done.stderr
     assert not outside.with_suffix(".ran").exists()
@@ -188,7 +188,7 @@ def test_a_study_names_no_file_outside_the_working_folder(amp_track: Command, ou
     assert content_of_stores() == before
     trusting = dataclasses.replace(request(Job(), study="mine"), trust=Trust(trust_store=True))
     with pytest.raises(BadInput, match="workload source"):  # the study itself is of another file
-        work(trusting, sandbox=SimulatedSandbox())
+        work(trusting, runner=SimulatedRunner())
 
 
 def test_a_study_takes_no_worker_with_another_version_of_its_workload(amp_track: Command) -> None:
@@ -197,7 +197,7 @@ def test_a_study_takes_no_worker_with_another_version_of_its_workload(amp_track:
     Path("mine.py").write_text(MARKS)
     before = content_of_stores()
     for more in ([], ["mine.py"], ["--trust-store"]):
-        done = amp_track("work", "mine", *more)
+        done = amp_track("worker", "mine", *more)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "made with another version of mine.py" in done.stderr
     assert not Path("mine.ran").exists()
@@ -208,6 +208,6 @@ def test_a_worker_that_is_given_the_file_leaves_the_one_on_record() -> None:
     Path("mine.py").write_text(TINY)
     make_study()
     moved = str(Path("mine.py").rename("moved.py"))
-    work(request(Job(workload=moved), study="mine", given=frozenset({"workload"})), sandbox=SimulatedSandbox())
+    work(request(Job(workload=moved), study="mine", given=frozenset({"workload"})), runner=SimulatedRunner())
     Path("moved.py").rename("mine.py")
-    work(request(Job(), study="mine"), sandbox=SimulatedSandbox())
+    work(request(Job(), study="mine"), runner=SimulatedRunner())

@@ -104,7 +104,7 @@ def test_a_store_that_cannot_be_used_is_told_in_one_line_and_left_alone(
 ) -> None:
     damage(file)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB")
+    done = amp_track("max-batch", SMALL_MLP, "--memory-budget", "24MiB")
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
     assert lines[0].startswith(f"amp-track: {flag}: got sqlite:///")
@@ -123,7 +123,7 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "sqlite:///locked.db"
 
 
-def test_a_store_that_stays_locked_is_refused(locked: str) -> None:
+def test_a_store_that_stays_locked_is_rejected(locked: str) -> None:
     with pytest.raises(BadInput, match=r"locked\.db, expected a database that is free, another process has locked it"):
         store_checks.check_storage("--storage", locked)
 
@@ -154,7 +154,7 @@ def test_a_lock_file_that_is_none_is_told_in_one_line_and_left_alone(
     else:
         target = {"dangling link": "nowhere", "link to a folder": "folder", "link to a file": "file"}[kind]
         (tmp_path / lock).symlink_to(target)
-    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB", flag, url)
+    done = amp_track("max-batch", SMALL_MLP, "--memory-budget", "24MiB", flag, url)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert line.startswith(f"amp-track: {flag}: got {url}")
@@ -166,14 +166,16 @@ def test_a_lock_file_that_is_none_is_told_in_one_line_and_left_alone(
 def test_a_folder_in_place_of_the_lock_of_a_journal_is_told_and_left_alone(amp_track: Command, tmp_path: Path) -> None:
     """Not broken after a while, as the lock of a killed process is."""
     (tmp_path / "optuna.log.lock").mkdir()
-    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB", "--storage", "optuna.log")
+    done = amp_track("max-batch", SMALL_MLP, "--memory-budget", "24MiB", "--storage", "optuna.log")
     (line,) = done.stderr.splitlines()
     assert (done.returncode, os.listdir(tmp_path)) == (2, ["optuna.log.lock"])
     assert "optuna.log.lock" in line
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc, where root may write and no file can be made")
-@pytest.mark.parametrize("arguments", [["train"], ["fit"], ["fit", "--storage", "optuna.log"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["max-batch"], ["max-batch", "--storage", "optuna.log"]], ids=" ".join
+)
 def test_a_working_folder_where_no_file_can_be_made_is_told_in_one_line(
     arguments: list[str], amp_track: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

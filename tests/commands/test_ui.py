@@ -13,9 +13,9 @@ import optuna
 import pytest
 from support import Done
 
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.study.opening import open_storage
-from amp_track.study.storage import OUTCOME, PARENT_RUN_ID
+from amp_track.study.storage import JOB_RESULT, PARENT_RUN_ID
 from amp_track.workers import servers
 
 Command = Callable[..., Done]
@@ -30,8 +30,8 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured_trial() -> optuna.trial.FrozenTrial:
-    outcome = json.dumps(dataclasses.asdict(Outcome(verdict=Verdict.FITS)))
-    return optuna.trial.create_trial(value=1.0, system_attrs={OUTCOME: outcome})
+    job_result = json.dumps(dataclasses.asdict(JobResult(status=JobStatus.FITS)))
+    return optuna.trial.create_trial(value=1.0, system_attrs={JOB_RESULT: job_result})
 
 
 def make_studies(*names: str) -> None:
@@ -47,14 +47,14 @@ def files() -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path.cwd().iterdir()}
 
 
-def refusal(done: Done) -> str:
+def rejection(done: Done) -> str:
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     return line.removeprefix("amp-track: ")
 
 
 def test_stores_that_are_not_there_are_not_made(amp_track: Command) -> None:
-    message = refusal(amp_track("ui"))
+    message = rejection(amp_track("ui"))
     assert message.startswith("--storage: got sqlite:///optuna.db, expected a storage that holds studies, and there is")
     assert files() == {}
 
@@ -64,28 +64,28 @@ def test_where_only_train_was_used_there_is_mlflow_alone(amp_track: Command) -> 
     Path("optuna.db").unlink()
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
-        assert "--port: got" in refusal(amp_track("ui", "--port", port)), "it goes on to start its server"
-        assert "expected a storage that holds studies" in refusal(amp_track("ui", "digits", "--port", port))
+        assert "--port: got" in rejection(amp_track("ui", "--port", port)), "it goes on to start its server"
+        assert "expected a storage that holds studies" in rejection(amp_track("ui", "digits", "--port", port))
     assert not Path("optuna.db").exists()
 
 
 @pytest.mark.usefixtures("fresh_stores")
-def test_a_storage_without_runs_beside_it_is_refused(amp_track: Command) -> None:
+def test_a_storage_without_runs_beside_it_is_rejected(amp_track: Command) -> None:
     before = files()
-    message = refusal(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))
+    message = rejection(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))
     assert message.startswith("--tracking-uri: got sqlite:///other.db, expected a store that holds runs, and there is")
     Path("empty.db").touch()
-    assert "expected a store that holds runs" in refusal(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
-    assert "expected a storage that holds studies" in refusal(amp_track("ui", "--storage", "sqlite:///empty.db"))
+    assert "expected a store that holds runs" in rejection(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
+    assert "expected a storage that holds studies" in rejection(amp_track("ui", "--storage", "sqlite:///empty.db"))
     assert files().items() - before.items() == {("empty.db", hashlib.sha256().hexdigest())}
 
 
 @pytest.mark.usefixtures("fresh_stores")
 def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
-    assert "expected a study in sqlite:///optuna.db, which holds none" in refusal(amp_track("ui", "digits"))
-    make_studies("digits-a/fit", "digits-b/compare", "elsewhere")
+    assert "expected a study in sqlite:///optuna.db, which holds none" in rejection(amp_track("ui", "digits"))
+    make_studies("digits-a/max-batch", "digits-b/compare", "elsewhere")
     before = files()
-    message = refusal(amp_track("ui", "digits"))
+    message = rejection(amp_track("ui", "digits"))
     assert message == (
         "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a; name one of "
         "its studies, or another --storage"
@@ -94,20 +94,22 @@ def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
-def test_a_study_without_a_finished_trial_is_refused_by_name_alone(amp_track: Command) -> None:
+def test_a_study_without_a_finished_trial_is_rejected_by_name_alone(amp_track: Command) -> None:
     storage = open_storage("sqlite:///optuna.db")
-    study = optuna.create_study(study_name="digits/fit", storage=storage)
+    study = optuna.create_study(study_name="digits/max-batch", storage=storage)
     study.enqueue_trial({"batch_size": 8})
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
-    assert "STUDY: got digits, none of whose trials is finished, expected" in refusal(amp_track("ui", "digits/fit"))
+    assert "STUDY: got digits, none of whose trials is finished, expected" in rejection(
+        amp_track("ui", "digits/max-batch")
+    )
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
-        assert "expected a free port" in refusal(amp_track("ui", "--port", port)), "without a name it leads to all"
+        assert "expected a free port" in rejection(amp_track("ui", "--port", port)), "without a name it leads to all"
     study.add_trial(measured_trial())
     storage.close()
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
-        assert "expected a free port" in refusal(amp_track("ui", "digits", "--port", port))
+        assert "expected a free port" in rejection(amp_track("ui", "digits", "--port", port))
 
 
 @pytest.mark.usefixtures("fresh_stores")
@@ -115,18 +117,18 @@ def test_a_study_without_a_finished_trial_is_refused_by_name_alone(amp_track: Co
 def test_a_port_in_use_is_told(amp_track: Command, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
-        message = refusal(amp_track("ui", "--no-browser", flag, port))
+        message = rejection(amp_track("ui", "--no-browser", flag, port))
     assert message.startswith(f"{flag}: got {port}, expected a free port of 127.0.0.1; leave it out")
 
 
 @pytest.mark.usefixtures("fresh_stores")
 def test_a_run_that_the_store_does_not_have_is_told(amp_track: Command) -> None:
-    make_studies("digits/fit")
+    make_studies("digits/max-batch")
     with socket.create_server(("127.0.0.1", 0)) as used:
         done = amp_track("ui", "--port", str(used.getsockname()[1]))
     told, message = done.stderr.splitlines()
     assert done.returncode == 2
-    assert told.startswith(f"digits/fit: its run {'f' * 32} is not in sqlite:////")
+    assert told.startswith(f"digits/max-batch: its run {'f' * 32} is not in sqlite:////")
     assert "expected a free port" in message
 
 
@@ -143,7 +145,7 @@ def test_a_run_that_the_store_does_not_have_is_told(amp_track: Command) -> None:
     ],
 )
 def test_bad_arguments_are_told(amp_track: Command, arguments: list[str], message: str) -> None:
-    told = refusal(amp_track("ui", *arguments))
+    told = rejection(amp_track("ui", *arguments))
     assert message in told
     assert "hunter2" not in told
     assert files() == {}

@@ -7,11 +7,11 @@ import json
 import mlflow
 import optuna
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.config import values
 from amp_track.config.job import Job
@@ -32,7 +32,7 @@ def children(experiment_id: str, parent_run_id: str) -> list[mlflow.entities.Run
     return list(client().search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent_run_id}'"))
 
 
-def pictures(part: str) -> set[str]:
+def plots(part: str) -> set[str]:
     """Return the runs whose pictures the dashboard shows on a study and on its trials."""
     study = optuna.load_study(study_name=part, storage=stores()["storage"])
     attributes = study._storage.get_study_system_attrs(study._study_id)
@@ -40,8 +40,8 @@ def pictures(part: str) -> set[str]:
 
 
 def test_names_of_runs_sort_and_each_precision_has_its_color() -> None:
-    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=3, seeds=2), sandbox=SimulatedSandbox())
-    runs = children(found.fit.experiment_id, found.fit.run_id)
+    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=3, seeds=2), runner=SimulatedRunner())
+    runs = children(found.limits.experiment_id, found.limits.run_id)
     by_name = sorted((run for run in runs), key=lambda run: str(run.info.run_name))
     for precision in ("fp32", "bf16"):
         own = [run for run in by_name if run.data.params["precision"] == precision]
@@ -49,13 +49,13 @@ def test_names_of_runs_sort_and_each_precision_has_its_color() -> None:
         assert batches == sorted(batches)
         assert len(set(batches)) > 2
         assert {run.data.tags["mlflow.runColor"] for run in own} == {PRECISION_COLORS[precision]}
-    experiment = client().get_experiment(found.fit.experiment_id)
+    experiment = client().get_experiment(found.limits.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> None:
     asked = request(JOB, study="s", precisions=("fp32",), headroom=values.headroom("5%"), multiple_of=8)
-    found = fit(asked, sandbox=SimulatedSandbox())
+    found = max_batch(asked, runner=SimulatedRunner())
     params = client().get_run(found.run_id).data.params
     assert (params["headroom"], params["multiple_of"]) == ("5%", "8")
     assert (params["workload"], params["memory_budget_bytes"]) == (DIGITS, str(8 * MEBIBYTE))
@@ -63,36 +63,36 @@ def test_a_studys_run_has_what_is_the_same_for_all_its_trials_as_params() -> Non
 
 
 @pytest.mark.nightly
-def test_the_dashboard_is_led_to_the_pictures_of_a_study_and_of_its_best_trainings_once() -> None:
+def test_the_dashboard_is_led_to_the_plots_of_a_study_and_of_its_best_trainings_once() -> None:
     asked = request(JOB, study="s", precisions=("fp32", "bf16"), trials=3)
-    found = search(asked, sandbox=SimulatedSandbox())
+    found = search(asked, runner=SimulatedRunner())
     best = {trial.run_id for trial in found.trials if trial.number in found.pareto}
     assert best
-    assert pictures("s/train") == best | {found.fit.run_id}
-    assert search(asked, sandbox=SimulatedSandbox()).pareto == found.pareto
-    assert pictures("s/train") == best | {found.fit.run_id}
+    assert plots("s/train") == best | {found.limits.run_id}
+    assert search(asked, runner=SimulatedRunner()).pareto == found.pareto
+    assert plots("s/train") == best | {found.limits.run_id}
 
     options = CompareOptions()
     compared = compare(
-        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=options), sandbox=SimulatedSandbox()
+        request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=options), runner=SimulatedRunner()
     )
-    assert pictures("c/compare") == {compared.run_id}
+    assert plots("c/compare") == {compared.run_id}
 
 
 @pytest.mark.nightly
 def test_charts_of_a_studys_trainings_are_kept_and_ui_leads_to_them() -> None:
-    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2), sandbox=SimulatedSandbox())
+    found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=2), runner=SimulatedRunner())
     compared = compare(
         request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
     tags = client().get_experiment(compared.experiment_id).tags
     kinds = {}
-    for run_id in (found.fit.run_id, compared.run_id):
+    for run_id in (found.limits.run_id, compared.run_id):
         view = json.loads(tags[f"mlflow.sharedViewState.{run_id}"])
         kinds[run_id] = [chart["type"] for chart in view["compareRunCharts"]]
         runs = client().search_runs([compared.experiment_id], view["searchFilter"])
         assert {run.data.tags["mlflow.parentRunId"] for run in runs} == {run_id}
-    assert kinds == {found.fit.run_id: ["SCATTER"] * 3, compared.run_id: ["BAR", "BAR", "SCATTER"]}
+    assert kinds == {found.limits.run_id: ["SCATTER"] * 3, compared.run_id: ["BAR", "BAR", "SCATTER"]}
     (charted,) = [page for page in find(Stores(**stores()), "s").pages("M", "D") if "charted" in page.title]
-    assert charted.address == links.trainings("M", compared.experiment_id, found.fit.run_id)
+    assert charted.address == links.trainings("M", compared.experiment_id, found.limits.run_id)

@@ -12,11 +12,11 @@ from typing import Any
 
 import optuna
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, Done, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.commands.worker import work
 from amp_track.config.inspection import Inspection
@@ -25,29 +25,29 @@ from amp_track.config.options import CompareOptions, Request
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.results.compare import CompareResult
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Command = Callable[..., Done]
 
 
-class InterruptedAt(SimulatedSandbox):
+class InterruptedAt(SimulatedRunner):
     """A device on which the job of this number is interrupted."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self._number = number
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         if len(self.jobs) == self._number:
             raise KeyboardInterrupt
         return super().run(job, on_event, folder=folder)
 
 
-class Named(SimulatedSandbox):
+class Named(SimulatedRunner):
     """A CPU of another name."""
 
     def inspect(self, job: Job) -> Inspection:
@@ -70,57 +70,59 @@ def trials(part: str) -> list[optuna.trial.FrozenTrial]:
 
 @pytest.mark.parametrize("interrupted_at", [2, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_at: int) -> None:
-    options: dict[str, Any] = {"trials": 4, "learning_rates": (1e-3, 1e-2), "multiple_of": 8, "max_batch_size": 64}
+    options: dict[str, Any] = {"trials": 4, "lr_range": (1e-3, 1e-2), "multiple_of": 8, "max_batch_size": 64}
     with pytest.raises(KeyboardInterrupt):
-        search(asked(**options), sandbox=InterruptedAt(interrupted_at))
-    result = work(named("mine"), sandbox=SimulatedSandbox())
-    whole = search(asked("whole", **options), sandbox=SimulatedSandbox())
+        search(asked(**options), runner=InterruptedAt(interrupted_at))
+    result = work(named("mine"), runner=SimulatedRunner())
+    whole = search(asked("whole", **options), runner=SimulatedRunner())
     assert isinstance(result, SearchResult)
-    assert result.fit.edges == whole.fit.edges
-    assert result.fit.job == whole.fit.job
+    assert result.limits.max_batches == whole.limits.max_batches
+    assert result.limits.job == whole.limits.job
     assert len(result.trials) == len(whole.trials) == 4
     assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)
 
 
-def test_a_worker_of_a_finished_study_repeats_nothing(found: FitResult) -> None:
-    device = SimulatedSandbox()
-    assert work(named("mine/fit"), sandbox=device) == found
+def test_a_worker_of_a_finished_study_repeats_nothing(found: MaxBatchResult) -> None:
+    device = SimulatedRunner()
+    assert work(named("mine/max-batch"), runner=device) == found
     assert not device.jobs
 
 
 def test_a_worker_joins_a_comparison() -> None:
-    over = CompareOptions(over=("width", ("8", "4")))
+    vary = CompareOptions(vary=("width", ("8", "4")))
     with pytest.raises(KeyboardInterrupt):
-        compare(asked(compare_options=over, seeds=2), sandbox=InterruptedAt(3))
-    result = work(named("mine"), sandbox=SimulatedSandbox())
+        compare(asked(compare_options=vary, seeds=2), runner=InterruptedAt(3))
+    result = work(named("mine"), runner=SimulatedRunner())
     assert isinstance(result, CompareResult)
     assert sum(len(cell.trainings) for cell in result.cells) == 8
 
 
-def test_a_worker_on_another_device_is_refused_and_both_are_named(found: FitResult) -> None:
-    before = trials("mine/fit")
-    with pytest.raises(BadInput, match="STUDY: got mine/fit on a machine with device another device, expected the "):
-        work(named("mine"), sandbox=Named())
+def test_a_worker_on_another_device_is_rejected_and_both_are_named(found: MaxBatchResult) -> None:
+    before = trials("mine/max-batch")
+    with pytest.raises(
+        BadInput, match="STUDY: got mine/max-batch on a machine with device another device, expected the "
+    ):
+        work(named("mine"), runner=Named())
     with pytest.raises(BadInput, match=rf"{found.hardware.title} that it was made with; start its workers where"):
-        work(named("mine"), sandbox=Named())
-    assert trials("mine/fit") == before
+        work(named("mine"), runner=Named())
+    assert trials("mine/max-batch") == before
 
 
 def test_a_worker_joins_a_study_in_a_journal() -> None:
-    made = fit(asked(max_batch_size=64, storage="optuna.log"), sandbox=SimulatedSandbox())
+    made = max_batch(asked(max_batch_size=64, storage="optuna.log"), runner=SimulatedRunner())
     joined = named("mine")
     joined = dataclasses.replace(joined, stores=dataclasses.replace(joined.stores, storage="./optuna.log"))
-    device = SimulatedSandbox()
-    assert work(joined, sandbox=device) == made
+    device = SimulatedRunner()
+    assert work(joined, runner=device) == made
     assert not device.jobs
 
 
 def test_a_worker_needs_the_workload() -> None:
     copy = Path("digits.py")
     copy.write_text(Path(DIGITS).read_text())
-    fit(
+    max_batch(
         request(Job(workload="digits.py"), precisions=("fp32",), study="mine", max_batch_size=8),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
     copy.unlink()
     with pytest.raises(BadInput, match=r"^Study mine trains digits\.py, which is no file here\. Start the command in "):
@@ -133,7 +135,7 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("begun")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
     with contextlib.chdir(folder):
-        fit(asked(max_batch_size=8, confirm_steps=0), sandbox=Named())
+        max_batch(asked(max_batch_size=8, confirm_steps=0), runner=Named())
     return folder
 
 
@@ -187,7 +189,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_started(
     monkeypatch.setenv("PATH", "")  # a machine may have SLURM
     monkeypatch.setenv("RAY_ADDRESS", "nowhere")
     before = sorted(Path.cwd().iterdir())
-    done = amp_track("work", *arguments)
+    done = amp_track("worker", *arguments)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert message in line

@@ -23,7 +23,7 @@ def test_every_setting_of_a_job_is_a_flag_of_train() -> None:
 
 def test_a_flag_means_the_same_on_every_command() -> None:
     by_name = {flag.name: flag for flag in FLAGS["train"]}
-    for other in (*FLAGS["fit"], *FLAGS["search"], *FLAGS["compare"]):
+    for other in (*FLAGS["max-batch"], *FLAGS["search"], *FLAGS["compare"]):
         if other.name in by_name and other.name != "--precision":  # one for train, a list elsewhere
             assert other == by_name[other.name]
 
@@ -38,7 +38,7 @@ def test_every_entry_point_is_a_command_with_its_parameters() -> None:
     for entry_point in project["entry_points"].values():
         command = entry_point["command"].split()[3]
         named = {flag.name.removeprefix("--").replace("-", "_") for flag in FLAGS[command]}
-        assert set(entry_point["parameters"]) <= named | {"study" if command == "work" else "workload"}
+        assert set(entry_point["parameters"]) <= named | {"study" if command == "worker" else "workload"}
 
 
 def test_mlflows_environment_is_made_of_the_project() -> None:
@@ -74,7 +74,7 @@ def test_empty_text_is_an_error_of_every_flag(command: str, flag: cli_params.Fla
 @pytest.mark.parametrize(("variable", "storage"), [("", "sqlite:///optuna.db"), ("sqlite:///x.db", "sqlite:///x.db")])
 def test_an_empty_variable_counts_as_not_set(variable: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMP_TRACK_STORAGE", variable)
-    assert request_of("fit", "mine.py", {}).stores.storage == storage
+    assert request_of("max-batch", "mine.py", {}).stores.storage == storage
 
 
 def test_bad_text_names_flag_and_expectation() -> None:

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
 
 
 def test_epochs_and_steps_exclude_each_other() -> None:
@@ -36,7 +36,9 @@ def test_scale_report_counts_falls_and_rises() -> None:
 
 
 def test_what_a_failed_job_wanted() -> None:
-    failed = Outcome(verdict=Verdict.OOM, max_allocated_bytes=100, eval_max_allocated_bytes=120, requested_bytes=30)
+    failed = JobResult(
+        status=JobStatus.OOM, train_peak_allocated_bytes=100, eval_peak_allocated_bytes=120, requested_bytes=30
+    )
     assert failed.wanted_bytes == 150
-    assert Outcome(verdict=Verdict.FITS, max_allocated_bytes=100).wanted_bytes is None
-    assert Outcome(verdict=Verdict.KERNEL_LIMIT, max_allocated_bytes=100).wanted_bytes is None
+    assert JobResult(status=JobStatus.FITS, train_peak_allocated_bytes=100).wanted_bytes is None
+    assert JobResult(status=JobStatus.KERNEL_LIMIT, train_peak_allocated_bytes=100).wanted_bytes is None

@@ -8,7 +8,7 @@ from amp_track.config.steps import micro_batch, scaled_learning_rate, steps_per_
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
 def test_learning_rate_follows_the_effective_batch(rule: str, rate: float) -> None:
-    job = Job(batch_size=128, accumulate=2, learning_rate=0.1, lr_scaling=rule)
+    job = Job(batch_size=128, grad_accum=2, learning_rate=0.1, lr_scaling=rule)
     assert scaled_learning_rate(job, reference_batch_size=64) == pytest.approx(rate)
 
 
@@ -28,7 +28,7 @@ def test_the_divisors_of_a_large_prime_are_found_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch_size", "accumulate", "steps"), [(64, 10, 1, 7), (64, 10, 2, 4), (5, 5, 3, 1)]
+    ("samples", "batch_size", "grad_accum", "steps"), [(64, 10, 1, 7), (64, 10, 2, 4), (5, 5, 3, 1)]
 )
-def test_steps_per_epoch(samples: int, batch_size: int, accumulate: int, steps: int) -> None:
-    assert steps_per_epoch(Job(batch_size=batch_size, accumulate=accumulate), samples) == steps
+def test_steps_per_epoch(samples: int, batch_size: int, grad_accum: int, steps: int) -> None:
+    assert steps_per_epoch(Job(batch_size=batch_size, grad_accum=grad_accum), samples) == steps

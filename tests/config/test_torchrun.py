@@ -62,11 +62,14 @@ def test_variables_that_no_torchrun_sets_are_told(variables: dict[str, str], mes
     ("arguments", "message"),
     [
         (
-            ["fit", DIGITS, "--processes", "3"],
-            "amp-track: --processes: got 3 with 8 commands that torchrun",
+            ["max-batch", DIGITS, "--nproc", "3"],
+            "amp-track: --nproc: got 3 with 8 commands that torchrun",
         ),
-        (["plan", DIGITS, "--capacity", "1GiB"], "amp-track: torchrun: got it with plan, expected one of train, fit,"),
-        (["report", "study"], "amp-track: torchrun: got it with report, expected one of train, fit,"),
+        (
+            ["plan", DIGITS, "--memory-budget", "1GiB"],
+            "amp-track: torchrun: got it with plan, expected one of train, max-batch,",
+        ),
+        (["report", "study"], "amp-track: torchrun: got it with report, expected one of train, max-batch,"),
     ],
 )
 def test_what_does_not_go_with_torchrun_is_told_once(
@@ -94,7 +97,7 @@ def test_a_command_by_such_a_torchrun_is_one_line(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("change", [{"workload_digest": "x"}, {"dataset_digest": "x"}, {"versions": (("torch", "1"),)}])
-def test_machines_that_differ_are_refused_with_both(inspected: Callable[[Job], Inspection], change: Any) -> None:
+def test_machines_that_differ_are_rejected_with_both(inspected: Callable[[Job], Inspection], change: Any) -> None:
     found = inspected(Job(workload=DIGITS))
     distributed.check_alike(8, found, found)
     other = (
@@ -113,5 +116,5 @@ def test_a_program_that_calls_it_is_told_to_use_the_command(monkeypatch: pytest.
 
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BadInput, match=r"torchrun: got a program of yours that calls amp_track\.fit, expected the"):
-        amp_track.fit(DIGITS)
+    with pytest.raises(BadInput, match=r"torchrun: got a program .* amp_track\.max_batch, expected the"):
+        amp_track.max_batch(DIGITS)

@@ -19,7 +19,7 @@ def test_the_smallest_size_is_a_byte() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "lots", "0", "1.5", "1.0", "-5MiB", "5%", "MiB", "5 MiB!", "8EiB", "9" * 400])
-def test_byte_size_refuses_what_is_no_size(text: str) -> None:
+def test_byte_size_rejects_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError):
         values.byte_size(text)
 
@@ -30,13 +30,13 @@ def test_positive_integer_reads_back_what_was_written(number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "abc", "", "1e3"])
-def test_positive_integer_refuses(text: str) -> None:
+def test_positive_integer_rejects(text: str) -> None:
     with pytest.raises(ValueError):
         values.positive_integer(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1e-3", "nan", "inf", "abc"])
-def test_positive_number_refuses(text: str) -> None:
+def test_positive_number_rejects(text: str) -> None:
     with pytest.raises(ValueError):
         values.positive_number(text)
 
@@ -47,7 +47,7 @@ def test_natural_number_reads(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "abc", "", "1_000", "+1"])
-def test_natural_number_refuses(text: str) -> None:
+def test_natural_number_rejects(text: str) -> None:
     with pytest.raises(ValueError):
         values.natural_number(text)
 
@@ -96,7 +96,7 @@ def test_device_reads(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "CPU", "cuda:", "cuda:x", ":0", "cuda:0 "])
-def test_device_refuses(text: str) -> None:
+def test_device_rejects(text: str) -> None:
     with pytest.raises(ValueError):
         values.device(text)
 
@@ -142,7 +142,7 @@ def test_headroom_is_a_part_of_the_budget_or_a_size(text: str, left_free: int) -
 
 
 @pytest.mark.parametrize("text", ["", "0%", "100%", "-5%", "nan%", "inf%", "x%", "much"])
-def test_headroom_refuses(text: str) -> None:
+def test_headroom_rejects(text: str) -> None:
     with pytest.raises(ValueError):
         values.headroom(text)
 
@@ -158,19 +158,19 @@ def test_without_headroom_nothing_is_left_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reference", "margin"), [("1%", -0.8, 0.008), (" 50% ", 4, 2), ("0.005", -0.8, 0.005)]
+    ("text", "reference", "tolerance"), [("1%", -0.8, 0.008), (" 50% ", 4, 2), ("0.005", -0.8, 0.005)]
 )
-def test_margin_is_a_part_of_the_reference_or_a_number(text: str, reference: float, margin: float) -> None:
-    found = values.margin(text)
-    assert found.of(reference) == pytest.approx(margin)
+def test_margin_is_a_part_of_the_reference_or_a_number(text: str, reference: float, tolerance: float) -> None:
+    found = values.tolerance(text)
+    assert found.of(reference) == pytest.approx(tolerance)
     assert str(found) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "-1%", "nan", "x%"])
-def test_margin_refuses(text: str) -> None:
+def test_margin_rejects(text: str) -> None:
     with pytest.raises(ValueError):
-        values.margin(text)
+        values.tolerance(text)
 
 
 def test_no_margin_is_no_difference() -> None:
-    assert values.Margin().of(0.9) == 0
+    assert values.Tolerance().of(0.9) == 0

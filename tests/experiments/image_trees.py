@@ -12,8 +12,8 @@ from support import ROOT
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobResult
+from amp_track.runner.runner import JobRunner
 
 CALTECH256 = str(ROOT / "experiments" / "caltech256.py")
 CIFAR10 = str(ROOT / "experiments" / "cifar10.py")
@@ -58,12 +58,12 @@ def write_odd_tree(root: Path) -> Path:
     return root
 
 
-def job_of(sandbox: Sandbox, workload: str, options: Mapping[str, object], **settings: object) -> Job:
+def job_of(runner: JobRunner, workload: str, options: Mapping[str, object], **settings: object) -> Job:
     """A resolved job of two small steps."""
     texts = tuple((name, str(value)) for name, value in options.items())
     job = Job(**{"workload": workload, "options": texts, "batch_size": 4, "steps": 2} | settings)
-    return resolve(job, sandbox.inspect(job))
+    return resolve(job, runner.inspect(job))
 
 
-def outcome_in(sandbox: Sandbox, job: Job, precision: str) -> Outcome:
-    return sandbox.run(dataclasses.replace(job, precision=precision))
+def job_result_in(runner: JobRunner, job: Job, precision: str) -> JobResult:
+    return runner.run(dataclasses.replace(job, precision=precision))

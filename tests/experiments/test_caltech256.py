@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_trees import CALTECH256, encoded, job_of, outcome_in, write_odd_tree, write_tree
+from image_trees import CALTECH256, encoded, job_of, job_result_in, write_odd_tree, write_tree
 from support import Done
 from torch import nn
 from torchvision import models
 
 from amp_track import BadInput
 from amp_track.config.job import Job
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.workload import load_workload
 from resnet50 import IMAGENET, FrozenResNet, resnet50
 
@@ -130,12 +130,12 @@ def test_imagenets_weights_come_from_torch_hubs_cache(hub_cache: Path, state_dic
     assert model.fc.weight.shape == (256, 2048)
 
 
-def test_a_damaged_file_in_torch_hubs_cache_is_refused(hub_cache: Path) -> None:
+def test_a_damaged_file_in_torch_hubs_cache_is_rejected(hub_cache: Path) -> None:
     hub_cache.mkdir(parents=True)
     (hub_cache / IMAGENET.url.rpartition("/")[2]).write_text("not found")
-    with pytest.raises(BadInput, match=r"got UnpicklingError: .* for resnet50-0676ba61.pth in") as refused:
+    with pytest.raises(BadInput, match=r"got UnpicklingError: .* for resnet50-0676ba61.pth in") as rejected:
         load_workload(CALTECH256, [("data_dir", "")]).check()
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 @pytest.mark.parametrize("classes", [256, 1000])
@@ -163,15 +163,15 @@ def test_a_file_gives_its_head_too_if_it_matches(
         (lambda file: torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, file), "which is not of a ResNet-50"),
     ],
 )
-def test_files_without_its_weights_are_refused(tmp_path: Path, make, message: str) -> None:
+def test_files_without_its_weights_are_rejected(tmp_path: Path, make, message: str) -> None:
     make(tmp_path / "weights.pt")
-    with pytest.raises(BadInput, match=message) as refused:
+    with pytest.raises(BadInput, match=message) as rejected:
         load_workload(CALTECH256, [("weights", "weights.pt"), ("data_dir", "")]).check()
-    assert "\n" not in str(refused.value)
-    assert "weights.pt" in str(refused.value)
+    assert "\n" not in str(rejected.value)
+    assert "weights.pt" in str(rejected.value)
 
 
-def test_weights_of_a_wider_resnet_are_refused(tmp_path: Path, state_dict: dict[str, torch.Tensor]) -> None:
+def test_weights_of_a_wider_resnet_are_rejected(tmp_path: Path, state_dict: dict[str, torch.Tensor]) -> None:
     wider = state_dict | {"layer1.0.conv2.weight": torch.zeros(128, 128, 3, 3)}
     torch.save(wider, tmp_path / "weights.pt")
     with pytest.raises(BadInput, match="size mismatch for"):
@@ -195,7 +195,7 @@ def test_the_split_leaves_clutter_out(tree: Path, given: str) -> None:
     assert set(other.eval_data().images) != set(evaluation.images)
 
 
-def test_more_classes_than_the_head_has_are_refused(tmp_path: Path) -> None:
+def test_more_classes_than_the_head_has_are_rejected(tmp_path: Path) -> None:
     for number in range(1, 260):
         (tmp_path / f"{number:03}.x").mkdir()
     with pytest.raises(BadInput, match="got 259 class folders, expected at most 256"):
@@ -231,15 +231,15 @@ def test_bad_images_are_exit_code_2_unless_skipped(
 ) -> None:
     odd = write_odd_tree(tmp_path_factory.mktemp("odd"))
     options = ["--set", f"data_dir={odd}", "--set", "weights=none", "--set", "image_size=32"]
-    refused = amp_track("train", CALTECH256, *options)
-    assert refused.returncode == 2, refused.stderr
-    (line,) = refused.stderr.splitlines()
+    rejected = amp_track("train", CALTECH256, *options)
+    assert rejected.returncode == 2, rejected.stderr
+    (line,) = rejected.stderr.splitlines()
     assert "got 4 bad images (002.american-flag/text.jpg: not an image;" in line
     assert list(tmp_path.iterdir()) == []
     more = ["--set", "bad_images=skip", "--batch-size", "4", "--steps", "1", "--precision", "fp32", "--json"]
     skipped = amp_track_process("train", CALTECH256, *options, *more)
     assert skipped.returncode == 0, skipped.stderr
-    assert json.loads(skipped.stdout)["verdict"] == "fits"
+    assert json.loads(skipped.stdout)["status"] == "fits"
     assert skipped.stderr.count("left out 4 bad images") == 1
 
 
@@ -250,10 +250,10 @@ def test_bad_images_are_exit_code_2_unless_skipped(
         ("finetune=tail", "--set finetune: got 'tail', expected Literal; input should be 'head' or 'all'"),
     ],
 )
-def test_bad_options_are_refused(option: str, message: str) -> None:
-    with pytest.raises(BadInput) as refused:
+def test_bad_options_are_rejected(option: str, message: str) -> None:
+    with pytest.raises(BadInput) as rejected:
         load_workload(CALTECH256, [tuple(option.split("="))]).check()
-    assert message in str(refused.value)
+    assert message in str(rejected.value)
 
 
 @pytest.mark.nightly
@@ -263,42 +263,42 @@ def test_synthetic_needs_neither_images_nor_weights(amp_track: Command) -> None:
     done = amp_track("train", CALTECH256, *options, "--batch-size", "8", "--steps", "2", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert (result["verdict"], result["steps"], result["quality"]["value"]) == ("fits", 2, None)
+    assert (result["status"], result["steps"], result["metric"]["value"]) == ("fits", 2, None)
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_largest_synthetic_batch_is_found(amp_track: Command) -> None:
     options = ["--synthetic", "--set", "image_size=32", "--precision", "fp32"]
-    done = amp_track("fit", CALTECH256, *options, "--max-batch-size", "3", "--confirm-steps", "0", "--json")
+    done = amp_track("max-batch", CALTECH256, *options, "--max-batch-size", "3", "--confirm-steps", "0", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["precisions"]["fp32"]["largest_batch"] == 3
+    assert json.loads(done.stdout)["precisions"]["fp32"]["max_batch"] == 3
 
 
 # Training
 
 
 @pytest.fixture(scope="module", params=["head", pytest.param("all", marks=pytest.mark.nightly)])
-def job(request: pytest.FixtureRequest, sandbox: Sandbox, tree: Path) -> Job:
+def job(request: pytest.FixtureRequest, runner: JobRunner, tree: Path) -> Job:
     options = {"data_dir": tree, "weights": "none", "image_size": 32, "finetune": request.param}
-    return job_of(sandbox, CALTECH256, options)
+    return job_of(runner, CALTECH256, options)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
-def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
-    outcome = outcome_in(sandbox, job, precision)
-    assert outcome.verdict is Verdict.FITS, outcome.traceback
-    assert outcome.steps == 2
-    assert math.isfinite(outcome.train_loss)
-    assert outcome.quality is not None
+def test_it_trains_in_every_precision(runner: JobRunner, job: Job, precision: str) -> None:
+    job_result = job_result_in(runner, job, precision)
+    assert job_result.status is JobStatus.FITS, job_result.traceback
+    assert job_result.steps == 2
+    assert math.isfinite(job_result.train_loss)
+    assert job_result.metric is not None
 
 
 @pytest.mark.nightly
-def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> None:
+def test_a_frozen_backbone_can_be_diagnosed(runner: JobRunner, tree: Path) -> None:
     options = {"data_dir": tree, "weights": "none", "image_size": 32}
-    job = job_of(sandbox, CALTECH256, options, steps=1, precision="fp32", diagnose_every=1)
-    diagnosis = sandbox.run(job).diagnosis
+    job = job_of(runner, CALTECH256, options, steps=1, precision="fp32", grad_stats_every=1)
+    diagnosis = runner.run(job).diagnosis
     assert diagnosis is not None
     has_gradients = {layer.layer: layer.has_gradients for layer in diagnosis.layers}
     assert [layer for layer, has in has_gradients.items() if has] == ["fc"]
@@ -306,31 +306,31 @@ def test_a_frozen_backbone_can_be_diagnosed(sandbox: Sandbox, tree: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_an_image_that_vanishes_is_a_crash_that_names_it(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_an_image_that_vanishes_is_a_crash_that_names_it(runner: JobRunner, tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "256_ObjectCategories", {"001.ak47": 4})
     options = {"data_dir": tree, "weights": "none", "image_size": 32}
-    job = job_of(sandbox, CALTECH256, options, batch_size=3, precision="fp32")
+    job = job_of(runner, CALTECH256, options, batch_size=3, precision="fp32")
     for file in (tree / "001.ak47").iterdir():
         file.write_bytes(encoded()[:100])
-    outcome = sandbox.run(job)
-    assert outcome.verdict is Verdict.CRASHED
-    assert "001.ak47/001_000" in outcome.traceback + outcome.message
+    job_result = runner.run(job)
+    assert job_result.status is JobStatus.CRASHED
+    assert "001.ak47/001_000" in job_result.traceback + job_result.message
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("precision", "batch_size", "verdict", "gigabytes"),
-    [("fp32", 256, Verdict.FITS, 3.9), ("fp32", 512, Verdict.OOM, None), ("amp", 512, Verdict.FITS, 4.0)],
+    ("precision", "batch_size", "status", "gigabytes"),
+    [("fp32", 256, JobStatus.FITS, 3.9), ("fp32", 512, JobStatus.OOM, None), ("amp", 512, JobStatus.FITS, 4.0)],
 )
 def test_the_write_ups_facts_within_six_gibibytes(
-    sandbox: Sandbox, cuda: torch.device, precision: str, batch_size: int, verdict: Verdict, gigabytes: float | None
+    runner: JobRunner, cuda: torch.device, precision: str, batch_size: int, status: JobStatus, gigabytes: float | None
 ) -> None:
     """Its memory as its GPU's kernels took it: another one's workspaces differ, so a third more or less is the same."""
     limits = {"synthetic": True, "device": "cuda", "memory_budget_bytes": 6 * 2**30}
-    job = job_of(sandbox, CALTECH256, {}, batch_size=batch_size, steps=5, **limits)
-    outcome = outcome_in(sandbox, job, precision)
-    assert outcome.verdict is verdict, outcome.message
+    job = job_of(runner, CALTECH256, {}, batch_size=batch_size, steps=5, **limits)
+    job_result = job_result_in(runner, job, precision)
+    assert job_result.status is status, job_result.message
     if gigabytes is None:
-        assert outcome.requested_bytes == pytest.approx(1.53 * 2**30, rel=0.01)
+        assert job_result.requested_bytes == pytest.approx(1.53 * 2**30, rel=0.01)
     else:
-        assert outcome.max_memory_bytes == pytest.approx(gigabytes * 1e9, rel=1 / 3)
+        assert job_result.peak_bytes == pytest.approx(gigabytes * 1e9, rel=1 / 3)

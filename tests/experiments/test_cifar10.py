@@ -15,15 +15,15 @@ from threading import Thread
 import numpy
 import pytest
 import torch
-from image_trees import CIFAR10, job_of, outcome_in
+from image_trees import CIFAR10, job_of, job_result_in
 from torch import nn
 from torchvision import datasets
 from torchvision.datasets.utils import calculate_md5
 
 from amp_track import BadInput
 from amp_track.config.job import Job
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.workload import load_workload
 
 IN_A_FILE = 4
@@ -95,13 +95,13 @@ def test_model_and_optimizer_are_the_write_ups() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, TRAINING + 1])
-def test_samples_there_are_not_are_refused(data: Path, samples: int) -> None:
+def test_samples_there_are_not_are_rejected(data: Path, samples: int) -> None:
     workload = cifar10(data_dir=data, checksum=False, samples=samples)
     with pytest.raises(BadInput, match=f"--set samples: got {samples}, expected 1 to the 20 training images there are"):
         workload.train_data()
 
 
-def test_files_that_are_not_the_original_are_refused_and_kept(data: Path) -> None:
+def test_files_that_are_not_the_original_are_rejected_and_kept(data: Path) -> None:
     workload = cifar10(data_dir=data, samples=7)
     with pytest.raises(BadInput, match=r"which is incomplete or damaged.*--set checksum=false"):
         workload.train_data()
@@ -109,7 +109,7 @@ def test_files_that_are_not_the_original_are_refused_and_kept(data: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"\x80\2")])
-def test_incomplete_and_damaged_files_are_refused(tmp_path: Path, damage) -> None:
+def test_incomplete_and_damaged_files_are_rejected(tmp_path: Path, damage) -> None:
     damage(write_cifar10(tmp_path) / "cifar-10-batches-py" / "data_batch_3")
     with pytest.raises(BadInput, match="expected files of CIFAR-10's format"):
         cifar10(data_dir=tmp_path, checksum=False, samples=7).train_data()
@@ -170,7 +170,7 @@ def test_missing_data_is_fetched(archive: Path, tmp_path: Path) -> None:
     assert (len(workload.train_data()), len(workload.eval_data())) == (7, 4)
 
 
-def test_a_damaged_download_is_refused_and_removed(archive: Path, tmp_path: Path) -> None:
+def test_a_damaged_download_is_rejected_and_removed(archive: Path, tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-10])
     with pytest.raises(BadInput, match="fetching it: RuntimeError: File not found or corrupted"):
         cifar10(data_dir=tmp_path / "deep" / "data").train_data()
@@ -178,10 +178,10 @@ def test_a_damaged_download_is_refused_and_removed(archive: Path, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_synthetic_needs_no_data(sandbox: Sandbox) -> None:
+def test_synthetic_needs_no_data(runner: JobRunner) -> None:
     options = {"image_size": 32, "weights": "nowhere.pt"}
-    outcome = outcome_in(sandbox, job_of(sandbox, CIFAR10, options, synthetic=True), "fp32")
-    assert (outcome.verdict, outcome.steps, outcome.quality) == (Verdict.FITS, 2, None)
+    job_result = job_result_in(runner, job_of(runner, CIFAR10, options, synthetic=True), "fp32")
+    assert (job_result.status, job_result.steps, job_result.metric) == (JobStatus.FITS, 2, None)
 
 
 @pytest.mark.parametrize(("option", "value"), [("image_size", 16), ("weights", "nowhere.pt")])
@@ -191,15 +191,15 @@ def test_what_the_model_needs_is_checked(option: str, value: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def job(sandbox: Sandbox, data: Path) -> Job:
-    return job_of(sandbox, CIFAR10, {"data_dir": data, "checksum": False, "samples": 8, "image_size": 32})
+def job(runner: JobRunner, data: Path) -> Job:
+    return job_of(runner, CIFAR10, {"data_dir": data, "checksum": False, "samples": 8, "image_size": 32})
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
-def test_it_trains_in_every_precision(sandbox: Sandbox, job: Job, precision: str) -> None:
-    outcome = outcome_in(sandbox, job, precision)
-    assert outcome.verdict is Verdict.FITS, outcome.traceback
-    assert outcome.steps == 2
-    assert math.isfinite(outcome.train_loss)
-    assert outcome.quality is not None
+def test_it_trains_in_every_precision(runner: JobRunner, job: Job, precision: str) -> None:
+    job_result = job_result_in(runner, job, precision)
+    assert job_result.status is JobStatus.FITS, job_result.traceback
+    assert job_result.steps == 2
+    assert math.isfinite(job_result.train_loss)
+    assert job_result.metric is not None

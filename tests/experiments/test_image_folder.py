@@ -24,7 +24,7 @@ from image_folder import (
     ImageIndex,
     LabelledImage,
     LabelledImages,
-    default_loader_workers,
+    default_num_workers,
     open_index,
     stratified_split,
 )
@@ -78,11 +78,11 @@ def test_bad_images_are_known_by_path_and_reason(odd: Path) -> None:
     assert bad["003.backpack"] == "a class without images"
 
 
-def test_bad_images_are_refused_by_count_and_path(odd: Path) -> None:
+def test_bad_images_are_rejected_by_count_and_path(odd: Path) -> None:
     with pytest.raises(
         BadInput, match=r"got 4 bad images \(002.american-flag/text.jpg: not an image; .* 1 more\)"
     ) as bad:
-        open_index(odd).refuse_bad_images()
+        open_index(odd).reject_bad_images()
     assert "--set bad_images=skip" in str(bad.value)
     assert "\n" not in str(bad.value)
 
@@ -95,7 +95,7 @@ def test_bad_images_that_are_left_out_are_reported(odd: Path, capsys: pytest.Cap
 
 def test_a_good_tree_has_nothing_to_report(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = open_index(tree)
-    index.refuse_bad_images()
+    index.reject_bad_images()
     index.report_bad_images()
     assert capsys.readouterr().err == ""
 
@@ -177,7 +177,7 @@ def test_processes_that_index_at_once_agree(tree: Path) -> None:
     assert len(open_index(tree).images) == 5
 
 
-def test_a_folder_that_is_missing_or_has_no_classes_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_or_has_no_classes_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nowhere: got No such file or directory"):
         open_index(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="got no class folders"):
@@ -224,7 +224,7 @@ def test_an_image_that_breaks_later_is_named(tree: Path, breaks, workers: int) -
 @pytest.mark.parametrize(("cores", "workers"), [(1, 0), (2, 1), (8, 7), (64, 8)])
 def test_workers_leave_a_core_to_the_training(monkeypatch: pytest.MonkeyPatch, cores: int, workers: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    assert default_loader_workers() == workers
+    assert default_num_workers() == workers
 
 
 def fake(sizes: list[int]) -> list[LabelledImage]:

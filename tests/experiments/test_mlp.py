@@ -1,14 +1,14 @@
 import dataclasses
 
 import pytest
-from image_trees import job_of, outcome_in
+from image_trees import job_of, job_result_in
 from support import ROOT
 from torch import nn
 
 from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.workload import load_workload
 
 MLP = str(ROOT / "experiments" / "mlp.py")
@@ -28,19 +28,19 @@ def test_the_write_ups_network_and_data() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("amp", marks=pytest.mark.nightly), "bf16"])
-def test_it_learns_in_every_precision(sandbox: Sandbox, precision: str) -> None:
+def test_it_learns_in_every_precision(runner: JobRunner, precision: str) -> None:
     """One batch of noise can be learned by heart; a model that is not trained has the noise's variance as its loss."""
-    job = job_of(sandbox, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.3)
-    outcome = outcome_in(sandbox, job, precision)
-    assert outcome.verdict is Verdict.FITS, outcome.traceback
-    assert outcome.steps == 100
-    untrained = outcome_in(sandbox, dataclasses.replace(job, learning_rate=1e-12, epochs=1), precision)
+    job = job_of(runner, MLP, {"batches": 1, "width": 64}, batch_size=512, steps=None, epochs=100, learning_rate=0.3)
+    job_result = job_result_in(runner, job, precision)
+    assert job_result.status is JobStatus.FITS, job_result.traceback
+    assert job_result.steps == 100
+    untrained = job_result_in(runner, dataclasses.replace(job, learning_rate=1e-12, epochs=1), precision)
     assert untrained.train_loss == pytest.approx(1.0, abs=0.2)
-    assert untrained.quality == pytest.approx(1.0, abs=0.2), "the targets are noise of variance 1"
-    assert outcome.train_loss < 0.9 * untrained.train_loss
+    assert untrained.metric == pytest.approx(1.0, abs=0.2), "the targets are noise of variance 1"
+    assert job_result.train_loss < 0.9 * untrained.train_loss
 
 
 @pytest.mark.parametrize("option", ["width", "batches"])
-def test_bad_options_are_refused_before_anything_runs(sandbox: Sandbox, option: str) -> None:
+def test_bad_options_are_rejected_before_anything_runs(runner: JobRunner, option: str) -> None:
     with pytest.raises(BadInput, match=f"--set {option}: got 0, expected a whole number of"):
-        sandbox.inspect(Job(workload=MLP, options=((option, "0"),)))
+        runner.inspect(Job(workload=MLP, options=((option, "0"),)))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_trees import job_of, outcome_in
+from image_trees import job_of, job_result_in
 from PIL import Image
 from support import ROOT
 from torch import nn
@@ -10,8 +10,8 @@ from torch import nn
 from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import BadInput
 from amp_track.records.events import Event, FileWritten
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.workload import load_workload
 
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")
@@ -37,12 +37,12 @@ def test_the_write_ups_image_and_network() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "bf16"])
-def test_it_trains_in_every_precision(sandbox: Sandbox, precision: str) -> None:
+def test_it_trains_in_every_precision(runner: JobRunner, precision: str) -> None:
     options = {"size": 16, "hidden": 8, "steps_per_epoch": 4}
-    outcome = outcome_in(sandbox, job_of(sandbox, SINUSOID, options, batch_size=1, steps=None, epochs=1), precision)
-    assert outcome.verdict is Verdict.FITS, outcome.traceback
-    assert outcome.steps == 4
-    assert outcome.eval_samples_per_second is not None
+    job_result = job_result_in(runner, job_of(runner, SINUSOID, options, batch_size=1, steps=None, epochs=1), precision)
+    assert job_result.status is JobStatus.FITS, job_result.traceback
+    assert job_result.steps == 4
+    assert job_result.eval_samples_per_second is not None
 
 
 def pixels(file: Path) -> list[int]:
@@ -50,13 +50,13 @@ def pixels(file: Path) -> list[int]:
         return list(image.tobytes())
 
 
-def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_it_learns_and_shows_what(runner: JobRunner, tmp_path: Path) -> None:
     options = {"size": 32, "hidden": 64, "steps_per_epoch": 300}
-    job = job_of(sandbox, SINUSOID, options, batch_size=1, steps=None, epochs=1, precision="fp32", learning_rate=1e-2)
+    job = job_of(runner, SINUSOID, options, batch_size=1, steps=None, epochs=1, precision="fp32", learning_rate=1e-2)
     events: list[Event] = []
-    outcome = sandbox.run(job, events.append, folder=JobFolder(path=str(tmp_path), keep_weights=True))
-    assert outcome.quality is not None
-    assert outcome.quality < 0.4, "the targets' variance is 0.6"
+    job_result = runner.run(job, events.append, folder=JobFolder(path=str(tmp_path), keep_weights=True))
+    assert job_result.metric is not None
+    assert job_result.metric < 0.4, "the targets' variance is 0.6"
     written = {Path(event.file).name: event.folder for event in events if isinstance(event, FileWritten)}
     assert written == {"weights.pt": "", "target.png": "pictures", "prediction.png": "pictures"}
     target, prediction = (torch.tensor(pixels(tmp_path / f"{name}.png")) / 255 for name in ("target", "prediction"))
@@ -67,6 +67,6 @@ def test_it_learns_and_shows_what(sandbox: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["size", "hidden", "layers", "steps_per_epoch"])
-def test_bad_options_are_refused_before_anything_runs(sandbox: Sandbox, option: str) -> None:
+def test_bad_options_are_rejected_before_anything_runs(runner: JobRunner, option: str) -> None:
     with pytest.raises(BadInput, match=f"--set {option}: got 0, expected a whole number of"):
-        sandbox.inspect(Job(workload=SINUSOID, options=((option, "0"),)))
+        runner.inspect(Job(workload=SINUSOID, options=((option, "0"),)))

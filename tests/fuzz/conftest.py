@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import Done
 
 from amp_track import cli
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 from amp_track.session import session
 
 ENDS = {0, 1, 2, 3, 130}
@@ -88,7 +88,7 @@ def check(done: Done, *, as_json: bool) -> None:
     if done.returncode == 0:
         assert done.stdout
     if done.stdout and as_json and "Usage: amp-track" not in done.stdout:  # --help wins
-        json.loads(done.stdout, parse_constant=_refuse)
+        json.loads(done.stdout, parse_constant=_reject)
     if done.returncode == 2:
         *before, last = done.stderr.splitlines()
         assert last.startswith("amp-track: "), done.stderr
@@ -96,7 +96,7 @@ def check(done: Done, *, as_json: bool) -> None:
         assert not done.stdout
 
 
-def _refuse(constant: str) -> float:
+def _reject(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
 
 
@@ -115,11 +115,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def simulated_sandbox() -> type[Sandbox]:
+def simulated_runner() -> type[JobRunner]:
     """Return a sandbox whose jobs a simulated device runs; a fresh process inspects device and workload, and ends."""
-    simulated = SimulatedSandbox(samples=8)
+    simulated = SimulatedRunner(samples=8)
 
-    class Inspecting(Sandbox):
+    class Inspecting(JobRunner):
         """Runs nothing but the inspection."""
 
         run, measure, forecast = simulated.run, simulated.measure, simulated.forecast
@@ -129,4 +129,4 @@ def simulated_sandbox() -> type[Sandbox]:
 
 def train_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a simulated device run what jobs there are."""
-    monkeypatch.setattr(session, "Sandbox", simulated_sandbox())
+    monkeypatch.setattr(session, "JobRunner", simulated_runner())

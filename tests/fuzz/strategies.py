@@ -48,29 +48,28 @@ _TAKEN = {
     "--precision": ("fp32", "bf16", "amp", "tf32", "fp32,bf16", "bf16, bf16,fp32"),
     "--device": ("auto", "cpu", "cuda", "cuda:" + "9" * 30, "mps", "meta", "xpu:1"),
     "--set": OPTIONS,
-    "--over": _VALUES,
-    "--search-lr": ("1e-4,1e-2", "5e-324,1e308"),
+    "--vary": _VALUES,
+    "--lr-range": ("1e-4,1e-2", "5e-324,1e308"),
     "--lr": ("1e-3", "1e308", "5e-324", "1_0"),
-    "--clip-norm": ("1", "1e308", "5e-324"),
+    "--max-grad-norm": ("1", "1e308", "5e-324"),
     "--lr-scaling": ("none", "linear", "sqrt"),
     "--memory-budget": _SIZES,
-    "--capacity": _SIZES,
     "--headroom": _PARTS,
-    "--margin": ("1%", "1e308%", "5e-324"),
-    "--device-name": ("RTX 4090", "4090", "é"),
+    "--tolerance": ("1%", "1e308%", "5e-324"),
+    "--gpu": ("RTX 4090", "4090", "é"),
     "--study": ("s", " s", "é", "x" * 300, "'", "[bold", "%s"),
     "--resume": ("0" * 32, "_", "١", "x" * 300),
     "--storage": ("sqlite:///other.db",),
-    "--minutes": ("1e-300", "1e300"),
-    "--timeout": ("1e-300", "1e9"),
+    "--time-limit": ("1e-300", "1e300"),
+    "--job-timeout": ("1e-300", "1e9"),
     "--seed": ("0", "2147483647"),
     "--confirm-steps": ("0", "1", "epoch"),
     "--batch-size": ("1", "2", "8", "9", "auto"),
-    "--epochs": _FEW, "--steps": _FEW, "--trials": _FEW, "--seeds": _FEW, "--loader-workers": ("0",),
-    "--processes": ("1", "9223372036854775807"),
+    "--epochs": _FEW, "--steps": _FEW, "--trials": _FEW, "--seeds": _FEW, "--num-workers": ("0",),
+    "--nproc": ("1", "9223372036854775807"),
 }  # fmt: skip
 """Texts that a flag takes, whatever comes of them; other flags take counts. None makes a command take long."""
-_SOON_DONE = ("--epochs", "--steps", "--trials", "--seeds", "--confirm-steps", "--loader-workers", "--batch-size")
+_SOON_DONE = ("--epochs", "--steps", "--trials", "--seeds", "--confirm-steps", "--num-workers", "--batch-size")
 """Flags whose large values are right, and take for ever."""
 ODD_WORKLOADS = st.one_of(
     ODD,
@@ -139,8 +138,8 @@ _FIELDS = (
     "batch_size",
     "epochs",
     "learning_rate",
-    "loader_workers",
-    "quality",
+    "num_workers",
+    "metric",
     "set",
     "_x",
     "model_kind",
@@ -155,8 +154,8 @@ _DEFAULTS = (
     "1", "0", "-1", "4", "True", "'many'", "'a\\n'", "'\\udcff'", "1e400", "float('nan')", "1e-3", "None", "[]",
     "(1, 2)",
     "2**70", "10**5000", "Path('x')", "Mode.A", "len", "object()", "dataclasses.field(default_factory=list)", "1j",
-    "dataclasses.field(default_factory=lambda: 1 / 0)", "dataclasses.field()", "Quality('')", "Quality('a b/☃:\"x\"')",
-    "Quality('a', 'yes')", "Quality(5)", "Quality('x' * 300)", "Quality('loss')", "'accuracy'", "Unprintable()",
+    "dataclasses.field(default_factory=lambda: 1 / 0)", "dataclasses.field()", "Metric('')", "Metric('a b/☃:\"x\"')",
+    "Metric('a', 'yes')", "Metric(5)", "Metric('x' * 300)", "Metric('loss')", "'accuracy'", "Unprintable()",
 )  # fmt: skip
 _DATA = (
     "TensorDataset(torch.zeros(8, 4), torch.zeros(8).long())", "None", "[]", "[1]", "[(None, None)]", "5", "iter([])",
@@ -181,7 +180,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 
 class Mode(enum.Enum):

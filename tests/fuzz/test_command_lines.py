@@ -31,7 +31,7 @@ def test_a_command_that_writes_nothing(attempt: Attempt, arguments: list[str]) -
     attempt(*arguments, prepare=odd_files)
 
 
-@given(strategies.command_lines(("train", "fit", "search", "compare")))
+@given(strategies.command_lines(("train", "max-batch", "search", "compare")))
 @each_case
 def test_a_command_that_trains(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     """What is asked of a fresh process is asked of one; the trainings are a simulated device's."""

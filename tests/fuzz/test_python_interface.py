@@ -22,7 +22,7 @@ ARGUMENTS = st.sampled_from(
 )
 
 
-def refusal(function: Callable[[], object]) -> str:
+def rejection(function: Callable[[], object]) -> str:
     """Return why a call is refused, "" if it is not. Any other error is the test's."""
     try:
         function()
@@ -36,12 +36,12 @@ def refusal(function: Callable[[], object]) -> str:
 def test_any_keyword_argument(argument: tuple[str, Any], value: Any) -> None:
     command, flag = argument
     name = api.argument_name(flag)
-    message = refusal(lambda: api._request(command, strategies.TINY, {name: value}))
+    message = rejection(lambda: api._request(command, strategies.TINY, {name: value}))
     assert not message or message.startswith((f"{name}: got ", f"--{name.replace('_', '-')}: got "))
 
 
 @given(strategies.VALUES)
 @each_case
 def test_any_workload(workload: Any) -> None:
-    message = refusal(lambda: checks.workload_exists(api._request("fit", workload, {}).job.workload))
+    message = rejection(lambda: checks.workload_exists(api._request("max-batch", workload, {}).job.workload))
     assert not message or "expected" in message

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fuzz import strategies
-from fuzz.conftest import Attempt, each_case, simulated_sandbox, train_simulated
+from fuzz.conftest import Attempt, each_case, simulated_runner, train_simulated
 from hypothesis import given
 from hypothesis import strategies as st
 from support import request
@@ -29,17 +29,17 @@ pytestmark = pytest.mark.nightly
 TINY = strategies.TINY
 READING = {
     "optuna.db": (
-        ["fit", TINY, "--study", "s"],
+        ["max-batch", TINY, "--study", "s"],
         ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2"],
         ["compare", TINY, "--study", "s", "--precision", "fp32"],
     ),
     "optuna.log": (
-        ["fit", TINY, "--study", "s", "--storage", "optuna.log"],
+        ["max-batch", TINY, "--study", "s", "--storage", "optuna.log"],
         ["search", TINY, "--study", "s", "--precision", "fp32", "--trials", "2", "--storage", "optuna.log"],
         ["compare", TINY, "--study", "s", "--precision", "fp32", "--storage", "optuna.log"],
     ),
     "mlflow.db": (
-        ["fit", TINY, "--study", "s"],
+        ["max-batch", TINY, "--study", "s"],
         ["train", TINY],
         ["train", "--resume", "0" * 32],
     ),
@@ -114,12 +114,12 @@ def used_stores(store_templates: Path, tmp_path_factory: pytest.TempPathFactory)
     """A folder with both stores, in which the study s has been found, as the command that is tried finds it."""
     folder = tmp_path_factory.mktemp("used")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
-    sandbox = simulated_sandbox()(TINY)
+    runner = simulated_runner()(TINY)
     with contextlib.chdir(folder):
         for stores in ({}, {"storage": "optuna.log"}):
             asked = functools.partial(request, Job(workload=TINY), study="s", precisions=("fp32",), **stores)
-            search(asked(trials=1), sandbox=sandbox)
-            compare(asked(compare_options=CompareOptions()), sandbox=sandbox)
+            search(asked(trials=1), runner=runner)
+            compare(asked(compare_options=CompareOptions()), runner=runner)
     return folder
 
 

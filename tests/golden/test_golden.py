@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from goldens import PageText, TextFile, stored_runs, transcript
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import WORKLOADS, Done
 from syrupy.assertion import SnapshotAssertion
 
 from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.session import session
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -37,18 +37,18 @@ BAD_INPUTS = (
     "train tiny.py --epochs 2 --steps 3",
     "train --resume 0123456789abcdef0123456789abcdef",
     "train tiny.py --tracking-uri sqlite:////missing/mlflow.db",
-    "fit tiny.py --precision fp32,",
-    "fit tiny.py --headroom 100%",
-    "fit tiny.py --storage nothing://here",
+    "max-batch tiny.py --precision fp32,",
+    "max-batch tiny.py --headroom 100%",
+    "max-batch tiny.py --storage nothing://here",
     "search tiny.py --trials 0",
     "search tiny.py --precision bf16 --seeds 3",
-    "compare tiny.py --over width",
+    "compare tiny.py --vary width",
     "plan tiny.py --effective-batch-size 1024",
-    "plan tiny.py --device-name Abacus",
+    "plan tiny.py --gpu Abacus",
     "report nothing",
     "report nothing --out page.pdf",
-    "work nothing",
-    "work nothing --sbatch time=60",
+    "worker nothing",
+    "worker nothing --sbatch time=60",
     "ui nothing",
 )
 
@@ -75,16 +75,16 @@ def run(amp_track: Callable[..., Done]) -> Command:
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
     """Replace the runner of the next commands by a simulated device."""
 
-    def replace(kind: type[SimulatedSandbox] = SimulatedSandbox, **settings: Any) -> None:
-        monkeypatch.setattr(session, "Sandbox", lambda workload, *, steps_back: kind(**settings))
+    def replace(kind: type[SimulatedRunner] = SimulatedRunner, **settings: Any) -> None:
+        monkeypatch.setattr(session, "JobRunner", lambda workload, *, steps_back: kind(**settings))
 
     return replace
 
 
-class Interrupted(SimulatedSandbox):
+class Interrupted(SimulatedRunner):
     """A simulated device that gets Ctrl-C during the third job."""
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         if len(self.jobs) == 2:
             raise KeyboardInterrupt
         return super().run(job, on_event, folder=folder)
@@ -106,7 +106,7 @@ def test_train(run: Command, check: Check, simulate: Simulate) -> None:
 
 def test_fit(run: Command, check: Check, simulate: Simulate) -> None:
     simulate(planned_bytes_per_sample={"fp32": 40_000, "amp": 21_000}, longer_bytes=400_000)
-    line = f"fit {IN_BUDGET} --precision fp32,amp"
+    line = f"max-batch {IN_BUDGET} --precision fp32,amp"
     check("text", run(line))
     check("runs", stored_runs())
     check("page", page())
@@ -124,7 +124,7 @@ def test_search(run: Command, check: Check, simulate: Simulate) -> None:
 
 def test_compare(run: Command, check: Check, simulate: Simulate) -> None:
     simulate()
-    line = "compare tiny.py --precision fp32,bf16 --over width=8,16 --seeds 2 --study widths"
+    line = "compare tiny.py --precision fp32,bf16 --vary width=8,16 --seeds 2 --study widths"
     check("text", run(line))
     check("runs", stored_runs())
     check("page", page())
@@ -137,8 +137,8 @@ def test_dtypes(run: Command, check: Check) -> None:
 
 
 def test_plan(run: Command, check: Check) -> None:
-    check("text", run("plan tiny.py --capacity 64MiB --device-name T4 --precision fp32,bf16"))
-    check("json", run("plan tiny.py --capacity 64MiB --precision fp32 --track --json"))
+    check("text", run("plan tiny.py --memory-budget 64MiB --gpu T4 --precision fp32,bf16"))
+    check("json", run("plan tiny.py --memory-budget 64MiB --precision fp32 --track --json"))
     check("runs", stored_runs())
 
 
@@ -150,21 +150,23 @@ def test_bad_input(run: Command, check: Check, simulate: Simulate, clean_folder:
 
 def test_nothing_fits(run: Command, check: Check, simulate: Simulate) -> None:
     simulate()
-    check("fit", run("fit tiny.py --memory-budget 1MiB --precision fp32,bf16"))
+    check("max-batch", run("max-batch tiny.py --memory-budget 1MiB --precision fp32,bf16"))
     check("train", run(f"train {IN_BUDGET} --precision fp32 --batch-size 1000 --json"))
 
 
 def test_a_workload_that_fails(run: Command, check: Check, simulate: Simulate) -> None:
-    crash = Outcome(verdict=Verdict.CRASHED, message="ValueError: the labels are off by one", traceback="Traceback …")
+    crash = JobResult(
+        status=JobStatus.CRASHED, message="ValueError: the labels are off by one", traceback="Traceback …"
+    )
     simulate(fails=lambda job: crash)
-    check("fit", run(f"fit {IN_BUDGET} --precision fp32"))
+    check("max-batch", run(f"max-batch {IN_BUDGET} --precision fp32"))
     check("train", run(f"train {IN_BUDGET} --precision fp32 --json"))
 
 
 def test_interrupt_report_and_work(run: Command, check: Check, simulate: Simulate) -> None:
     simulate(Interrupted)
-    check("fit", run(f"fit {IN_BUDGET} --precision fp32 --study stopped"))
+    check("max-batch", run(f"max-batch {IN_BUDGET} --precision fp32 --study stopped"))
     check("runs", stored_runs())
     check("report", run("report stopped --out page.html"))
     simulate()
-    check("work", run("work stopped tiny.py"))
+    check("worker", run("worker stopped tiny.py"))

@@ -12,27 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import write_without_waiting_for_the_disk
 
 from amp_track import cli
 from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.session import session
 from amp_track.study import database
 from amp_track.workers import interrupts
 
 
 @dataclass
-class HeldSandbox(SimulatedSandbox):
+class HeldJobRunner(SimulatedRunner):
     """A simulated device whose jobs take their time."""
 
     name: str = ""
     holds: tuple[int, ...] = ()
     seconds: float = 0.0
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         number = len(self.jobs)
         if number in self.holds:
             Path(f"{self.name}.holds.{number}").touch()
@@ -45,8 +45,8 @@ class HeldSandbox(SimulatedSandbox):
 def main(name: str, holds: str, seconds: str, times: str, *arguments: str) -> None:
     write_without_waiting_for_the_disk()
     numbers = tuple(int(number) for number in holds.split(",") if number)
-    device = HeldSandbox(name=name, holds=numbers, seconds=float(seconds))
-    session.Sandbox = lambda *_, **__: device  # type: ignore[misc,assignment]
+    device = HeldJobRunner(name=name, holds=numbers, seconds=float(seconds))
+    session.JobRunner = lambda *_, **__: device  # type: ignore[misc,assignment]
     changed = {name: int(value) for name, _, value in (time.partition("=") for time in times.split(",") if time)}
     database.TIMES = replace(database.TIMES, **changed)
     sys.argv = ["amp-track", *arguments]

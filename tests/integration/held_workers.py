@@ -108,6 +108,6 @@ def runs() -> list[mlflow.entities.Run]:
     return list(client.search_runs(experiments, max_results=1000))
 
 
-def edges(result: Any) -> dict[str, int]:
+def max_batches(result: Any) -> dict[str, int]:
     """Return the largest batch at each precision, of what `fit --json` prints."""
-    return {name: of["largest_batch"] for name, of in result["precisions"].items() if "largest_batch" in of}
+    return {name: of["max_batch"] for name, of in result["precisions"].items() if "max_batch" in of}

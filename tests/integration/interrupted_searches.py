@@ -20,7 +20,7 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes ar
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, make_stores, request, write_without_waiting_for_the_disk
 
 from amp_track.commands.search import search
@@ -64,7 +64,7 @@ def search_once(
     # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
     search_options = {"precisions": ("fp32",), "trials": 2, "study": "stopped", "storage": storage}
     asked = request(Job(workload=DIGITS), owns_process=True, **search_options)
-    search(asked, sandbox=SimulatedSandbox())
+    search(asked, runner=SimulatedRunner())
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -53,17 +53,17 @@ def trials(study: str) -> list[optuna.trial.FrozenTrial]:
 def test_out_of_memory_is_a_row_and_not_the_end(compare: Compare) -> None:
     """60 samples take 3.75 MiB; the model that grows at once takes 1 MiB more, and more than the budget."""
     done = compare(
-        GROWS, "--precision", "fp32,bf16", "--over", "more_after=1000,0", "--steps", "2", "--batch-size", "60",
+        GROWS, "--precision", "fp32,bf16", "--vary", "more_after=1000,0", "--steps", "2", "--batch-size", "60",
         "--memory-budget", "4600KiB", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    verdicts = {(row["value"], row["precision"]): row["verdict"] for row in result["rows"]}
-    assert verdicts["1000", "fp32"] == "fits"
-    assert verdicts["0", "fp32"] == "oom"
-    failed = next(row for row in result["rows"] if row["verdict"] == "oom")
+    statuses = {(row["value"], row["precision"]): row["status"] for row in result["rows"]}
+    assert statuses["1000", "fp32"] == "fits"
+    assert statuses["0", "fp32"] == "oom"
+    failed = next(row for row in result["rows"] if row["status"] == "oom")
     assert failed["samples_per_second"] is None
-    assert client().get_run(failed["run_ids"][0]).data.tags["amp_track.verdict"] == "oom"
+    assert client().get_run(failed["run_ids"][0]).data.tags["amp_track.status"] == "oom"
     assert {run.info.status for run in runs()} == {"FINISHED"}
     states = {trial.state for trial in trials(f"{result['study']}/compare")}
     assert states == {TrialState.COMPLETE}
@@ -71,15 +71,15 @@ def test_out_of_memory_is_a_row_and_not_the_end(compare: Compare) -> None:
     nothing = compare(GROWS, "--precision", "fp32", "--batch-size", "60", "--memory-budget", "2MiB", "--json")
     assert nothing.returncode == 3
     assert "no training of this comparison fits at batch 60 (oom)" in nothing.stderr
-    assert [row["verdict"] for row in json.loads(nothing.stdout)["rows"]] == ["oom"]
+    assert [row["status"] for row in json.loads(nothing.stdout)["rows"]] == ["oom"]
 
 
-def test_pictures_of_the_workload_stand_side_by_side(compare: Compare) -> None:
-    result = rows_of(compare(PAINTER, "--precision", "fp32,bf16", "--over", "kind=tanh,relu", "--steps", "4", "--json"))
-    with Image.open(client().download_artifacts(result["run_id"], "side-by-side.png", ".")) as picture:
+def test_plots_of_the_workload_stand_side_by_side(compare: Compare) -> None:
+    result = rows_of(compare(PAINTER, "--precision", "fp32,bf16", "--vary", "kind=tanh,relu", "--steps", "4", "--json"))
+    with Image.open(client().download_artifacts(result["run_id"], "side-by-side.png", ".")) as plot:
         columns, rows = 3, 2
-        assert picture.width / picture.height == pytest.approx(columns / rows, rel=0.15)
-        assert len(picture.convert("L").getcolors()) > 50
+        assert plot.width / plot.height == pytest.approx(columns / rows, rel=0.15)
+        assert len(plot.convert("L").getcolors()) > 50
     attributes = [trial.user_attrs["option.kind"] for trial in trials(f"{result['study']}/compare")]
     assert attributes == ["tanh", "tanh", "relu", "relu"]
 
@@ -88,9 +88,9 @@ def test_made_up_data_compares_speed_and_memory_alone(compare: Compare) -> None:
     result = rows_of(
         compare(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16", "--json")
     )
-    assert result["over"] is None
+    assert result["vary"] is None
     for row in result["rows"]:
-        assert row["quality"] is None
+        assert row["metric"] is None
         assert row["samples_per_second"] > 0
     again = rows_of(
         compare(DIGITS, "--precision", "fp32,bf16", "--steps", "3", "--synthetic", "--batch-size", "16", "--json")
@@ -99,7 +99,7 @@ def test_made_up_data_compares_speed_and_memory_alone(compare: Compare) -> None:
 
 
 def test_interrupted_it_ends_its_runs_and_goes_on(compare: Compare) -> None:
-    hanging = ["--precision", "fp32", "--study", "stopped", "--over"]
+    hanging = ["--precision", "fp32", "--study", "stopped", "--vary"]
     command = [*COMMAND, FAULTS, *hanging, "fault=none,hang"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -120,7 +120,7 @@ def test_interrupted_it_ends_its_runs_and_goes_on(compare: Compare) -> None:
 
 
 def test_two_workers_share_a_comparison_and_repeat_nothing() -> None:
-    command = [*COMMAND, PAINTER, "--precision", "fp32,bf16", "--over", "hidden=2,4,8", "--steps", "30", "--json"]
+    command = [*COMMAND, PAINTER, "--precision", "fp32,bf16", "--vary", "hidden=2,4,8", "--steps", "30", "--json"]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [worker.communicate(timeout=300) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, machine, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, machine, max_batches, runs, trials, wait_for
 from optuna.trial import TrialState
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, request, skip_without_namespaces
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
@@ -20,9 +20,9 @@ STORAGES = ["sqlite:///optuna.db", "optuna.log"]
 GRACE_SECONDS = 4
 TIMES = f"heartbeat=2,grace={GRACE_SECONDS}"
 COMMANDS = {
-    "fit": ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"],
+    "max-batch": ["max-batch", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"],
     "train": ["search", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--trials", "8", "--json"],
-    "compare": ["compare", DIGITS, "--precision", "fp32,bf16", "--over", "width=4,8,16", "--study", "s", "--json"],
+    "compare": ["compare", DIGITS, "--precision", "fp32,bf16", "--vary", "width=4,8,16", "--study", "s", "--json"],
 }  # fmt: skip
 """By the part of the study in which a worker stands still, the command."""
 
@@ -37,12 +37,12 @@ def undisturbed(study: str) -> dict[str, int]:
     """Return the edges that a search worker finds alone."""
     storage = os.environ.get("AMP_TRACK_STORAGE", "sqlite:///optuna.db")
     asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study=study, storage=storage)
-    return edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    return max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
 
 
 def the_work_of(part: str, trial: Any) -> Any:
     """Return what only one trial of a study does."""
-    if part == "fit":
+    if part == "max-batch":
         kind = trial.user_attrs["kind"]
         return trial.number if kind == "repeat" else (trial.params["precision"], trial.params["batch_size"], kind)
     return str(trial.system_attrs["fixed_params"]) if "fixed_params" in trial.system_attrs else trial.number
@@ -51,8 +51,8 @@ def the_work_of(part: str, trial: Any) -> Any:
 @pytest.mark.parametrize(
     ("part", "storage"),
     [
-        pytest.param("fit", STORAGES[0], marks=pytest.mark.slow),
-        *(case for case in itertools.product(COMMANDS, STORAGES) if case != ("fit", STORAGES[0])),
+        pytest.param("max-batch", STORAGES[0], marks=pytest.mark.slow),
+        *(case for case in itertools.product(COMMANDS, STORAGES) if case != ("max-batch", STORAGES[0])),
     ],
     indirect=["storage"],
 )
@@ -82,17 +82,17 @@ def test_a_worker_that_was_stopped_leaves_its_measurement_out_and_goes_on(part: 
     complete = in_state(TrialState.COMPLETE, f"s/{part}")
     work = [the_work_of(part, trial) for trial in complete]
     assert len(work) == len(set(work)), "counted twice"
-    assert the_work_of(part, failed) in work or part == "fit", "it was lost"
+    assert the_work_of(part, failed) in work or part == "max-batch", "it was lost"
     for result in results:
-        if part == "fit":
-            assert edges(result) == expected
+        if part == "max-batch":
+            assert max_batches(result) == expected
         elif part == "train":
             assert len(result["trials"]) >= 8
         else:
             assert len(complete) == 6
     statuses = {(run.data.tags.get("optuna.study"), run.data.tags.get("optuna.trial")): run for run in runs()}
     late = statuses[f"s/{part}", str(failed.number)]
-    assert (late.info.status, late.data.tags["amp_track.verdict"]) == ("KILLED", "interrupted")
+    assert (late.info.status, late.data.tags["amp_track.status"]) == ("KILLED", "interrupted")
     assert [run.info.status for run in runs()].count("KILLED") == 1
     assert {run.info.status for run in runs()} == {"KILLED", "FINISHED"}
 
@@ -115,22 +115,24 @@ def elsewhere() -> tuple[str, ...]:
 @pytest.mark.usefixtures("storage")
 def test_a_machine_that_is_gone_is_noticed_by_a_worker_at_work(elsewhere: tuple[str, ...]) -> None:
     expected = undisturbed("alone")
-    command = COMMANDS["fit"]
+    command = COMMANDS["max-batch"]
     with HeldWorker("near", *command, holds=(0, 1), times=TIMES) as near:
         near.wait_until_it_holds(0)
         with HeldWorker("far", *command, holds=(1,), times=TIMES, prefix=elsewhere) as far:
             far.wait_until_it_holds(1)
         near.let_go(0)
         near.wait_until_it_holds(1)
-        (lost,) = [trial for trial in in_state(TrialState.RUNNING, "s/fit") if trial.user_attrs["worker"]["pid"] == 1]
+        (lost,) = [
+            trial for trial in in_state(TrialState.RUNNING, "s/max-batch") if trial.user_attrs["worker"]["pid"] == 1
+        ]
         time.sleep(2 * GRACE_SECONDS)  # else what is left may be done before the lost one is given up
         near.let_go(1)
-        assert edges(near.result()) == expected
-    assert trials("s/fit")[lost.number].state is TrialState.FAIL
-    assert {trial.state for trial in trials("s/fit")} == {TrialState.COMPLETE, TrialState.FAIL}
+        assert max_batches(near.result()) == expected
+    assert trials("s/max-batch")[lost.number].state is TrialState.FAIL
+    assert {trial.state for trial in trials("s/max-batch")} == {TrialState.COMPLETE, TrialState.FAIL}
     of_trial = {(run.data.tags.get("optuna.study"), run.data.tags.get("optuna.trial")): run for run in runs()}
-    assert of_trial["s/fit", str(lost.number)].info.status == "KILLED"
-    assert of_trial["s/fit", str(lost.number)].data.tags["amp_track.verdict"] == "interrupted"
+    assert of_trial["s/max-batch", str(lost.number)].info.status == "KILLED"
+    assert of_trial["s/max-batch", str(lost.number)].data.tags["amp_track.status"] == "interrupted"
     assert {run.info.status for run in runs()} == {"FINISHED", "KILLED"}
 
 

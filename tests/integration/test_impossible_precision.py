@@ -20,18 +20,18 @@ def amp_track(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.nightly
 def test_the_other_precisions_go_on() -> None:
-    done = amp_track("fit", RECURRENT, "--precision", "fp32,bf16", "--max-batch-size", "16", "--json")
+    done = amp_track("max-batch", RECURRENT, "--precision", "fp32,bf16", "--max-batch-size", "16", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["precisions"]
-    assert (found["fp32"]["largest_batch"], found["fp32"]["bound"]) == (16, "max_batch_size")
-    assert (found["bf16"]["largest_batch"], found["bf16"]["bound"]) == (0, "unsupported")
+    assert (found["fp32"]["max_batch"], found["fp32"]["bound"]) == (16, "max_batch_size")
+    assert (found["bf16"]["max_batch"], found["bf16"]["bound"]) == (0, "unsupported")
     assert "could not create a primitive" in found["bf16"]["why_unsupported"]
     assert "bf16: bfloat16 is emulated here" in done.stderr
 
 
 @pytest.mark.nightly
 def test_alone_it_is_one_line_and_nothing_fits() -> None:
-    for command in ("train", "fit"):
+    for command in ("train", "max-batch"):
         done = amp_track(command, RECURRENT, "--precision", "bf16", "--memory-budget", "64MiB")
         assert done.returncode == 3, done.stderr
         last = done.stderr.splitlines()[-1]

@@ -14,20 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, max_batches, runs, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server as PostgreSQL
 from postgresql import server  # noqa: F401  # a fixture
 from ray_cluster import cluster  # noqa: F401  # a fixture
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, request
 
 from amp_track.commands import worker as work_command
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
 from amp_track.config.job import Job
 from amp_track.config.options import WorkOptions
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.study import storage
 from amp_track.workers.launchers import slurm
 from benchmarks.servers import running_server
@@ -49,13 +49,13 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_eight_workers_that_begin_at_once_share_the_work(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd()}/mlflow.db")
     asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone", storage="sqlite:///alone.db")
-    expected = edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    expected = max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
     with contextlib.ExitStack() as stack:
         names = [f"worker{number}" for number in range(8)]
         workers = [stack.enter_context(HeldWorker(name, *SEARCH, "--storage", url, seconds=0.1)) for name in names]
         results = [worker.result() for worker in workers]
-    assert [edges(result) for result in results] == [expected] * 8
-    probed = in_state(TrialState.COMPLETE, "s/fit", url)
+    assert [max_batches(result) for result in results] == [expected] * 8
+    probed = in_state(TrialState.COMPLETE, "s/max-batch", url)
     work = [
         trial.number if trial.user_attrs["kind"] == "repeat" else
         (trial.params["precision"], trial.params["batch_size"], trial.user_attrs["kind"])
@@ -64,7 +64,7 @@ def test_eight_workers_that_begin_at_once_share_the_work(url: str, monkeypatch: 
     assert len(work) == len(set(work)), "a probe was repeated"
     trained = in_state(TrialState.COMPLETE, "s/train", url)
     assert len(trained) == 9
-    for part in ("fit", "train"):
+    for part in ("max-batch", "train"):
         assert {trial.state for trial in trials(f"s/{part}", url)} <= {TrialState.COMPLETE, TrialState.PRUNED}
     of_search = [run for run in runs() if (run.data.tags.get("optuna.study") or "s/").startswith("s/")]
     assert {run.info.status for run in of_search} == {"FINISHED"}
@@ -82,7 +82,7 @@ def test_workers_that_are_launched_finish_a_search_that_was_killed() -> None:
         wait_for(has_probed(first))
         first.send_signal(signal.SIGKILL)
         first.wait()
-    work = [*AMP_TRACK, "work", "s", DIGITS, "--workers", "2", "--json"]
+    work = [*AMP_TRACK, "worker", "s", DIGITS, "--workers", "2", "--json"]
     done = subprocess.run(work, capture_output=True, text=True, env=os.environ | {"MLFLOW_RUN_ID": "another's"})
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -107,16 +107,18 @@ def has_probed(process: subprocess.Popen[bytes]) -> Callable[[], bool]:
 @pytest.mark.usefixtures("fresh_stores")
 def test_workers_that_all_fail_end_with_their_exit_code() -> None:
     subprocess.run(
-        [*AMP_TRACK, "fit", DIGITS, "--precision", "fp32", "--max-batch-size", "8", "--study", "s"],
+        [*AMP_TRACK, "max-batch", DIGITS, "--precision", "fp32", "--max-batch-size", "8", "--study", "s"],
         check=True, capture_output=True,
     )  # fmt: skip
-    work = [*AMP_TRACK, "work", "s", DIGITS, "--workers", "2"]
+    work = [*AMP_TRACK, "worker", "s", DIGITS, "--workers", "2"]
     threads = {"OMP_NUM_THREADS": "7"}
     done = subprocess.run(work, capture_output=True, text=True, env=os.environ | threads)
     assert done.returncode == 2
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("amp-track: every one of 2 search workers has failed; the first said: STUDY: got s/fit on")
+    assert last.startswith(
+        "amp-track: every one of 2 search workers has failed; the first said: STUDY: got s/max-batch on"
+    )
     assert "with threads 7, expected the " in last
 
 
@@ -151,8 +153,19 @@ def check_that_workers_finish_a_search(
     url = server.new_database(launcher).replace("tests@", "tests:hunter2@")
     with running_server(tmp_path) as tracking:
         stores = ["--storage", url, "--tracking-uri", tracking.address]
-        fit = [*AMP_TRACK, "fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "s", *stores]
-        with subprocess.Popen(fit, stderr=subprocess.PIPE) as first:
+        max_batch = [
+            *AMP_TRACK,
+            "max-batch",
+            DIGITS,
+            "--memory-budget",
+            "64MiB",
+            "--precision",
+            "fp32",
+            "--study",
+            "s",
+            *stores,
+        ]
+        with subprocess.Popen(max_batch, stderr=subprocess.PIPE) as first:
             assert first.stderr is not None
             while b" fits " not in first.stderr.readline():
                 assert first.poll() is None
@@ -161,10 +174,10 @@ def check_that_workers_finish_a_search(
         asked = request(Job(workload=DIGITS), study="s", work_options=options, given=frozenset({"workload"}))
         asked = replace(asked, stores=replace(asked.stores, storage=url, tracking_uri=tracking.address))
         result = work(asked)
-        assert isinstance(result, FitResult)
+        assert isinstance(result, MaxBatchResult)
         assert {run.info.status for run in tracking.runs()} <= {"FINISHED", "KILLED"}
-    assert result.edges["fp32"] > 100
-    assert {trial.state for trial in trials("s/fit", url)} <= {TrialState.COMPLETE, TrialState.FAIL}
+    assert result.max_batches["fp32"] > 100
+    assert {trial.state for trial in trials("s/max-batch", url)} <= {TrialState.COMPLETE, TrialState.FAIL}
     kept = [file for file in Path("amp_track-workers").rglob("*") if file.is_file()]
     assert {file.name for file in kept} >= {"worker-1.err", "worker-1.out", "worker-2.err", "worker-2.out"}
     assert not any(b"hunter2" in file.read_bytes() for file in kept)

@@ -33,14 +33,14 @@ def test_main_trains_in_the_run_that_mlflow_made(tmp_path: Path) -> None:
     (run,) = runs(tmp_path)
     assert run.info.status == "FINISHED"
     assert (run.data.params["precision"], run.data.params["batch_size"]) == ("bf16", "128")
-    assert run.data.tags["amp_track.verdict"] == "fits"
+    assert run.data.tags["amp_track.status"] == "fits"
     assert "eval/accuracy" in run.data.metrics
 
 
 def test_fit_makes_that_run_the_parent(tmp_path: Path) -> None:
     arguments = [
         "-e",
-        "fit",
+        "max-batch",
         "-P",
         "max_batch_size=5",
         "-P",
@@ -52,8 +52,8 @@ def test_fit_makes_that_run_the_parent(tmp_path: Path) -> None:
         done = mlflow_run(tmp_path, *arguments)
         assert done.returncode == 0, done.stderr
     found = runs(tmp_path)
-    parents = [run for run in found if "largest_batch/fp32" in run.data.metrics]
-    assert [run.data.metrics["largest_batch/fp32"] for run in parents] == [5]
+    parents = [run for run in found if "max_batch/fp32" in run.data.metrics]
+    assert [run.data.metrics["max_batch/fp32"] for run in parents] == [5]
     (second,) = [run for run in found if "amp_track.continues" in run.data.tags]
     assert second.data.tags["amp_track.continues"] == parents[0].info.run_id
     assert {run.info.status for run in found} == {"FINISHED"}

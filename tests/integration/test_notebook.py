@@ -12,7 +12,7 @@ from support import DIGITS
 FIT = """
 import amp_track
 
-result = amp_track.fit({workload!r}, precision="fp32", max_batch_size=64)
+result = amp_track.max_batch({workload!r}, precision="fp32", max_batch_size=64)
 """
 SHOW = "result"
 TRAIN = """
@@ -25,7 +25,7 @@ class Own(amp_track.Workload):
     def eval_data(self): ...
 
 try:
-    amp_track.fit(Own)
+    amp_track.max_batch(Own)
 except amp_track.BadInput as error:
     print(error)
 """
@@ -52,10 +52,10 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     client = RecordingClient(notebook, timeout=600, resources={"metadata": {"path": str(clean_folder)}})
     client.execute()
-    *cells, refused = notebook.cells
-    fit, show, train = (shown_in(cell) for cell in cells)
+    *cells, rejected = notebook.cells
+    max_batch, show, train = (shown_in(cell) for cell in cells)
 
-    (lines,) = fit
+    (lines,) = max_batch
     first, *_, probe, confirmation = lines["text/plain"].splitlines()
     assert first == "finding the largest batch that fits the memory that is free at fp32"
     assert probe.startswith("fp32 batch 64     fits") and confirmation.startswith("fp32 batch 64     fits")
@@ -67,7 +67,7 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
 
     (line,) = train
     assert line["text/plain"].startswith("epoch 8/8  loss ")
-    (said,) = [output.text for output in refused.outputs if output.get("name") == "stdout"]
+    (said,) = [output.text for output in rejected.outputs if output.get("name") == "stdout"]
     assert said.startswith("workload: got the class Own, which only this notebook or script has")
     assert "put it into a file" in said
     for changed_at in client.changed_at.values():

@@ -46,7 +46,7 @@ def test_the_work_is_done_and_kept_whoever_listens(fresh_stores: None, how: str)
     done = shell(f"{TRAIN} --set fault=prints {how}")
     assert done.returncode == 141
     assert OUR_FRAMES not in done.stdout + done.stderr
-    assert _verdicts() == ["fits"]
+    assert _statuses() == ["fits"]
 
 
 @pytest.mark.nightly
@@ -54,7 +54,7 @@ def test_the_work_is_done_and_kept_whoever_listens(fresh_stores: None, how: str)
 def test_nobody_need_read_stderr(fresh_stores: None, how: str) -> None:
     done = shell(f"{TRAIN} --set fault=prints {how}")
     assert done.returncode == 0
-    assert _verdicts() == ["fits"]
+    assert _statuses() == ["fits"]
 
 
 @pytest.mark.nightly
@@ -70,8 +70,8 @@ def _runs() -> list[Run]:
     return list(mlflow.MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).search_runs(["1"]))
 
 
-def _verdicts() -> list[str]:
-    return [run.data.tags["amp_track.verdict"] for run in _runs()]
+def _statuses() -> list[str]:
+    return [run.data.tags["amp_track.status"] for run in _runs()]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_full_temporary_folder_is_not_the_workloads_failure(fresh_stores: None
     calm.touch()
     (small_folder / "filler").unlink()
     done = shell(f"{COMMAND} train --trust-store --resume {_runs()[0].info.run_id}", TMPDIR=str(small_folder))
-    assert (done.returncode, _verdicts()) == (0, ["fits"]), done.stderr
+    assert (done.returncode, _statuses()) == (0, ["fits"]), done.stderr
 
 
 @pytest.mark.nightly

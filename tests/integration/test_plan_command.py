@@ -16,8 +16,8 @@ WORKLOADS = ROOT / "tests" / "memory_plan" / "workloads.py"
 PRECISIONS = ["fp32", "tf32", "amp", "bf16"]
 
 
-def test_it_prints_edges_what_holds_the_memory_and_what_is_left_out(amp_track: Command, tmp_path: Path) -> None:
-    done = amp_track("plan", DIGITS, "--capacity", "64MiB", "--device-name", "T4")
+def test_it_prints_max_batches_what_holds_the_memory_and_what_is_left_out(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track("plan", DIGITS, "--memory-budget", "64MiB", "--gpu", "T4")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert f"{DIGITS}: predicted largest batches" in done.stdout
@@ -31,49 +31,52 @@ def test_it_prints_edges_what_holds_the_memory_and_what_is_left_out(amp_track: C
 
 @pytest.mark.nightly
 def test_json_is_one_object(amp_track: Command) -> None:
-    done = amp_track("plan", DIGITS, "--capacity", "32MiB", "--capacity", "1GiB", "--batch-size", "100", "--json")
+    done = amp_track(
+        "plan", DIGITS, "--memory-budget", "32MiB", "--memory-budget", "1GiB", "--batch-size", "100", "--json"
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["workload"], plan["predicted"]) == (DIGITS, True)
     assert list(plan["capacities"]) == ["32MiB", "1GiB"]
     for name, capacity_bytes in (("32MiB", 2**25), ("1GiB", 2**30)):
-        edges = plan["capacities"][name]
-        assert list(edges) == PRECISIONS
+        max_batches = plan["capacities"][name]
+        assert list(max_batches) == PRECISIONS
         assert all(
-            edge["max_allocated_bytes"] <= edge["max_reserved_bytes"] <= capacity_bytes for edge in edges.values()
+            max_batch["train_peak_allocated_bytes"] <= max_batch["peak_reserved_bytes"] <= capacity_bytes
+            for max_batch in max_batches.values()
         )
-        assert edges["fp32"] == edges["tf32"]
-        assert edges["amp"]["largest_batch"] > 1.5 * edges["fp32"]["largest_batch"]
-    assert plan["capacities"]["1GiB"]["fp32"]["largest_batch"] > plan["capacities"]["32MiB"]["fp32"]["largest_batch"]
+        assert max_batches["fp32"] == max_batches["tf32"]
+        assert max_batches["amp"]["max_batch"] > 1.5 * max_batches["fp32"]["max_batch"]
+    assert plan["capacities"]["1GiB"]["fp32"]["max_batch"] > plan["capacities"]["32MiB"]["fp32"]["max_batch"]
     assert {peak["batch_size"] for peak in plan["precisions"].values()} == {100}
     assert len(plan["precisions"]["bf16"]["largest"]) == 10
 
 
 @pytest.mark.slow
-def test_an_edge_is_where_one_more_sample_needs_more(amp_track: Command) -> None:
+def test_an_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> None:
     def run(*arguments: str) -> dict:
         return json.loads(amp_track("plan", DIGITS, "--precision", "amp", "--json", *arguments).stdout)
 
-    edge = run("--capacity", "48MiB")["capacities"]["48MiB"]["amp"]
+    max_batch = run("--memory-budget", "48MiB")["capacities"]["48MiB"]["amp"]
     needs = [
-        run("--batch-size", str(size))["precisions"]["amp"]["max_reserved_bytes"]
-        for size in (edge["largest_batch"], edge["largest_batch"] + 1)
+        run("--batch-size", str(size))["precisions"]["amp"]["peak_reserved_bytes"]
+        for size in (max_batch["max_batch"], max_batch["max_batch"] + 1)
     ]
-    assert needs[0] == edge["max_reserved_bytes"] <= 48 * 2**20 < needs[1]
+    assert needs[0] == max_batch["peak_reserved_bytes"] <= 48 * 2**20 < needs[1]
 
 
 @pytest.mark.nightly
 def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> None:
-    arguments = ("plan", DIGITS, "--capacity", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
-    edge = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
-    assert edge["micro_batch"] * edge["accumulate"] == 1024
-    assert edge["micro_batch"] <= edge["largest_batch"] < 2 * edge["micro_batch"]
-    assert re.search(rf"│ +{edge['micro_batch']} × {edge['accumulate']} │", amp_track(*arguments).stdout)
+    arguments = ("plan", DIGITS, "--memory-budget", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
+    max_batch = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
+    assert max_batch["micro_batch"] * max_batch["grad_accum"] == 1024
+    assert max_batch["micro_batch"] <= max_batch["max_batch"] < 2 * max_batch["micro_batch"]
+    assert re.search(rf"│ +{max_batch['micro_batch']} × {max_batch['grad_accum']} │", amp_track(*arguments).stdout)
 
 
 @pytest.mark.nightly
 def test_nothing_fits(amp_track: Command) -> None:
-    done = amp_track("plan", DIGITS, "--capacity", "4MiB", "--precision", "fp32")
+    done = amp_track("plan", DIGITS, "--memory-budget", "4MiB", "--precision", "fp32")
     assert done.returncode == 0, done.stderr
     assert re.search(r"│ +none │ +– │ +– │ one sample needs [\d.]+ MiB", done.stdout)
 
@@ -81,8 +84,11 @@ def test_nothing_fits(amp_track: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--capacity", "lots"], "--capacity: got 'lots', expected a size above 0 with its unit, such as 6GiB"),
-        (["--device-name", "RTX 4091"], "--device-name: got RTX 4091, expected one of GeForce RTX 4090, "),
+        (
+            ["--memory-budget", "lots"],
+            "--memory-budget: got 'lots', expected a size above 0 with its unit, such as 6GiB",
+        ),
+        (["--gpu", "RTX 4091"], "--gpu: got RTX 4091, expected one of GeForce RTX 4090, "),
         (["--precision", "fp8"], "--precision: got 'fp8', expected names from fp32"),
     ],
 )
@@ -106,16 +112,16 @@ def test_bad_input_is_one_line(amp_track: Command, arguments: list[str], message
     ],
 )
 def test_a_step_that_needs_values_is_told_its_line(amp_track: Command, act: str, line: str, why: str) -> None:
-    done = amp_track("plan", str(WORKLOADS), "--set", f"act={act}", "--capacity", "1GiB")
+    done = amp_track("plan", str(WORKLOADS), "--set", f"act={act}", "--memory-budget", "1GiB")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert re.match(rf"amp-track: \S*workloads.py:\d+ \({re.escape(line)}\): got ", done.stderr)
     assert why in done.stderr
-    assert "measure with amp-track fit" in done.stderr
+    assert "measure with amp-track max-batch" in done.stderr
 
 
 def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Command) -> None:
-    done = amp_track("plan", str(WORKLOADS), "--set", "act=wrong", "--capacity", "1GiB")
+    done = amp_track("plan", str(WORKLOADS), "--set", "act=wrong", "--memory-budget", "1GiB")
     assert done.returncode == 2
     *_, last = done.stderr.splitlines()
     assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): got RuntimeError: ", last)
@@ -123,16 +129,16 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
 
 @pytest.mark.nightly
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
-    done = amp_track("plan", DIGITS, "--precision", "tf32", "--device-name", "A100 40GB", "--json")
-    assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["largest_batch"] > 1000
+    done = amp_track("plan", DIGITS, "--precision", "tf32", "--gpu", "A100 40GB", "--json")
+    assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["max_batch"] > 1000
 
 
 @pytest.mark.nightly
 def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
     done = amp_track(
-        "plan", str(WORKLOADS), "--over", "width=64,128", "--over", "depth=2,02", "--over", "depth=4", "--json",
+        "plan", str(WORKLOADS), "--vary", "width=64,128", "--vary", "depth=2,02", "--vary", "depth=4", "--json",
         "--precision", "fp32,bf16",
-        "--capacity", "64MiB", "--effective-batch-size", "1024",
+        "--memory-budget", "64MiB", "--effective-batch-size", "1024",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -143,24 +149,24 @@ def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
     assert plan["precisions"]["fp32"]["relative_work"] == 1
     assert plan["precisions"]["fp32"]["half_precision_work"] == 0
     assert plan["precisions"]["bf16"]["half_precision_work"] == 1
-    edge = plan["capacities"]["64MiB"]["fp32"]
-    assert edge["micro_batch"] * edge["accumulate"] == 1024
+    max_batch = plan["capacities"]["64MiB"]["fp32"]
+    assert max_batch["micro_batch"] * max_batch["grad_accum"] == 1024
     ways = plan["ways"]["64MiB"]
     assert len(ways) == 8
     assert ways[0]["changes"] == {"width": "64", "depth": "2"}
     assert ways[0]["precision"] == "bf16"
-    assert max(way["max_reserved_bytes"] for way in ways) <= 64 * 2**20
+    assert max(way["peak_reserved_bytes"] for way in ways) <= 64 * 2**20
 
 
 @pytest.mark.nightly
 def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
     file = str(ROOT / "tests" / "workloads" / "choices.py")
-    done = amp_track("plan", file, "--what-if", "--precision", "fp32", "--capacity", "64MiB", "--json")
+    done = amp_track("plan", file, "--what-if", "--precision", "fp32", "--memory-budget", "64MiB", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert [each["changes"] for each in plan["variants"]] == [{"optimizer_name": "sgd"}, {"checkpointing": "True"}]
     now, sgd, checkpointing = (
-        (each["capacities"]["64MiB"]["fp32"]["largest_batch"], each["precisions"]["fp32"]["relative_work"])
+        (each["capacities"]["64MiB"]["fp32"]["max_batch"], each["precisions"]["fp32"]["relative_work"])
         for each in (plan, *plan["variants"])
     )
     assert now[1] == sgd[1] == 1 < checkpointing[1] < 1.4, "the forward pass is made twice"
@@ -170,8 +176,10 @@ def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
     assert ".numpy() is not supported" in plan["not_planned"]["reads=an array"]
 
 
-def test_a_tracked_plan_is_one_run_with_picture_and_snapshots(amp_track: Command, tmp_path: Path) -> None:
-    done = amp_track("plan", str(WORKLOADS), "--track", "--capacity", "64MiB", "--precision", "fp32,tf32,amp", "--json")
+def test_a_tracked_plan_is_one_run_with_plot_and_snapshots(amp_track: Command, tmp_path: Path) -> None:
+    done = amp_track(
+        "plan", str(WORKLOADS), "--track", "--memory-budget", "64MiB", "--precision", "fp32,tf32,amp", "--json"
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
@@ -180,8 +188,8 @@ def test_a_tracked_plan_is_one_run_with_picture_and_snapshots(amp_track: Command
     assert (run.info.run_id, run.info.status) == (plan["run_id"], "FINISHED")
     assert run.data.tags["amp_track.kind"] == "plan"
     assert run.data.params["capacity"] == "64MiB"
-    edge = plan["capacities"]["64MiB"]["amp"]
-    assert run.data.metrics["plan/amp/largest_batch/64MiB"] == edge["largest_batch"]
+    max_batch = plan["capacities"]["64MiB"]["amp"]
+    assert run.data.metrics["plan/amp/max_batch/64MiB"] == max_batch["max_batch"]
     files = {item.path: item.file_size for item in client.list_artifacts(run.info.run_id)}
     assert list(files) == ["memory-amp.pickle", "memory-fp32.pickle", "memory.png", "plan.json", "report.txt"]
     assert min(files.values()) > 500
@@ -192,11 +200,14 @@ def test_a_tracked_plan_is_one_run_with_picture_and_snapshots(amp_track: Command
     ("arguments", "message"),
     [
         (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri: got sqlite:///x.db, expected it together with --track"),
-        (["--over", "depth=2,3", "--set", "depth=2"], "--over: got depth, which --set gives a value too"),
-        (["--over", "depht=2,3"], "--over depht: got '2', expected an option of "),
-        (["--over", "depth=2,two"], "--over depth: got 'two', expected int"),
-        (["--over", "depth"], "--over: got 'depth', expected option=value,value,…"),
-        (["--effective-batch-size", "64"], "--effective-batch-size: got 64, expected it together with --capacity or "),
+        (["--vary", "depth=2,3", "--set", "depth=2"], "--vary: got depth, which --set gives a value too"),
+        (["--vary", "depht=2,3"], "--vary depht: got '2', expected an option of "),
+        (["--vary", "depth=2,two"], "--vary depth: got 'two', expected int"),
+        (["--vary", "depth"], "--vary: got 'depth', expected option=value,value,…"),
+        (
+            ["--effective-batch-size", "64"],
+            "--effective-batch-size: got 64, expected it together with --memory-budget or ",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import optuna
 import pytest
-from held_workers import HeldWorker, edges, in_state, runs, trials, wait_for
+from held_workers import HeldWorker, in_state, max_batches, runs, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, line_to, server  # noqa: F401  # a fixture
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, request
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.study.opening import open_storage
 from amp_track.study.study_lock import alone
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("fresh_stores")]
-FIT = ["fit", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
+FIT = ["max-batch", DIGITS, "--precision", "fp32,bf16", "--study", "s", "--json"]
 
 
 def undisturbed() -> dict[str, int]:
     asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
-    return edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    return max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def url(server: Server, request: pytest.FixtureRequest) -> str:  # noqa: F811
 
 def wait_until_more_are_done(worker: HeldWorker, url: str) -> None:
     def done() -> int:
-        return len(in_state(TrialState.COMPLETE, "s/fit", url))
+        return len(in_state(TrialState.COMPLETE, "s/max-batch", url))
 
     enough = done() + 2
     wait_for(lambda: worker.process.poll() is not None or done() >= enough)
@@ -54,11 +54,11 @@ def test_a_restarted_server_is_waited_for(mode: str, server: Server, url: str) -
         worker.let_go(1)
         worker.wait_until_it_says("waiting for the database of --storage")
         server.start()
-        found = edges(worker.result())
+        found = max_batches(worker.result())
     assert found == undisturbed()
     assert worker.stderr.count("waiting for the database") == 1
     assert worker.stderr.count("answers again") == 1
-    assert {trial.state for trial in trials("s/fit", url)} == {TrialState.COMPLETE}
+    assert {trial.state for trial in trials("s/max-batch", url)} == {TrialState.COMPLETE}
     assert {run.info.status for run in runs()} == {"FINISHED"}
 
 
@@ -71,10 +71,10 @@ def test_restarts_at_any_moment_cost_nothing(mode: str, server: Server, url: str
             server.stop(mode)
             server.start()
             wait_until_more_are_done(worker, url)
-        found = edges(worker.result())
+        found = max_batches(worker.result())
     assert found == undisturbed()
-    complete = in_state(TrialState.COMPLETE, "s/fit", url)
-    assert not in_state(TrialState.RUNNING, "s/fit", url)
+    complete = in_state(TrialState.COMPLETE, "s/max-batch", url)
+    assert not in_state(TrialState.RUNNING, "s/max-batch", url)
     assert {run.info.status for run in runs()} == {"FINISHED"}
     assert len(runs()) == len(complete) + 1 + len(in_state(TrialState.COMPLETE, "alone/fit")) + 1
 
@@ -95,9 +95,9 @@ def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, u
     assert last.startswith(f"amp-track: --storage: got {shown}, expected a database that answers, and it has not for")
     assert "RUNNING" not in [run.info.status for run in runs()]
     with HeldWorker("two", *FIT, "--storage", url) as worker:
-        assert edges(worker.result()) == undisturbed()
-    assert len(in_state(TrialState.FAIL, "s/fit", url)) == 1
-    assert not in_state(TrialState.RUNNING, "s/fit", url)
+        assert max_batches(worker.result()) == undisturbed()
+    assert len(in_state(TrialState.FAIL, "s/max-batch", url)) == 1
+    assert not in_state(TrialState.RUNNING, "s/max-batch", url)
 
 
 def test_ctrl_c_ends_the_wait_for_a_server(server: Server, url: str) -> None:  # noqa: F811
@@ -160,13 +160,13 @@ def test_a_trial_whose_making_has_no_answer_is_failed(server: Server, url: str) 
         with HeldWorker("one", *FIT, "--storage", through, holds=(0,), times="heartbeat=1,grace=3") as worker:
             worker.wait_until_it_holds(0)
             storage = open_storage(through)
-            study = optuna.load_study(study_name="s/fit", storage=storage)
+            study = optuna.load_study(study_name="s/max-batch", storage=storage)
             line.lose_answers = 1
             study._storage.create_new_trial(study._study_id)
             storage.close()
             worker.let_go(0)
-            assert edges(worker.result()) == undisturbed()
-    assert [trial.state for trial in trials("s/fit", url)].count(TrialState.FAIL) == 2
+            assert max_batches(worker.result()) == undisturbed()
+    assert [trial.state for trial in trials("s/max-batch", url)].count(TrialState.FAIL) == 2
 
 
 _TWO = """
@@ -213,6 +213,6 @@ def test_workers_of_several_machines_that_begin_at_once_share_one_run(
         for name in ("one", "two", "three"):
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine-{name}"))
             workers.append(stack.enter_context(HeldWorker(name, *FIT, "--storage", url)))
-        found = [edges(worker.result()) for worker in workers]
+        found = [max_batches(worker.result()) for worker in workers]
     assert found == [undisturbed()] * 3
     assert [run.info.run_name for run in runs() if "mlflow.parentRunId" not in run.data.tags] == ["alone", "s"]

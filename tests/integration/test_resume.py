@@ -68,28 +68,28 @@ def stop_after(study: str, finished: int, ending: signal.Signals) -> subprocess.
 
 
 def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]) -> None:
-    stop_after("stopped/fit", 4, signal.SIGKILL)
-    known = [trial.params for trial in trials("stopped/fit") if trial.state is TrialState.COMPLETE]
-    assert [trial.state for trial in trials("stopped/fit")].count(TrialState.RUNNING) == 1
+    stop_after("stopped/max-batch", 4, signal.SIGKILL)
+    known = [trial.params for trial in trials("stopped/max-batch") if trial.state is TrialState.COMPLETE]
+    assert [trial.state for trial in trials("stopped/max-batch")].count(TrialState.RUNNING) == 1
     stop_after("stopped/train", 1, signal.SIGKILL)
     done = amp_track(*SEARCH)
     assert done.returncode == 0, done.stderr
     assert "resuming study stopped" in done.stderr
 
-    fit, train = trials("stopped/fit"), trials("stopped/train")
-    assert [trial.state for trial in fit].count(TrialState.FAIL) == 1
+    max_batch, train = trials("stopped/max-batch"), trials("stopped/train")
+    assert [trial.state for trial in max_batch].count(TrialState.FAIL) == 1
     assert [trial.state for trial in train].count(TrialState.FAIL) == 1
-    assert {trial.state for trial in fit + train} <= {TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING}
+    assert {trial.state for trial in max_batch + train} <= {TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING}
     assert [trial.state for trial in train].count(TrialState.COMPLETE) == 5
     landmarks = [t.system_attrs["fixed_params"] for t in train if "fixed_params" in t.system_attrs and t.values]
     assert len({str(landmark) for landmark in landmarks}) == 4, "a landmark that was killed is trained after all"
     proven = [
         (t.params["precision"], t.params["batch_size"], t.user_attrs["kind"])
-        for t in fit
+        for t in max_batch
         if t.state is TrialState.COMPLETE
     ]
     assert len(proven) == len(set(proven)), "a probe was repeated"
-    assert [trial.params for trial in fit[: len(known)]] == known
+    assert [trial.params for trial in max_batch[: len(known)]] == known
 
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
@@ -103,9 +103,9 @@ def test_a_killed_search_goes_on_where_it_stopped(amp_track: Callable[..., Done]
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
-    process = stop_after("stopped/fit", 1, ending)
+    process = stop_after("stopped/max-batch", 1, ending)
     assert process.returncode == 130
-    states = [trial.state for trial in trials("stopped/fit")]
+    states = [trial.state for trial in trials("stopped/max-batch")]
     assert states.count(TrialState.FAIL) == 1
     assert TrialState.RUNNING not in states
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow keeps a store open by its address
@@ -116,7 +116,7 @@ def test_a_stopped_search_ends_its_runs_itself(ending: signal.Signals) -> None:
 
 def test_two_workers_share_a_study_and_repeat_nothing() -> None:
     command = [
-        sys.executable, "-m", "amp_track", "fit", GROWS, "--memory-budget", "8MiB", "--precision", "fp32,bf16",
+        sys.executable, "-m", "amp_track", "max-batch", GROWS, "--memory-budget", "8MiB", "--precision", "fp32,bf16",
         "--study", "shared", "--confirm-steps", "3", "--multiple-of", "8", "--json",
     ]  # fmt: skip
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -124,8 +124,8 @@ def test_two_workers_share_a_study_and_repeat_nothing() -> None:
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     first, second = (json.loads(output)["precisions"] for output, _ in outputs)
     for precision in ("fp32", "bf16"):
-        assert first[precision]["largest_batch"] == second[precision]["largest_batch"] > 0
-    done = [trial for trial in trials("shared/fit") if trial.state is TrialState.COMPLETE]
+        assert first[precision]["max_batch"] == second[precision]["max_batch"] > 0
+    done = [trial for trial in trials("shared/max-batch") if trial.state is TrialState.COMPLETE]
     jobs = [
         (t.params["precision"], t.params["batch_size"], t.user_attrs["kind"] == "confirm")
         for t in done
@@ -133,4 +133,4 @@ def test_two_workers_share_a_study_and_repeat_nothing() -> None:
     ]
     assert len(jobs) == len(set(jobs)), "two workers ran the same"
     assert len({trial.user_attrs["worker"]["pid"] for trial in done}) == 2, "both had something to do"
-    assert {t.state for t in trials("shared/fit")} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert {t.state for t in trials("shared/max-batch")} <= {TrialState.COMPLETE, TrialState.PRUNED}

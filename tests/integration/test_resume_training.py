@@ -66,8 +66,8 @@ def killed_run() -> str:
         pytest.param("fp32", [13], (), marks=pytest.mark.slow),
         ("bf16", [18], ()),
         pytest.param("amp", [10, 9], (), marks=pytest.mark.slow),
-        ("amp", [13], ("--processes", "2", "--batch-size", "4")),
-        ("fp32", [13], ("--loader-workers", "2")),
+        ("amp", [13], ("--nproc", "2", "--batch-size", "4")),
+        ("fp32", [13], ("--num-workers", "2")),
     ],
 )
 def test_a_killed_training_goes_on_to_the_bit(
@@ -88,7 +88,7 @@ def test_a_killed_training_goes_on_to_the_bit(
 
     assert record(run_id) == record(expected["run_id"])
     assert found["run_id"] == run_id
-    for name in ("quality", "steps", "skipped_steps", "scale"):
+    for name in ("metric", "steps", "skipped_steps", "scale"):
         assert found[name] == expected[name]
     if precision == "amp":
         assert found["skipped_steps"] >= 5
@@ -151,7 +151,7 @@ def test_a_stopped_training_says_how_to_go_on_and_a_finished_one_can_be_trained_
     client().set_terminated(run_id, "KILLED")  # as it would be, killed after its last checkpoint
     ended = amp_track("train", DIGITS, "--resume", run_id, "--json")
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["quality"] == json.loads(done.stdout)["quality"]
+    assert json.loads(ended.stdout)["metric"] == json.loads(done.stdout)["metric"]
     again = amp_track("train", DIGITS, "--resume", run_id)
     assert again.returncode == 2
     assert "has finished its training" in again.stderr

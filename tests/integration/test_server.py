@@ -22,9 +22,9 @@ from benchmarks.servers import Server, relay, running_server
 
 pytestmark = pytest.mark.nightly
 
-FIT = ["fit", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "on-a-server"]
+FIT = ["max-batch", DIGITS, "--memory-budget", "64MiB", "--precision", "fp32", "--study", "on-a-server"]
 TRAIN = ["train", str(WORKLOADS / "small_mlp.py"), "--precision", "fp32", "--steps", "400", "--checkpoint-every", "50"]
-SPOOL = Path("amp_track-spool")
+OUTBOX = Path("amp_track-outbox")
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def check_the_search(server: Server) -> None:
     (run,) = [run for run in runs if run.info.run_name.endswith(" confirm")]
     assert run.data.params["precision"] == "fp32"
     assert {item.dataset.name for item in run.inputs.dataset_inputs} == {"Digits-train", "Digits-eval"}
-    assert run.data.tags["amp_track.verdict"] == "fits"
+    assert run.data.tags["amp_track.status"] == "fits"
     assert run.data.metrics["throughput/samples_per_s"] > 0
     steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/step_loss")]
     assert steps == list(range(1, int(run.data.metrics["train/steps"]) + 1))
-    assert not SPOOL.exists(), "nothing is left to deliver"
+    assert not OUTBOX.exists(), "nothing is left to deliver"
 
 
 def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
@@ -95,7 +95,7 @@ def test_with_json_nothing_but_the_object_is_on_stdout(server: Server) -> None:
         env=os.environ | {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "false"},  # then MLflow prints to stdout
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["verdict"] == "fits"
+    assert json.loads(ended.stdout)["status"] == "fits"
     assert ended.stdout.count("\n") == 1
     assert "View run" in ended.stderr
 
@@ -107,7 +107,7 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
         server.kill()
         said += read_until(train, "takes no records now")
         train.kill()
-    assert list(SPOOL.glob("*/*.json")), "something waits"
+    assert list(OUTBOX.glob("*/*.json")), "something waits"
     server.start()
     said += done(*TRAIN)
     server.kill()
@@ -121,14 +121,14 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Server) -> None:
     """Killed as the first probe begins; back while the search goes on, or as it ends."""
-    with started(*FIT, "--tracking-uri", server.address) as fit:
-        read_until(fit, "finding the largest batch")
+    with started(*FIT, "--tracking-uri", server.address) as max_batch:
+        read_until(max_batch, "finding the largest batch")
         server.kill()
-        said = read_until(fit, "takes no records now")
+        said = read_until(max_batch, "takes no records now")
         server.start()
-        assert fit.stdout is not None
-        said += fit.stdout.read()
-        assert fit.wait() == 0, said
+        assert max_batch.stdout is not None
+        said += max_batch.stdout.read()
+        assert max_batch.wait() == 0, said
     assert said.count("takes no records now") == 1, "it is told once"
     assert "Traceback" not in said
     if "records wait in" in said:  # the search was over before the server was back
@@ -155,23 +155,23 @@ def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> N
     assert "delivering" in said
     (run,) = server.runs()
     assert (run.info.status, run.data.metrics["train/steps"]) == ("FINISHED", 420)
-    assert not SPOOL.exists(), list(SPOOL.rglob("*"))
+    assert not OUTBOX.exists(), list(OUTBOX.rglob("*"))
 
 
 def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server: Server) -> None:
-    with started(*FIT, "--tracking-uri", server.address) as fit:
-        read_until(fit, "finding the largest batch")
+    with started(*FIT, "--tracking-uri", server.address) as max_batch:
+        read_until(max_batch, "finding the largest batch")
         server.kill()
-        read_until(fit, "fits")
-        fit.send_signal(signal.SIGKILL)
-        fit.wait()
+        read_until(max_batch, "fits")
+        max_batch.send_signal(signal.SIGKILL)
+        max_batch.wait()
     server.start()
     done(*FIT, "--tracking-uri", server.address)
     runs = server.runs()
     assert {run.info.status for run in runs} <= {"FINISHED", "KILLED"}
     kept = Counter(run.info.run_name.rpartition(" ")[2] for run in runs if run.info.status == "FINISHED")
     assert (kept["confirm"], kept["on-a-server"]) == (1, 1)
-    assert not SPOOL.exists(), list(SPOOL.rglob("*"))
+    assert not OUTBOX.exists(), list(OUTBOX.rglob("*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -196,15 +196,15 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, nu
 )
 def test_every_record_arrives_once_through_a_bad_connection(server: Server, trouble: dict[str, Any]) -> None:
     """Answers that are late, errors for a while, and requests whose answer is lost after the server did them."""
-    with relay(server.port) as between, started(*FIT, "--tracking-uri", between.address) as fit:
-        read_until(fit, "finding the largest batch")
+    with relay(server.port) as between, started(*FIT, "--tracking-uri", between.address) as max_batch:
+        read_until(max_batch, "finding the largest batch")
         for name, value in trouble.items():
             setattr(between, name, value)
-        said = read_until(fit, "to prove that it is the largest")
+        said = read_until(max_batch, "to prove that it is the largest")
         between.answers_500 = False
-        assert fit.stdout is not None
-        said += fit.stdout.read()
-        assert fit.wait() == 0, said
+        assert max_batch.stdout is not None
+        said += max_batch.stdout.read()
+        assert max_batch.wait() == 0, said
         assert "Traceback" not in said
         if "records wait in" in said:
             done(*FIT, "--tracking-uri", between.address)

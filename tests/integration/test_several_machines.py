@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from held_workers import HeldWorker, edges, in_state, machine, trials, wait_for
+from held_workers import HeldWorker, in_state, machine, max_batches, trials, wait_for
 from optuna.trial import TrialState
 from postgresql import Server, server  # noqa: F401  # a fixture
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, request, skip_without_namespaces
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 from benchmarks.servers import running_server
 
@@ -39,7 +39,7 @@ def test_one_is_killed_and_the_database_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = request(Job(workload=DIGITS), precisions=("fp32", "bf16"), study="alone")
-    expected = edges(fit(asked, sandbox=SimulatedSandbox()).as_json())
+    expected = max_batches(max_batch(asked, runner=SimulatedRunner()).as_json())
     url = server.new_database("optuna")
     with ExitStack() as stack:
         tracking = stack.enter_context(running_server(tmp_path / "mlflow", database=server.new_database("mlflow")))
@@ -56,8 +56,8 @@ def test_one_is_killed_and_the_database_is_restarted(
 
         one = start("one", *SEARCH)
         wait_for(lambda: "fp32 batch" in one.stderr or one.process.poll() is not None)
-        two = start("two", "work", "s", DIGITS, "--json")
-        three = start("three", "work", "s", DIGITS, "--json", holds=(1,))
+        two = start("two", "worker", "s", DIGITS, "--json")
+        three = start("three", "worker", "s", DIGITS, "--json", holds=(1,))
         three.wait_until_it_holds(1)
         three.process.kill()
         server.stop("fast")
@@ -65,9 +65,9 @@ def test_one_is_killed_and_the_database_is_restarted(
         server.start()
         results = [worker.result() for worker in (one, two)]
         runs = tracking.runs()
-    assert [edges(result) for result in results] == [expected] * 2
+    assert [max_batches(result) for result in results] == [expected] * 2
     assert [len(result["trials"]) for result in results] == [9, 9]
-    found = [*trials("s/fit", url), *trials("s/train", url)]
+    found = [*trials("s/max-batch", url), *trials("s/train", url)]
     assert TrialState.RUNNING not in {trial.state for trial in found}
     begun = [trial for trial in found if "worker" in trial.user_attrs]
     lost = [trial for trial in begun if trial.state is TrialState.FAIL]
@@ -82,5 +82,5 @@ def test_one_is_killed_and_the_database_is_restarted(
         if "optuna.trial" in run.data.tags
     ]
     assert len(of_trials) == len(set(of_trials)), "a trial has two runs"
-    assert not any(list(folders[name].glob("amp_track-spool/*")) for name in ("one", "two"))
+    assert not any(list(folders[name].glob("amp_track-outbox/*")) for name in ("one", "two"))
     assert os.listdir(tmp_path / "mlflow" / "artifacts")

@@ -38,5 +38,5 @@ def test_a_job_whose_time_is_up_is_queued_again_and_the_study_is_finished(monkey
         assert "study s, on a page: " in said(log), said(log)
     assert said(first).count("finding the largest batch") == 2, "it resumes"
     assert len(in_state(TrialState.COMPLETE, "s/train")) == 4
-    assert in_state(TrialState.RUNNING, "s/fit") == in_state(TrialState.RUNNING, "s/train") == []
+    assert in_state(TrialState.RUNNING, "s/max-batch") == in_state(TrialState.RUNNING, "s/train") == []
     assert "RUNNING" not in {run.info.status for run in runs()}

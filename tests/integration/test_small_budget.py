@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from support import MEBIBYTE, WORKLOADS, request
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.config.job import Job
 
 
@@ -35,7 +35,7 @@ def test_three_fits_agree_one_quiet_and_two_beside_busy_loops() -> None:
     found = []
     for name, loops in (("quiet", 0), ("busy", os.cpu_count() or 1), ("busier", 2 * (os.cpu_count() or 1))):
         with busy_loops(loops):
-            found.append(fit(request(job, precisions=("fp32",), study=name)).precisions["fp32"])
-    assert len({fitted.edge.largest_batch for fitted in found}) == 1, [fitted.edge for fitted in found]
-    assert all(fitted.runs_at_edge == 3 for fitted in found)
-    assert found[0].edge.bound == "memory"
+            found.append(max_batch(request(job, precisions=("fp32",), study=name)).precisions["fp32"])
+    assert len({fitted.max_batch.batch_size for fitted in found}) == 1, [fitted.max_batch for fitted in found]
+    assert all(fitted.runs_at_max_batch == 3 for fitted in found)
+    assert found[0].max_batch.bound == "memory"

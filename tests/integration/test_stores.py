@@ -50,8 +50,8 @@ def stores_in(folder: Path) -> tuple[str, ...]:
     return ("--tracking-uri", f"sqlite:///{folder}/mlflow.db", "--storage", f"sqlite:///{folder}/optuna.db")
 
 
-def fit_in(folder: Path) -> tuple[str, ...]:
-    return ("fit", SMALL_MLP, "--memory-budget", "24MiB", "--precision", "fp32", *stores_in(folder))
+def max_batch_in(folder: Path) -> tuple[str, ...]:
+    return ("max-batch", SMALL_MLP, "--memory-budget", "24MiB", "--precision", "fp32", *stores_in(folder))
 
 
 def complete_trials(file: Path) -> list[Any]:
@@ -88,16 +88,16 @@ def test_a_disk_that_fills_up_in_a_command_is_named_and_the_command_continues_la
         (folder / name).write_bytes((folder.parent / f"moved-{name}").read_bytes())
     used = sum(file.stat().st_size for file in folder.iterdir())
     disk(f"{used // 1024 + 60}k")  # room for a probe or two
-    done = amp_track(*fit_in(folder))
+    done = amp_track(*max_batch_in(folder))
     assert done.returncode == 1, done.stderr
     assert f": the disk of {folder} is full; free space on it" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     known = complete_trials(folder / "optuna.db")
     assert known, done.stderr
     disk("64m")
-    done = amp_track(*fit_in(folder), "--json")
+    done = amp_track(*max_batch_in(folder), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["precisions"]["fp32"]["largest_batch"] == 20_000
+    assert json.loads(done.stdout)["precisions"]["fp32"]["max_batch"] == 20_000
     assert complete_trials(folder / "optuna.db")[: len(known)] == known
 
 
@@ -118,12 +118,12 @@ def test_artifacts_that_cannot_be_written_are_told_in_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_store_on_a_disk_that_is_read_only_is_refused(disk: Callable[[str], Path], amp_track: Command) -> None:
+def test_a_store_on_a_disk_that_is_read_only_is_rejected(disk: Callable[[str], Path], amp_track: Command) -> None:
     folder = disk("64m")
     for name in ("mlflow.db", "optuna.db"):
         (folder / name).touch()
     mount(folder, "-o", "remount,ro")
-    done = amp_track(*fit_in(folder))
+    done = amp_track(*max_batch_in(folder))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "expected a file that can be written" in done.stderr
 
@@ -140,6 +140,6 @@ def test_a_store_damaged_where_no_check_looks_fails_in_one_line(amp_track: Comma
     with open("optuna.db", "r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\xff" * 4096)
-    done = amp_track("fit", SMALL_MLP, "--memory-budget", "24MiB", "--precision", "fp32")
+    done = amp_track("max-batch", SMALL_MLP, "--memory-budget", "24MiB", "--precision", "fp32")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith("amp-track: sqlite:///optuna.db: the database is damaged (")

@@ -21,7 +21,8 @@ from support import DIGITS, WORKLOADS, Done
 
 PARALLEL = str(WORKLOADS / "parallel.py")
 FIT = (
-    "fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json", "--study", "s",
+    "max-batch", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json",
+    "--study", "s",
 )  # fmt: skip
 """A search that takes a few probes, so that something can happen to one."""
 Command = Callable[..., Done]
@@ -57,16 +58,16 @@ def test_processes_of_two_machines_train_as_one_does_with_their_batch(amp_track:
 
 
 @pytest.mark.nightly
-def test_the_edge_is_that_of_as_many_processes_on_one_machine(
+def test_the_max_batch_is_that_of_as_many_processes_on_one_machine(
     amp_track: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that runs out of memory ends no command: torchrun would end all of them."""
-    command = ("fit", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
+    command = ("max-batch", DIGITS, "--precision", "fp32", "--memory-budget", "32MiB", "--confirm-steps", "0", "--json")
     together = torchrun_groups.run(*command, "--study", "two").result["precisions"]["fp32"]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    alone = json.loads(amp_track(*command, "--study", "one", "--processes", "4").stdout)["precisions"]["fp32"]
+    alone = json.loads(amp_track(*command, "--study", "one", "--nproc", "4").stdout)["precisions"]["fp32"]
     assert together["bound"] == "memory"
-    for name in ("largest_batch", "first_failing_batch"):
+    for name in ("max_batch", "first_failing_batch"):
         assert together[name] == alone[name]
 
 
@@ -95,13 +96,13 @@ def test_a_rank_out_of_memory_is_a_result_and_no_command_listens() -> None:
     [
         ("raise", 1, "ValueError: the labels are off by one (in forward) in process 3 of 4"),
         ("sigkill", 1, "the job's process was killed by SIGKILL in process 3 of 4"),
-        ("hang", 1, "gave up after 4 s (--timeout)"),
+        ("hang", 1, "gave up after 4 s (--job-timeout)"),
     ],
 )
 def test_what_happens_to_one_process_is_what_happens_to_the_job(fault: str, exit_code: int, message: str) -> None:
     done = torchrun_groups.run(
         "train", PARALLEL, "--precision", "fp32", "--batch-size", "2", "--memory-budget", "256MiB",
-        "--set", f"fault={fault}", "--set", "faulty_rank=3", "--timeout", "4" if fault == "hang" else "60",
+        "--set", f"fault={fault}", "--set", "faulty_rank=3", "--job-timeout", "4" if fault == "hang" else "60",
     )  # fmt: skip
     assert message in done.said
     assert f"exitcode  : {exit_code} " in done.said, "torchrun says how the first command has ended"
@@ -116,16 +117,16 @@ def test_what_happens_to_one_process_is_what_happens_to_the_job(fault: str, exit
 def test_a_command_that_is_lost_is_started_again_and_its_probe_made_again(lost: int, per_machine: int) -> None:
     with torchrun_groups.started(*FIT, restarts=3, per_machine=per_machine) as groups:
         groups.wait_until_said("fp32 batch")
-        wait_for(lambda: in_state(TrialState.RUNNING, "s/fit"))
+        wait_for(lambda: in_state(TrialState.RUNNING, "s/max-batch"))
         killed = groups.commands()[lost]
         killed.kill()
         assert groups.wait() == [0, 0], groups.said
     assert f"(pid: {killed.pid})" in groups.said, "torchrun says which it has started again"
-    edge = groups.result["precisions"]["fp32"]
-    assert edge["first_failing_batch"] == edge["largest_batch"] + 1
+    max_batch = groups.result["precisions"]["fp32"]
+    assert max_batch["first_failing_batch"] == max_batch["max_batch"] + 1
     # Where the probe was over before the command was killed, the next one knew no batch yet, or had not begun.
-    lost_probes = {trial.params["batch_size"] for trial in in_state(TrialState.FAIL, "s/fit") if trial.params}
-    assert lost_probes <= {trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/fit")}
+    lost_probes = {trial.params["batch_size"] for trial in in_state(TrialState.FAIL, "s/max-batch") if trial.params}
+    assert lost_probes <= {trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/max-batch")}
     assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
 
 
@@ -134,17 +135,17 @@ def test_a_machine_that_is_lost_costs_one_probe() -> None:
     """All are started again: with torch 2.15, a torchrun that is left does not tell a new one where rank 0 is."""
     with torchrun_groups.started(*FIT, restarts=3) as groups:
         groups.wait_until_said("fp32 batch")
-        wait_for(lambda: in_state(TrialState.RUNNING, "s/fit"))
+        wait_for(lambda: in_state(TrialState.RUNNING, "s/max-batch"))
         groups.lose_second_machine()
-        wait_for(lambda: in_state(TrialState.FAIL, "s/fit"))
+        wait_for(lambda: in_state(TrialState.FAIL, "s/max-batch"))
         groups.processes[0].send_signal(signal.SIGINT)
         groups.wait()
     assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
     again = torchrun_groups.run(*FIT)
-    edge = again.result["precisions"]["fp32"]
-    assert edge["first_failing_batch"] == edge["largest_batch"] + 1
-    (lost,) = in_state(TrialState.FAIL, "s/fit")
-    done = [trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/fit")]
+    max_batch = again.result["precisions"]["fp32"]
+    assert max_batch["first_failing_batch"] == max_batch["max_batch"] + 1
+    (lost,) = in_state(TrialState.FAIL, "s/max-batch")
+    done = [trial.params["batch_size"] for trial in in_state(TrialState.COMPLETE, "s/max-batch")]
     assert done.count(lost.params["batch_size"]) == 1
     assert "RUNNING" not in {run.info.status for run in client().search_runs(["1"])}
 
@@ -191,7 +192,7 @@ def test_a_command_that_hangs_ends_with_the_others_at_ctrl_c() -> None:
 def test_one_machine_alone_compares_what_changes_the_data(tmp_path: Path) -> None:
     """Each value is looked at anew by all of them."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    command = ["amp_track", "compare", PARALLEL, "--over", "samples=16,32", "--precision", "fp32", "--epochs", "1"]
+    command = ["amp_track", "compare", PARALLEL, "--vary", "samples=16,32", "--precision", "fp32", "--epochs", "1"]
     done = subprocess.run([*torchrun, *command, "--json"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert {run.data.params["processes"] for run in client().search_runs(["1"]) if "seed" in run.data.params} == {"2"}
@@ -200,8 +201,8 @@ def test_one_machine_alone_compares_what_changes_the_data(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 def test_what_contradicts_torchrun_is_one_line_on_each_machine_and_writes_nothing() -> None:
-    done = torchrun_groups.run("fit", PARALLEL, "--processes", "3", "--study", "never")
-    told = "amp-track: --processes: got 3 with 4 commands that torchrun has started (WORLD_SIZE)"
+    done = torchrun_groups.run("max-batch", PARALLEL, "--nproc", "3", "--study", "never")
+    told = "amp-track: --nproc: got 3 with 4 commands that torchrun has started (WORLD_SIZE)"
     assert done.said.count(told) == 2, "once on each machine"
     assert "exitcode  : 2 " in done.said
     assert client().search_runs(["0", "1"]) == []

@@ -23,10 +23,10 @@ import requests
 from mlflow import MlflowClient
 from postgresql import Server as PostgreSQL
 from postgresql import server as postgresql  # noqa: F401  # a fixture
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import WORKLOADS, request, stores
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.config.job import Job
 from amp_track.report import links
@@ -87,19 +87,19 @@ def files() -> dict[str, str]:
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
     asked = request(TINY, study="it's", precisions=("fp32", "bf16"), trials=2)
-    found = search(asked, sandbox=SimulatedSandbox(samples=512))
+    found = search(asked, runner=SimulatedRunner(samples=512))
     before = files()
     with ui("--no-browser") as running:
         run, page, trainings, *parts = running.addresses
         mlflow, dashboard = run.partition("/#")[0], parts[0].partition("/dashboard")[0]
         assert [run, page, trainings] == links.pages(found, mlflow)[:3]
-        answer = requests.get(f"{mlflow}/api/2.0/mlflow/runs/get", {"run_id": found.fit.run_id}, timeout=60).json()
+        answer = requests.get(f"{mlflow}/api/2.0/mlflow/runs/get", {"run_id": found.limits.run_id}, timeout=60).json()
         assert (answer["run"]["info"]["run_name"], answer["run"]["info"]["experiment_id"]) == (
-            "it's", found.fit.experiment_id,
+            "it's", found.limits.experiment_id,
         )  # fmt: skip
         known = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
-        assert parts == [pages[f"it's/{part}"] for part in ("fit", "fit/bf16", "fit/fp32", "train")]
+        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "fit/bf16", "fit/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
@@ -114,8 +114,8 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
 
 
 @pytest.mark.usefixtures("fresh_stores")
-def test_the_dashboard_shows_the_pictures_of_mlflows_runs_and_changes_none() -> None:
-    found = search(request(TINY, study="s", precisions=("fp32",), trials=3), sandbox=SimulatedSandbox(samples=512))
+def test_the_dashboard_shows_the_plots_of_mlflows_runs_and_changes_none() -> None:
+    found = search(request(TINY, study="s", precisions=("fp32",), trials=3), runner=SimulatedRunner(samples=512))
     client = MlflowClient(tracking_uri=stores()["tracking_uri"])
     best = {trial.number: trial.run_id for trial in found.trials if trial.number in found.pareto}
     for run_id in best.values():  # a simulated training has no curves
@@ -127,9 +127,9 @@ def test_the_dashboard_shows_the_pictures_of_mlflows_runs_and_changes_none() -> 
         shown = {trial["number"]: [each["artifact_id"] for each in trial["artifacts"]] for trial in detail["trials"]}
         assert best
         assert {number: ids for number, ids in shown.items() if ids} == {n: [run_id] for n, run_id in best.items()}
-        assert [each["artifact_id"] for each in detail["artifacts"]] == [found.fit.run_id]
+        assert [each["artifact_id"] for each in detail["artifacts"]] == [found.limits.run_id]
         ids = {trial["number"]: trial["trial_id"] for trial in detail["trials"]}
-        of_study = f"{dashboard}/artifacts/{study_id}/{found.fit.run_id}"
+        of_study = f"{dashboard}/artifacts/{study_id}/{found.limits.run_id}"
         of_best = [f"{dashboard}/artifacts/{study_id}/{ids[number]}/{run_id}" for number, run_id in best.items()]
         for address in (of_study, *of_best):
             answer = requests.get(address, timeout=60)
@@ -137,13 +137,13 @@ def test_the_dashboard_shows_the_pictures_of_mlflows_runs_and_changes_none() -> 
             assert answer.content.startswith(b"\x89PNG")
             assert "Access-Control-Allow-Origin" not in answer.headers, "pages of other addresses may not read it"
         uploaded = {"file": "data:image/png;base64,AAAA", "filename": "x.png"}
-        refused = requests.post(f"{dashboard}/api/artifacts/{study_id}", json=uploaded, timeout=60)
-        assert refused.status_code == 403
+        rejected = requests.post(f"{dashboard}/api/artifacts/{study_id}", json=uploaded, timeout=60)
+        assert rejected.status_code == 403
         shutil.rmtree(next(Path("mlruns").glob(f"*/{next(iter(best.values()))}")))
         assert requests.get(of_best[0], timeout=60).status_code == 404
         assert requests.delete(study, json={}, timeout=60).status_code == 204
         assert requests.get(study, timeout=60).status_code == 404
-    assert "search.png" in {item.path for item in client.list_artifacts(found.fit.run_id)}
+    assert "search.png" in {item.path for item in client.list_artifacts(found.limits.run_id)}
 
 
 @pytest.mark.usefixtures("fresh_stores")
@@ -202,7 +202,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
     browser.chmod(0o755)
     with running_server(tmp_path / "server") as server:
         asked = request(TINY, study="a", precisions=("fp32",), tracking_uri=server.address)
-        found = fit(asked, sandbox=SimulatedSandbox(samples=512))
+        found = max_batch(asked, runner=SimulatedRunner(samples=512))
         storage = open_storage("sqlite:///optuna.db")
         optuna.create_study(study_name="b/fit", storage=storage)
         storage.close()
@@ -224,12 +224,12 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
 def test_a_study_in_postgresql_is_shown_and_no_password(postgresql: PostgreSQL) -> None:  # noqa: F811
     url = postgresql.new_database("ui").replace("tests@", "tests:hunter2@")
     storage = open_storage(url)
-    optuna.create_study(study_name="shared/fit", storage=storage)
+    optuna.create_study(study_name="shared/max-batch", storage=storage)
     storage.close()
     with ui("--storage", url, "--no-browser") as running:
         dashboard = running.addresses[-1].partition("/dashboard")[0]
         (study,) = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
-        assert study["study_name"] == "shared/fit"
+        assert study["study_name"] == "shared/max-batch"
         assert not [process for process in running.started() if "hunter2" in " ".join(process.cmdline())]
         postgresql.stop("immediate")
         postgresql.start()

@@ -103,11 +103,11 @@ def check(allocator: CachingAllocator, alive: list[Block]) -> None:
         assert before.address + before.size_bytes <= after.address, "blocks overlap"
     assert allocator.allocated_bytes == sum(block.size_bytes for block in alive)
     assert allocator.reserved_bytes == sum(block.size_bytes for block in blocks), "memory leaks"
-    assert allocator.allocated_bytes <= allocator.max_allocated_bytes <= allocator.max_reserved_bytes
-    assert allocator.reserved_bytes <= allocator.max_reserved_bytes
+    assert allocator.allocated_bytes <= allocator.train_peak_allocated_bytes <= allocator.peak_reserved_bytes
+    assert allocator.reserved_bytes <= allocator.peak_reserved_bytes
     assert all(block.size_bytes % 512 == 0 for block in blocks)
     if allocator.capacity_bytes is not None:
-        assert allocator.max_reserved_bytes <= allocator.capacity_bytes
+        assert allocator.peak_reserved_bytes <= allocator.capacity_bytes
 
 
 @given(programs)
@@ -131,7 +131,7 @@ def test_any_program_within_a_capacity(program: list[int], capacity_bytes: int) 
 def test_what_it_reserves_is_a_capacity_that_suffices(program: list[int]) -> None:
     unlimited = CachingAllocator()
     run(unlimited, program)
-    if unlimited.max_reserved_bytes:
-        limited = CachingAllocator(unlimited.max_reserved_bytes)
+    if unlimited.peak_reserved_bytes:
+        limited = CachingAllocator(unlimited.peak_reserved_bytes)
         _, failed = run(limited, program)
         assert (failed, limited.retries) == (0, 0)

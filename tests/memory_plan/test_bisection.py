@@ -9,15 +9,15 @@ from amp_track.memory_plan.bisection import largest
 
 
 @given(st.integers(0, 1000), st.integers(0, 2**20), st.integers(1, 2**20))
-def test_it_is_the_edge_after_few_questions(above: int, edge: int, distance: int) -> None:
+def test_it_is_the_max_batch_after_few_questions(above: int, max_batch: int, distance: int) -> None:
     asked = []
 
     def fits(number: int) -> bool:
         assert above < number < above + distance
         asked.append(number)
-        return number <= edge
+        return number <= max_batch
 
-    assert largest(fits, above=above, below=above + distance) == max(min(edge, above + distance - 1), above)
+    assert largest(fits, above=above, below=above + distance) == max(min(max_batch, above + distance - 1), above)
     assert len(asked) <= 2 * distance.bit_length()
     assert len(set(asked)) == len(asked)
 

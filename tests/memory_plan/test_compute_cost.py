@@ -18,7 +18,7 @@ from amp_track.memory_plan.storage_trace import StorageTracker
 @pytest.mark.parametrize(("precision", "half"), [("fp32", 0.0), ("amp", 1.0), ("bf16", 1.0)])
 def test_work_is_that_of_the_products(precision: str, half: float) -> None:
     """Each of three layers multiplies once forward and twice backward; the first one's input needs no gradient."""
-    job, workload = Job(learning_rate=1e-3, batch_size=8, accumulate=2), Wide(width=64, depth=3)
+    job, workload = Job(learning_rate=1e-3, batch_size=8, grad_accum=2), Wide(width=64, depth=3)
     trace = FakeStep(job, workload, workload.example(2), as_cuda=True).trace(precision, 16)
     assert trace.samples == 32
     assert trace.flops == 32 * (3 * 3 - 1) * 2 * 64 * 64

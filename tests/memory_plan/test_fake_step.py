@@ -122,7 +122,7 @@ def test_the_second_step_is_the_first_one_again(
             more = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
             return optimizer(parameters, lr=lr, fused=fused, **more)  # type: ignore[call-arg]
 
-    step = fake_step(job(clip_norm=1.0), Optimized())
+    step = fake_step(job(max_grad_norm=1.0), Optimized())
     peaks = [
         predict_peak(with_workspaces(trace, 0))
         for trace in (step.trace(precision, 16).with_next_step(), step.trace(precision, 16, steps=2))
@@ -169,7 +169,7 @@ def test_autocast_halves_activations_and_not_weights() -> None:
 def test_channels_last_and_accumulation() -> None:
     workload = load_workload("benchmarks.models:Cnn")
     plain = fake_step(job(), workload).trace("amp", 8)
-    twice = fake_step(job(accumulate=2, channels_last=True), workload).trace("amp", 8)
+    twice = fake_step(job(grad_accum=2, channels_last=True), workload).trace("amp", 8)
     assert len(twice.phases) == len(plain.phases) + 2
     assert predict_peak(twice).allocated_bytes == pytest.approx(predict_peak(plain).allocated_bytes, rel=0.05)
 
@@ -251,7 +251,7 @@ def test_a_softmax_that_is_told_its_dtype_keeps_it(precision: str) -> None:
 def test_a_release_of_torch_that_lacks_what_planning_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch_internals.torch_optimizer, "_foreach_supported_types")
     monkeypatch.delitem(sys.modules, torch_internals.__name__)
-    with pytest.raises(AmpTrackError, match=r"plan: got torch .*_foreach_supported_types.*amp-track fit instead"):
+    with pytest.raises(AmpTrackError, match=r"plan: got torch .*_foreach_supported_types.*amp-track max-batch instead"):
         importlib.import_module(torch_internals.__name__)
 
 
@@ -317,5 +317,5 @@ def test_a_model_with_such_numbers_is_traced() -> None:
 
 
 def test_two_batches_show_what_any_number_of_accumulated_ones_takes() -> None:
-    two, five = (fake_step(job(accumulate=number), Wide(width=8, depth=1)).trace("amp", 8) for number in (2, 5))
+    two, five = (fake_step(job(grad_accum=number), Wide(width=8, depth=1)).trace("amp", 8) for number in (2, 5))
     assert five == two

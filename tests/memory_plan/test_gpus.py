@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amp_track.memory_plan.gpus import CARDS, blas_workspace_bytes, blas_workspace_of, card_named
+from amp_track.memory_plan.gpus import CARDS, blas_workspace_bytes, blas_workspace_of, gpu_named
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 
@@ -25,37 +25,37 @@ from amp_track.records.hardware import Hardware
     ],
 )
 def test_a_name(text: str, name: str) -> None:
-    assert card_named(text).name == name
+    assert gpu_named(text).name == name
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_every_card(card) -> None:
-    assert card_named(card.name) is card
-    assert 0 < card.context_gib < 1 < card.memory_gib
-    assert "#" in card.source
+@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
+def test_every_gpu(gpu) -> None:
+    assert gpu_named(gpu.name) is gpu
+    assert 0 < gpu.context_gib < 1 < gpu.memory_gib
+    assert "#" in gpu.source
 
 
-def test_an_unknown_card_is_told_the_nearest_ones_first() -> None:
-    with pytest.raises(BadInput, match=r"^--device-name: got RTX 4091, expected one of GeForce RTX 4090, .*--capacity"):
-        card_named("RTX 4091")
+def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
+    with pytest.raises(BadInput, match=r"^--gpu: got RTX 4091, expected one of GeForce RTX 4090, .*--memory-budget"):
+        gpu_named("RTX 4091")
 
 
 @pytest.mark.parametrize("text", ["RTX 4070", "RTX 4060", "RTX 6000"])
 def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
     with pytest.raises(BadInput, match=f"got {text}, expected one of"):
-        card_named(text)
+        gpu_named(text)
 
 
-def test_a_name_that_two_cards_have_is_told_both_and_no_other() -> None:
+def test_a_name_that_two_gpus_have_is_told_both_and_no_other() -> None:
     with pytest.raises(BadInput) as raised:
-        card_named("A100")
+        gpu_named("A100")
     assert "A100 80GB" in str(raised.value)
     assert "A100 40GB" in str(raised.value)
     assert "T4" not in str(raised.value)
 
 
-def test_what_a_card_lacks() -> None:
-    turing, ampere = card_named("T4"), card_named("A100 40GB")
+def test_what_a_gpu_lacks() -> None:
+    turing, ampere = gpu_named("T4"), gpu_named("A100 40GB")
     assert turing.lacks("bf16") == "needs compute capability 8.0 or newer, Tesla T4 has 7.5"
     assert not turing.lacks("amp")
     assert not ampere.lacks("tf32")
@@ -74,5 +74,5 @@ def test_cublas_on_a_device_that_is_here(hardware: Hardware, size_bytes: int) ->
 
 
 def test_cublas_takes_more_from_compute_capability_9_on() -> None:
-    assert blas_workspace_bytes() == card_named("A10").blas_workspace_bytes == 8_519_680
-    assert card_named("H100").blas_workspace_bytes == 32 * 2**20
+    assert blas_workspace_bytes() == gpu_named("A10").blas_workspace_bytes == 8_519_680
+    assert gpu_named("H100").blas_workspace_bytes == 32 * 2**20

@@ -22,34 +22,34 @@ def fits(batch_size: int, activations: list[int], capacity_bytes: int) -> bool:
 
 @given(st.lists(st.integers(1, 300_000), min_size=1, max_size=6), st.integers(40 * MIB, 2000 * MIB))
 @settings(deadline=None)
-def test_on_a_line_it_is_the_edge_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
+def test_on_a_line_it_is_the_max_batch_after_three_traces(per_sample: list[int], capacity_bytes: int) -> None:
     traced: list[int] = []
     prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], traced))
-    edge = prediction.largest_batch(capacity_bytes, most=MOST)
+    max_batch = prediction.max_batch(capacity_bytes, most=MOST)
     assert len(traced) <= 3
-    assert edge.largest_batch
-    assert fits(edge.largest_batch, [size * edge.largest_batch for size in per_sample], capacity_bytes)
-    if edge.bound == "memory":
-        above = edge.largest_batch + 1
+    assert max_batch.batch_size
+    assert fits(max_batch.batch_size, [size * max_batch.batch_size for size in per_sample], capacity_bytes)
+    if max_batch.bound == "memory":
+        above = max_batch.batch_size + 1
         assert not fits(above, [size * above for size in per_sample], capacity_bytes)
     else:
-        assert edge.largest_batch == MOST
-    assert edge.peak is not None
-    assert edge.peak.reserved_bytes <= capacity_bytes
+        assert max_batch.batch_size == MOST
+    assert max_batch.peak is not None
+    assert max_batch.peak.reserved_bytes <= capacity_bytes
 
 
 @given(st.integers(1, 3000), st.integers(1, 200_000), st.integers(40 * MIB, 2000 * MIB))
 @settings(deadline=None)
-def test_off_the_line_it_is_the_edge_after_some_more(square: int, linear: int, capacity_bytes: int) -> None:
+def test_off_the_line_it_is_the_max_batch_after_some_more(square: int, linear: int, capacity_bytes: int) -> None:
     traced: list[int] = []
 
     def activations(batch: int) -> list[int]:
         return [square * batch * batch, linear * batch]
 
-    edge = Prediction(traced_by(activations, traced)).largest_batch(capacity_bytes, most=MOST)
-    assert fits(edge.largest_batch, activations(edge.largest_batch), capacity_bytes)
-    if edge.bound == "memory":
-        assert not fits(edge.largest_batch + 1, activations(edge.largest_batch + 1), capacity_bytes)
+    max_batch = Prediction(traced_by(activations, traced)).max_batch(capacity_bytes, most=MOST)
+    assert fits(max_batch.batch_size, activations(max_batch.batch_size), capacity_bytes)
+    if max_batch.bound == "memory":
+        assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), capacity_bytes)
     assert len(set(traced)) <= 24
 
 
@@ -59,28 +59,28 @@ def test_a_step_that_does_something_else_at_some_sizes_is_bisected() -> None:
     def activations(batch: int) -> list[int]:
         return [MIB * batch] * (1 + batch % 2)
 
-    edge = Prediction(traced_by(activations, traced)).largest_batch(400 * MIB, most=MOST)
-    assert fits(edge.largest_batch, activations(edge.largest_batch), 400 * MIB)
-    assert not fits(edge.largest_batch + 1, activations(edge.largest_batch + 1), 400 * MIB)
+    max_batch = Prediction(traced_by(activations, traced)).max_batch(400 * MIB, most=MOST)
+    assert fits(max_batch.batch_size, activations(max_batch.batch_size), 400 * MIB)
+    assert not fits(max_batch.batch_size + 1, activations(max_batch.batch_size + 1), 400 * MIB)
 
 
 def test_nothing_fits() -> None:
-    edge = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).largest_batch(40 * MIB, most=MOST)
-    assert (edge.largest_batch, edge.bound, edge.peak) == (0, "memory", None)
-    assert edge.at_one_bytes is not None
-    assert edge.at_one_bytes > 40 * MIB
+    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(40 * MIB, most=MOST)
+    assert (max_batch.batch_size, max_batch.bound, max_batch.peak) == (0, "memory", None)
+    assert max_batch.at_one_bytes is not None
+    assert max_batch.at_one_bytes > 40 * MIB
 
 
 def test_nothing_but_one_sample_fits() -> None:
-    edge = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).largest_batch(80 * MIB, most=MOST)
-    assert edge.largest_batch == 1
+    max_batch = Prediction(traced_by(lambda batch: [50 * MIB * batch], [])).max_batch(80 * MIB, most=MOST)
+    assert max_batch.batch_size == 1
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 8, 100])
 def test_no_larger_batch_is_traced_than_asked_for(most: int) -> None:
     traced: list[int] = []
-    edge = Prediction(traced_by(lambda batch: [MIB * batch], traced)).largest_batch(10**12, most=most)
-    assert (edge.largest_batch, edge.bound) == (most, "max_batch_size")
+    max_batch = Prediction(traced_by(lambda batch: [MIB * batch], traced)).max_batch(10**12, most=most)
+    assert (max_batch.batch_size, max_batch.bound) == (most, "max_batch_size")
     assert max(traced) <= most
 
 
@@ -125,11 +125,11 @@ def test_a_way_is_a_batch_that_fits_even_where_smaller_ones_do_not() -> None:
     per_sample = [340992, 35840, 261120, 71680, 256000, 242688, 323584, 204800]
     capacity_bytes = 291 * MIB
     prediction = Prediction(traced_by(lambda batch: [size * batch for size in per_sample], []))
-    largest = prediction.largest_batch(capacity_bytes, most=MOST).largest_batch
+    largest = prediction.max_batch(capacity_bytes, most=MOST).batch_size
     assert (largest, fits(156, [size * 156 for size in per_sample], capacity_bytes)) == (163, False)
     way = prediction.way_to(312, largest, capacity_bytes)
     assert way is not None
-    assert (way.micro_batch, way.accumulate) == (104, 3)
+    assert (way.micro_batch, way.grad_accum) == (104, 3)
     assert way.peak.reserved_bytes <= capacity_bytes
     assert prediction.way_to(7, 6, 0) is None
     assert prediction.way_to(7, 0, capacity_bytes) is None

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report.compare import table
 from amp_track.report.dtypes import dtypes_table
-from amp_track.report.max_batch import fit_table
+from amp_track.report.max_batch import max_batch_table
 from amp_track.report.search import search_table
 from amp_track.report.seeds import seeds_table
 from amp_track.report.train import diagnosis_table
 from amp_track.results.compare import Cell, CompareResult
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.results.train import TrainResult
@@ -37,46 +37,52 @@ JOB = Job(
 )  # fmt: skip
 
 
-def training(precision: str, *, seed: int = 0) -> Outcome:
-    return Outcome(
-        verdict=Verdict.FITS, steps=12_345, skipped_steps=17, samples_per_second=1_234_567.0 + 100 * seed,
-        eval_samples_per_second=2_345_678.0, train_seconds=1234.5, max_allocated_bytes=71 * GIBIBYTE,
-        max_memory_bytes=72 * GIBIBYTE, eval_max_allocated_bytes=int(1.53 * GIBIBYTE),
-        quality=QUALITIES[precision] + (0.001 + SPREAD[precision]) * seed, scale=SCALE if precision == "amp" else None,
+def training(precision: str, *, seed: int = 0) -> JobResult:
+    return JobResult(
+        status=JobStatus.FITS, steps=12_345, skipped_steps=17, samples_per_second=1_234_567.0 + 100 * seed,
+        eval_samples_per_second=2_345_678.0, train_seconds=1234.5, train_peak_allocated_bytes=71 * GIBIBYTE,
+        peak_bytes=72 * GIBIBYTE, eval_peak_allocated_bytes=int(1.53 * GIBIBYTE),
+        metric=QUALITIES[precision] + (0.001 + SPREAD[precision]) * seed, scale=SCALE if precision == "amp" else None,
     )  # fmt: skip
 
 
-def fitted(batch_size: int, phase: str) -> PrecisionFit:
-    return PrecisionFit(
-        edge=Edge(batch_size, batch_size + 1, "memory"), probes=31, at_edge=training("amp"), run_id="run",
-        confirmation=training("amp"), failure=Outcome(verdict=Verdict.OOM, phase=phase),
-        largest_multiple=batch_size // 24 * 24, throughput=((512, 1_230_000.0), (4096, 1_234_567.0)),
+def fitted(batch_size: int, phase: str) -> PrecisionResult:
+    return PrecisionResult(
+        max_batch=MaxBatch(batch_size, batch_size + 1, "memory"), probes=31, at_max_batch=training("amp"), run_id="run",
+        confirmation=training("amp"), failure=JobResult(status=JobStatus.OOM, phase=phase),
+        max_multiple=batch_size // 24 * 24, throughput=((512, 1_230_000.0), (4096, 1_234_567.0)),
     )  # fmt: skip
 
 
-FIT = FitResult(
+FIT = MaxBatchResult(
     study="digits", run_id="parent", experiment_id="1",
     job=JOB, hardware=Hardware(kind="cpu", name=CPU), skipped={"tf32": TF32},
     precisions={
         "fp32": fitted(10_949, "evaluation"),
-        "amp": dataclasses.replace(fitted(13_333, "backward"), edge=Edge(13_333, None, "max_batch_size"), failure=None),
-        "bf16": PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=GIBIBYTE),
+        "amp": dataclasses.replace(
+            fitted(13_333, "backward"), max_batch=MaxBatch(13_333, None, "max_batch_size"), failure=None
+        ),
+        "bf16": PrecisionResult(
+            max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=GIBIBYTE
+        ),
     },
     multiple_of=24, effective_batch_size=109_440, headroom_bytes=GIBIBYTE,
 )  # fmt: skip
 SEEDS = SeedsResult(
-    job=JOB, seeds=3, margin=Margin(fraction=0.01),
+    job=JOB, seeds=3, tolerance=Tolerance(fraction=0.01),
     trainings=tuple(
-        SeedResult(precision=precision, seed=seed, outcome=training(precision, seed=seed), run_id=f"{precision}{seed}")
+        SeedResult(
+            precision=precision, seed=seed, job_result=training(precision, seed=seed), run_id=f"{precision}{seed}"
+        )
         for precision in ("fp32", "amp", "bf16") for seed in range(3)
     ),
 )  # fmt: skip
 SEARCH = SearchResult(
-    fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, pareto=(0,), seeds=SEEDS,
+    limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, pareto=(0,), seeds=SEEDS,
     trials=tuple(
         TrialResult(
             number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, run_id=f"trial{number}",
-            outcome=dataclasses.replace(training(precision), steps=steps),
+            job_result=dataclasses.replace(training(precision), steps=steps),
         )
         for number, (precision, batch_size, steps) in enumerate(
             [("fp32", 64, 138_000), ("fp32", 10_949, 900), ("amp", 128, 69_000)]
@@ -89,15 +95,15 @@ def comparison(option: str | None) -> CompareResult:
     values = ("16", "1024") if option is not None else ("",)
     return CompareResult(
         study="s", run_id="parent", experiment_id="1", job=JOB, hardware=Hardware(kind="cpu", name=CPU),
-        quality_name="accuracy", option=option,
-        values=values, precisions=tuple(QUALITIES), skipped={}, seeds=3, margin=Margin(fraction=0.01),
+        metric_name="accuracy", option=option,
+        values=values, precisions=tuple(QUALITIES), skipped={}, seeds=3, tolerance=Tolerance(fraction=0.01),
         cells=tuple(
             Cell(
                 value=value, precision=precision,
                 trainings=tuple(
                     SeedResult(
                         precision=precision, seed=seed, run_id=f"{value}{precision}{seed}",
-                        outcome=Outcome(verdict=Verdict.OOM, phase="evaluation")
+                        job_result=JobResult(status=JobStatus.OOM, phase="evaluation")
                         if (value, precision, seed) == ("1024", "bf16", 2) else training(precision, seed=seed),
                     )
                     for seed in range(3)
@@ -135,18 +141,18 @@ DIAGNOSIS = Diagnosis(
 )  # fmt: skip
 TRAIN = TrainResult(
     run_id="run", experiment_id="1", job=dataclasses.replace(JOB, precision="amp"),
-    outcome=dataclasses.replace(training("amp"), diagnosis=DIAGNOSIS),
+    job_result=dataclasses.replace(training("amp"), diagnosis=DIAGNOSIS),
     inspection=Inspection(
         device="cpu", hardware=Hardware(kind="cpu", name=CPU), free_bytes=1, budget_support=None, precisions=(),  # type: ignore[arg-type]
-        workload_name="Caltech", workload_digest="", batch_size=64, epochs=1, learning_rate=0.1, loader_workers=0,
-        options=(), quality_name="accuracy", higher_is_better=True, training_samples=1, evaluation_samples=1,
+        workload_name="Caltech", workload_digest="", batch_size=64, epochs=1, learning_rate=0.1, num_workers=0,
+        options=(), metric_name="accuracy", higher_is_better=True, training_samples=1, evaluation_samples=1,
         dataset_digest="", versions=(),
     ),
     advice=("lower --lr, the loss is <inf> & rising",),
 )  # fmt: skip
 
 TABLES = {
-    "fit": fit_table(FIT),
+    "max-batch": max_batch_table(FIT),
     "search": search_table(SEARCH),
     "seeds": seeds_table(SEEDS, "accuracy", where="activation_width=1024"),
     "compare": table(COMPARE),

@@ -23,10 +23,10 @@ JOBS = st.builds(
     lr_scaling=st.sampled_from(("none", "linear", "sqrt")),
     seed=st.integers(0, 2**31 - 1),
     memory_budget_bytes=st.none() | st.integers(1, 2**62),
-    clip_norm=st.none() | st.floats(1e-3, 1e3),
+    max_grad_norm=st.none() | st.floats(1e-3, 1e3),
     channels_last=st.booleans(),
-    loader_workers=st.none() | st.integers(0, 64),
-    timeout_seconds=st.none() | st.floats(1e-3, 1e6),
+    num_workers=st.none() | st.integers(0, 64),
+    job_timeout_seconds=st.none() | st.floats(1e-3, 1e6),
     options=st.lists(st.tuples(st.from_regex("[a-z]{1,9}", fullmatch=True), NAMES), max_size=3).map(tuple),
 )
 

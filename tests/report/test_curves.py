@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import DIGITS, request, stores
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job
-from amp_track.records.errors import WorkloadFailed
+from amp_track.records.errors import TargetFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.report.curves import Curves, thinned
-from amp_track.session.publish_curves import kept_curves, late_pictures
+from amp_track.session.publish_curves import kept_curves, late_plots
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -30,15 +30,15 @@ def client() -> mlflow.MlflowClient:
     return mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
 
 
-def picture_of(client: mlflow.MlflowClient, run_id: str) -> Image.Image:
-    with Image.open(client.download_artifacts(run_id, "curves.png", ".")) as picture:
-        picture.load()
-        return picture
+def plot_of(client: mlflow.MlflowClient, run_id: str) -> Image.Image:
+    with Image.open(client.download_artifacts(run_id, "curves.png", ".")) as plot:
+        plot.load()
+        return plot
 
 
-def pixels_of(picture: Image.Image, colour: tuple[int, int, int]) -> int:
+def pixels_of(plot: Image.Image, colour: tuple[int, int, int]) -> int:
     """How many are of about this colour."""
-    distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
+    distance = numpy.abs(numpy.asarray(plot.convert("RGB")).astype(int) - colour).max(axis=-1)
     return int((distance < 12).sum())
 
 
@@ -62,18 +62,18 @@ def test_few_points_are_left_as_they_are(losses: list[float]) -> None:
 
 def test_a_training_leaves_its_curves(client: mlflow.MlflowClient) -> None:
     result = train(request(Job(workload=DIGITS, precision="bf16", epochs=1)))
-    picture = picture_of(client, result.run_id)
-    assert picture.format == "PNG"
-    assert picture.width > 600 and picture.height > 400
-    assert pixels_of(picture, (31, 119, 180)) > 10, "the epoch's mean"
-    assert pixels_of(picture, (255, 127, 14)) > 10, "its evaluation"
-    assert pixels_of(picture, (44, 160, 44)) > 10, "its quality"
-    assert pixels_of(picture, (148, 103, 189)) == 0, "bf16 has no scale"
+    plot = plot_of(client, result.run_id)
+    assert plot.format == "PNG"
+    assert plot.width > 600 and plot.height > 400
+    assert pixels_of(plot, (31, 119, 180)) > 10, "the epoch's mean"
+    assert pixels_of(plot, (255, 127, 14)) > 10, "its evaluation"
+    assert pixels_of(plot, (44, 160, 44)) > 10, "its quality"
+    assert pixels_of(plot, (148, 103, 189)) == 0, "bf16 has no scale"
 
 
 @pytest.mark.nightly
 def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
-    result = fit(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
+    result = max_batch(request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8, confirm_steps=3))
     experiment_id = client.get_run(result.run_id).info.experiment_id
     runs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{result.run_id}'")
     assert {run.data.tags["amp_track.kind"] for run in runs} == {"probe", "confirm"}
@@ -81,7 +81,7 @@ def test_a_probe_leaves_none(client: mlflow.MlflowClient) -> None:
         assert "curves.png" not in [item.path for item in client.list_artifacts(run.info.run_id)]
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, WorkloadFailed])
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, TargetFailed])
 def test_a_training_that_is_cut_short_leaves_what_there_is(
     client: mlflow.MlflowClient, ending: type[BaseException]
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
     run_id = next(training)
     with pytest.raises(ending, match="now"):
         next(training)
-    assert picture_of(client, run_id).width > 600
+    assert plot_of(client, run_id).width > 600
     training = train_until()
     run_id = next(training)
     with pytest.raises(ending, match="now"):
@@ -107,7 +107,7 @@ def test_a_training_that_is_cut_short_leaves_what_there_is(
     assert client.list_artifacts(run_id) == []
 
 
-def test_a_picture_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
+def test_a_plot_that_cannot_be_drawn_is_warned_of_and_ends_no_training(
     client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -126,13 +126,13 @@ def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[
     """Yield each training's run and the runs that have a picture then, as a study's trainings follow each other."""
     tracker = Tracker(stores()["tracking_uri"])
     client = mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
-    with late_pictures() as pictures:
+    with late_plots() as plots:
         made: list[str] = []
         for number in range(runs):
             with (
                 tracker.run(str(number), tags={}) as run,
-                kept_curves(run, "fp32", "accuracy", steps_per_epoch=5, later=pictures) as curves,
-                pictures.drawn_beside(),
+                kept_curves(run, "fp32", "accuracy", steps_per_epoch=5, later=plots) as curves,
+                plots.drawn_beside(),
             ):
                 curves.add(StepsRecorded(first_step=1, losses=(2.0, 1.0)))
                 made.append(run.run_id)
@@ -141,7 +141,7 @@ def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[
             yield run.run_id, [run_id for run_id in made if client.list_artifacts(run_id)]
 
 
-def test_a_studys_pictures_are_drawn_beside_its_next_job_and_the_last_at_its_end(client: mlflow.MlflowClient) -> None:
+def test_a_studys_plots_are_drawn_beside_its_next_job_and_the_last_at_its_end(client: mlflow.MlflowClient) -> None:
     threads = set(threading.enumerate())  # of other tests, too, which may end meanwhile
     training = train_late(3, None)
     made: list[str] = []
@@ -149,34 +149,32 @@ def test_a_studys_pictures_are_drawn_beside_its_next_job_and_the_last_at_its_end
         assert drawn == made, "those before it"
         assert set(threading.enumerate()) <= threads
         made.append(run_id)
-    assert all(picture_of(client, run_id).width > 600 for run_id in made)
+    assert all(plot_of(client, run_id).width > 600 for run_id in made)
 
 
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, WorkloadFailed])
-def test_a_study_that_is_cut_short_leaves_every_picture(
-    client: mlflow.MlflowClient, ending: type[BaseException]
-) -> None:
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, TargetFailed])
+def test_a_study_that_is_cut_short_leaves_every_plot(client: mlflow.MlflowClient, ending: type[BaseException]) -> None:
     with pytest.raises(ending, match="now"):
         list(train_late(3, ending))
     (experiment,) = [found for found in client.search_experiments() if found.name == "amp_track"]
     runs = client.search_runs([experiment.experiment_id])
     assert len(runs) == 3
-    assert all(picture_of(client, run.info.run_id).width > 600 for run in runs)
+    assert all(plot_of(client, run.info.run_id).width > 600 for run in runs)
     assert {run.info.status for run in runs} == {"FINISHED", "KILLED" if ending is KeyboardInterrupt else "FAILED"}
 
 
-def test_a_picture_that_fails_beside_a_job_is_warned_of_too(
+def test_a_plot_that_fails_beside_a_job_is_warned_of_too(
     client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracker(stores()["tracking_uri"])
-    with late_pictures() as pictures:
+    with late_plots() as plots:
         with (
             tracker.run("odd", tags={}) as run,
-            kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=pictures) as curves,
+            kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=plots) as curves,
         ):
             curves.add(StepsRecorded(first_step=1, losses=(2.0,)))
         assert caplog.records == []
-        with pictures.drawn_beside():
+        with plots.drawn_beside():
             pass
         (warning,) = caplog.records
     assert warning.getMessage().startswith(f"curves.png of run {run.run_id} is missing: ValueError: ")
@@ -186,8 +184,8 @@ def test_a_picture_that_fails_beside_a_job_is_warned_of_too(
 def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
     """The first half has its dots of the epochs where they were, though only the second half is streamed."""
     halves = [
-        (StepsRecorded(first_step=1, losses=(3.0,) * 5), EpochEnded(epoch=1, step=5, train_loss=3.0, quality=0.5)),
-        (StepsRecorded(first_step=6, losses=(1.0,) * 5), EpochEnded(epoch=2, step=10, train_loss=1.0, quality=0.7)),
+        (StepsRecorded(first_step=1, losses=(3.0,) * 5), EpochEnded(epoch=1, step=5, train_loss=3.0, metric=0.5)),
+        (StepsRecorded(first_step=6, losses=(1.0,) * 5), EpochEnded(epoch=2, step=10, train_loss=1.0, metric=0.7)),
     ]
     tracker = Tracker(stores()["tracking_uri"])
     with tracker.run("whole", tags={}) as whole, kept_curves(whole, "fp32", "accuracy", steps_per_epoch=5) as curves:
@@ -201,9 +199,9 @@ def test_a_resumed_run_draws_all_of_it(client: mlflow.MlflowClient) -> None:
         with kept_curves(resumed, "fp32", "accuracy", steps_per_epoch=5) as curves:
             for event in halves[1]:
                 curves.add(event)
-    expected = picture_of(client, whole.run_id).tobytes()
-    assert picture_of(client, resumed.run_id).tobytes() == expected
-    assert picture_of(client, first.run_id).tobytes() == expected, "it is the same run"
+    expected = plot_of(client, whole.run_id).tobytes()
+    assert plot_of(client, resumed.run_id).tobytes() == expected
+    assert plot_of(client, first.run_id).tobytes() == expected, "it is the same run"
 
 
 @pytest.mark.parametrize("losses", [(math.nan,) * 5, (math.inf, 1.0, 100.0, math.nan), (0.0, -3.0, 1e30), (1e-30, 1.0)])
@@ -212,13 +210,13 @@ def test_losses_and_scales_of_any_kind_are_drawn(losses: tuple[float, ...], scal
     curves = Curves("amp", "accuracy")
     curves.add(Started(settings=(), scale=scale))
     curves.add(StepsRecorded(first_step=1, losses=losses, scale_changes=((2, 0.5),) if scale else ()))
-    curves.add(EpochEnded(epoch=1, step=len(losses), train_loss=losses[0], eval_loss=math.nan, quality=math.nan))
+    curves.add(EpochEnded(epoch=1, step=len(losses), train_loss=losses[0], eval_loss=math.nan, metric=math.nan))
     assert curves.draw(Path("curves.png"))
-    with Image.open("curves.png") as picture:
-        assert picture.width > 600
+    with Image.open("curves.png") as plot:
+        assert plot.width > 600
 
 
-def test_without_steps_there_is_no_picture() -> None:
+def test_without_steps_there_is_no_plot() -> None:
     curves = Curves("amp", "accuracy")
     curves.add(Started(settings=(), scale=65536.0))
     assert not curves.draw(Path("curves.png"))

@@ -82,7 +82,7 @@ def test_text_is_never_taken_for_html() -> None:
 @pytest.mark.parametrize(
     ("fragment", "tables", "said"),
     [
-        (html.fit_html(FIT), [max_batch.fit_table(FIT)], max_batch.fit_notes(FIT)),
+        (html.max_batch_html(FIT), [max_batch.max_batch_table(FIT)], max_batch.max_batch_notes(FIT)),
         (html.search_html(SEARCH), search.search_tables(SEARCH), search.notes(SEARCH)),
         (html.compare_html(COMPARE), compare.tables(COMPARE), [*COMPARE.answers, *compare.notes(COMPARE)]),
         (html.compare_html(comparison(None)), compare.tables(comparison(None)), compare.notes(comparison(None))),

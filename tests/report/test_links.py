@@ -32,7 +32,7 @@ def test_a_comparison_has_its_last_value_side_by_side() -> None:
 
 def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
     found = SearchResult(
-        fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
+        limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=()
     )
     _, _, page = links.pages(found, UI)
     assert parse_qs(urlsplit(urlsplit(page).fragment).query)["viewStateShareKey"] == ["parent"]

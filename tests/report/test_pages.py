@@ -16,7 +16,7 @@ def test_the_addresses_of_a_study_stand_in_one_column() -> None:
 def test_without_a_study_those_there_are_are_named_twenty_at_most() -> None:
     page = (Page("all runs", "http://x/1"),)
     assert lines(Pages(None, page, ("one",)))[1:] == [
-        "no study is there yet: amp-track fit makes one",
+        "no study is there yet: amp-track max-batch makes one",
         "Ctrl-C stops one",
     ]
     names = tuple(f"s{number}" for number in range(22))

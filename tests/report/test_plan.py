@@ -10,32 +10,32 @@ from batch_search.traces import MIB, step_of
 from matplotlib.figure import Figure
 
 from amp_track.memory_plan.replay import predict_peak
-from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.report import memory_plot
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
 from amp_track.results.plan import PlanResult, Variant
 
 CARD = PlanTarget(
-    name="A card", capacity_bytes=2**30, blas_workspace_bytes=0, is_card=True, lacks=(("bf16", "too old"),)
+    name="A card", capacity_bytes=2**30, blas_workspace_bytes=0, is_gpu=True, lacks=(("bf16", "too old"),)
 )
 
 
-def planned(precision: str, *, largest_batch: int = 640, workspace_mib: int = 0) -> PrecisionPlan:
+def planned(precision: str, *, max_batch: int = 640, workspace_mib: int = 0) -> PrecisionPlan:
     trace = dataclasses.replace(step_of(8, [20 * MIB]).with_next_step(), samples=8, flops=100, half_flops=90)
     peak = predict_peak(trace)
     more = dataclasses.replace(peak, reserved_bytes=peak.reserved_bytes + workspace_mib * MIB)
-    edge = PlannedEdge(
+    max_batch = PlannedMaxBatch(
         target=CARD.name,
-        largest_batch=largest_batch,
+        batch_size=max_batch,
         bound="memory",
-        peak=peak if largest_batch else None,
-        at_one_bytes=None if largest_batch else 2**31,
-        way=Way(micro_batch=512, accumulate=2, peak=peak) if largest_batch else None,
+        peak=peak if max_batch else None,
+        at_one_bytes=None if max_batch else 2**31,
+        way=Way(micro_batch=512, grad_accum=2, peak=peak) if max_batch else None,
     )
-    edges = () if precision in dict(CARD.lacks) else (edge,)
+    max_batches = () if precision in dict(CARD.lacks) else (max_batch,)
     return PrecisionPlan(
-        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace, edges=edges
+        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=more, trace=trace, max_batches=max_batches
     )
 
 
@@ -53,10 +53,10 @@ def named(result: PlanResult, title: str) -> Table | None:
     return next((table for table in plan_tables(result) if table.title.startswith(title)), None)
 
 
-def test_a_precision_that_a_card_lacks_says_why() -> None:
-    edges = named(result_of(planned("fp32"), planned("bf16")), "any.py")
-    assert edges is not None
-    assert [row[1:] for row in edges.sections[0]] == [
+def test_a_precision_that_a_gpu_lacks_says_why() -> None:
+    max_batches = named(result_of(planned("fp32"), planned("bf16")), "any.py")
+    assert max_batches is not None
+    assert [row[1:] for row in max_batches.sections[0]] == [
         ("fp32", "640", "40 MiB", "28 MiB", "memory"),
         ("bf16", "–", "–", "–", "too old"),
     ]
@@ -81,11 +81,11 @@ def test_ways_say_batch_and_work() -> None:
 
 
 def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
-    result = result_of(planned("fp32", largest_batch=0), effective_batch_size=1024)
+    result = result_of(planned("fp32", max_batch=0), effective_batch_size=1024)
     assert named(result, "ways") is None
-    edges = named(result, "any.py")
-    assert edges is not None
-    assert edges.sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
+    max_batches = named(result, "any.py")
+    assert max_batches is not None
+    assert max_batches.sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
     notes = plan_notes(result)
     assert "nothing holds a batch that divides 1,024" in notes
     assert not any(note.startswith("work: ") for note in notes)
@@ -104,11 +104,11 @@ def test_metrics_are_named_by_precision_and_target() -> None:
     assert metrics(result_of(planned("fp32"))) == {
         "plan/fp32/allocated_mib": 28,
         "plan/fp32/reserved_mib": 40,
-        "plan/fp32/largest_batch/A card": 640,
+        "plan/fp32/max_batch/A card": 640,
     }
 
 
-def test_the_picture_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(

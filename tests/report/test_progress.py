@@ -10,7 +10,7 @@ import pytest
 
 from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import progress
 
 JOB = Job(precision="bf16", batch_size=949, epochs=2)
@@ -18,7 +18,7 @@ EVENTS: list[Event] = [
     Started(settings=()),
     StepsDone(step=1, total_steps=4),
     Noted(text="[bold] is text"),
-    EpochEnded(epoch=1, step=2, train_loss=0.5, eval_loss=0.25, quality=0.75),
+    EpochEnded(epoch=1, step=2, train_loss=0.5, eval_loss=0.25, metric=0.75),
     EpochEnded(epoch=2, step=4, train_loss=0.125),
 ]
 
@@ -120,24 +120,24 @@ def test_no_color_means_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "expected"),
+    ("job_result", "expected"),
     [
         (
-            Outcome(verdict=Verdict.FITS, max_memory_bytes=64_172_851, samples_per_second=12_345.4),
+            JobResult(status=JobStatus.FITS, peak_bytes=64_172_851, samples_per_second=12_345.4),
             "bf16 batch 949    fits  61.2 MiB  12,345 samples/s  (why)",
         ),
         (
-            Outcome(verdict=Verdict.OOM, phase="backward", max_memory_bytes=64_172_851),
+            JobResult(status=JobStatus.OOM, phase="backward", peak_bytes=64_172_851),
             "bf16 batch 949    oom  in backward  (why)",
         ),
         (
-            Outcome(
-                verdict=Verdict.FITS, quality=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
+            JobResult(
+                status=JobStatus.FITS, metric=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
             ),
             "bf16 batch 949    fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 updates  (why)",
         ),
     ],
 )
-def test_a_job_in_one_line(outcome: Outcome, expected: str) -> None:
-    assert progress.outcome_line(JOB, outcome, quality_name="accuracy", why="why") == expected
-    assert progress.outcome_line(JOB, outcome).startswith(expected.split("  accuracy")[0].removesuffix("  (why)"))
+def test_a_job_in_one_line(job_result: JobResult, expected: str) -> None:
+    assert progress.job_result_line(JOB, job_result, metric_name="accuracy", why="why") == expected
+    assert progress.job_result_line(JOB, job_result).startswith(expected.split("  accuracy")[0].removesuffix("  (why)"))

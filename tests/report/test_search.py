@@ -6,42 +6,49 @@ import numpy
 import pytest
 from PIL import Image, ImageColor
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.records.colors import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, ScaleReport, Verdict
-from amp_track.report import max_batch as fit_report
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
+from amp_track.report import max_batch as max_batch_report
 from amp_track.report import search as report
 from amp_track.report.terminal import render_text
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult, TrialResult
 
 MEBIBYTE = 2**20
 
 
-def trial(number: int, batch_size: int, quality: float, steps: int) -> TrialResult:
-    outcome = Outcome(
-        verdict=Verdict.FITS, quality=quality, steps=steps, skipped_steps=2, samples_per_second=100.0 * batch_size,
-        max_memory_bytes=batch_size * MEBIBYTE,
+def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialResult:
+    job_result = JobResult(
+        status=JobStatus.FITS, metric=metric, steps=steps, skipped_steps=2, samples_per_second=100.0 * batch_size,
+        peak_bytes=batch_size * MEBIBYTE,
         scale=ScaleReport(initial=65536, final=16384, history=((0, 65536), (1, 32768), (2, 16384), (steps, 16384))),
     )  # fmt: skip
     return TrialResult(
-        number=number, precision="amp", batch_size=batch_size, learning_rate=0.1, outcome=outcome, run_id=f"run{number}"
+        number=number,
+        precision="amp",
+        batch_size=batch_size,
+        learning_rate=0.1,
+        job_result=job_result,
+        run_id=f"run{number}",
     )
 
 
 @pytest.fixture
 def result() -> SearchResult:
-    at_edge = Outcome(verdict=Verdict.FITS, max_memory_bytes=60 * MEBIBYTE, samples_per_second=51200.0)
-    fitted = PrecisionFit(
-        edge=Edge(512, 513, "memory"), probes=5, at_edge=at_edge, run_id="edge",
-        confirmation=Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61 * MEBIBYTE, samples_per_second=5e4),
-        failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
+    at_max_batch = JobResult(status=JobStatus.FITS, peak_bytes=60 * MEBIBYTE, samples_per_second=51200.0)
+    fitted = PrecisionResult(
+        max_batch=MaxBatch(512, 513, "memory"), probes=5, at_max_batch=at_max_batch, run_id="max_batch",
+        confirmation=JobResult(status=JobStatus.FITS, steps=40, peak_bytes=61 * MEBIBYTE, samples_per_second=5e4),
+        failure=JobResult(status=JobStatus.OOM, phase="evaluation"), max_multiple=504,
         throughput=((64, 20000.0), (256, 50000.0), (512, 51000.0)),
     )  # fmt: skip
-    nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70 * MEBIBYTE)
-    fit = FitResult(
+    nothing = PrecisionResult(
+        max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70 * MEBIBYTE
+    )
+    max_batch = MaxBatchResult(
         study="s", run_id="parent", experiment_id="1", job=Job(memory_budget_bytes=64 * MEBIBYTE),
         hardware=Hardware(kind="cpu", name="A CPU"),
         precisions={"amp": fitted, "fp32": nothing}, skipped={"tf32": "needs an NVIDIA GPU"},
@@ -49,7 +56,12 @@ def result() -> SearchResult:
     )  # fmt: skip
     trials = (trial(0, 64, 0.99, 138), trial(1, 512, 0.13, 18), trial(2, 128, float("nan"), 69))
     return SearchResult(
-        fit=fit, quality_name="accuracy", higher_is_better=True, trials=trials, pareto=(0, 1), workload_batch_size=64
+        limits=max_batch,
+        metric_name="accuracy",
+        higher_is_better=True,
+        trials=trials,
+        pareto=(0, 1),
+        workload_batch_size=64,
     )
 
 
@@ -60,13 +72,13 @@ def text(result: SearchResult) -> str:
 def test_an_untrained_batch_is_shown_for_what_it_is(result: SearchResult) -> None:
     assert "0.1300" in text(result)
     assert "16 updates (few!)" in text(result)
-    (note,) = [line for line in report.notes(result) if line.startswith("amp: few updates")]
+    (note,) = [line for line in report.notes(result) if line.startswith("amp: few optimizer steps")]
     assert "at batch 512 (16), against 136 at batch 64" in note
 
 
-def test_a_training_that_ran_out_of_memory_at_the_edge_is_told(result: SearchResult) -> None:
+def test_a_training_that_ran_out_of_memory_at_the_max_batch_is_told(result: SearchResult) -> None:
     assert not [line for line in report.notes(result) if "out of memory" in line]
-    failed = dataclasses.replace(result.trials[1], outcome=Outcome(verdict=Verdict.OOM, phase="backward"))
+    failed = dataclasses.replace(result.trials[1], job_result=JobResult(status=JobStatus.OOM, phase="backward"))
     told = dataclasses.replace(result, trials=(result.trials[0], failed))
     assert "out of memory" in text(told)
     (note,) = [line for line in report.notes(told) if "out of memory" in line]
@@ -82,20 +94,20 @@ def test_the_scaler_in_a_few_numbers(result: SearchResult) -> None:
 def test_what_was_skipped_and_what_does_not_fit_say_why(result: SearchResult) -> None:
     assert re.search(r"│ tf32 +│ left out │", text(result))
     assert "tf32 left out: needs an NVIDIA GPU" in report.notes(result)
-    assert "tf32 left out: needs an NVIDIA GPU" in fit_report.fit_notes(result.fit)
-    shown = render_text([fit_report.fit_table(result.fit)], [], width=200)
+    assert "tf32 left out: needs an NVIDIA GPU" in max_batch_report.max_batch_notes(result.limits)
+    shown = render_text([max_batch_report.max_batch_table(result.limits)], [], width=200)
     assert "one sample needs 70 MiB" in shown
     assert "one more runs out of memory in evaluation" in shown
 
 
 def test_the_batch_beyond_which_memory_buys_no_speed(result: SearchResult) -> None:
     """256 is within 3 % of the best; 64 is not."""
-    assert result.fit.precisions["amp"].efficient_batch == (256, 50000.0)
-    assert result.fit.precisions["fp32"].efficient_batch is None
+    assert result.limits.precisions["amp"].efficient_batch == (256, 50000.0)
+    assert result.limits.precisions["fp32"].efficient_batch is None
 
 
-def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> None:
-    table = fit_report.fit_table(result.fit)
+def test_what_was_asked_for_beside_the_max_batch_is_shown(result: SearchResult) -> None:
+    table = max_batch_report.max_batch_table(result.limits)
     headings = [column.heading.replace("\n", " ") for column in table.columns]
     rows = [dict(zip(headings, row, strict=True)) for row in table.rows]
     assert [row["precision"] for row in rows] == ["amp", "fp32", "tf32"]
@@ -109,13 +121,13 @@ def test_what_was_asked_for_beside_the_edge_is_shown(result: SearchResult) -> No
     assert amp["for 1008 a step"] == "504\u00a0×\u00a02"
     assert fp32["largest multiple of 24"] == "–"
     assert fp32["for 1008 a step"] == "nothing divides it"
-    assert "3 MiB of the budget are left free" in " ".join(fit_report.fit_notes(result.fit))
+    assert "3 MiB of the budget are left free" in " ".join(max_batch_report.max_batch_notes(result.limits))
 
 
-def test_a_quality_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
+def test_a_metric_that_is_no_number_is_never_the_best(result: SearchResult) -> None:
     reordered = SearchResult(
-        fit=result.fit,
-        quality_name="accuracy",
+        limits=result.limits,
+        metric_name="accuracy",
         higher_is_better=True,
         trials=result.trials[::-1],
         pareto=(),
@@ -132,26 +144,26 @@ def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
         "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
-        "largest_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
-        "plan_error", "runs_at_edge", "confirmed_steps", "epoch_steps", "largest_multiple",
-        "efficient_batch", "max_memory_bytes", "max_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
-        "accumulate", "caution",
+        "max_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
+        "plan_error", "runs_at_max_batch", "confirmed_steps", "epoch_steps", "max_multiple",
+        "efficient_batch", "peak_bytes", "train_peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
+        "grad_accum", "caution",
     ]  # fmt: skip
     assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}
     assert {
-        "precision", "batch_size", "verdict", "quality", "wall_seconds", "samples_per_second", "max_memory_bytes",
+        "precision", "batch_size", "status", "metric", "wall_seconds", "samples_per_second", "peak_bytes",
         "skipped_steps", "run_id",
     } <= set(shape["trials"][0])  # fmt: skip
 
 
-def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
+def test_the_plot_is_drawn(result: SearchResult, tmp_path: Path) -> None:
     """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
     file = tmp_path / "search.png"
 
     def pixels(colour: tuple[int, ...]) -> list[int]:
         """How many are of about this colour, on the left and on the right."""
-        with Image.open(file) as picture:
-            distance = numpy.abs(numpy.asarray(picture.convert("RGB")).astype(int) - colour).max(axis=-1)
+        with Image.open(file) as plot:
+            distance = numpy.abs(numpy.asarray(plot.convert("RGB")).astype(int) - colour).max(axis=-1)
         middle = distance.shape[1] // 2
         return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
 
@@ -163,7 +175,7 @@ def test_the_picture_is_drawn(result: SearchResult, tmp_path: Path) -> None:
     without_trials = pixels(amp)
     assert drawn[0] > without_trials[0] + 500, "a line and three markers"
     assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"
-    assert all(edge > 100 for edge in without_trials), "the edge of amp, and the legend"
-    assert all(0 < few < edge for few, edge in zip(legend_only, without_trials, strict=True)), (
+    assert all(max_batch > 100 for max_batch in without_trials), "the edge of amp, and the legend"
+    assert all(0 < few < max_batch for few, max_batch in zip(legend_only, without_trials, strict=True)), (
         "fp32 has no edge to draw"
     )

@@ -7,10 +7,10 @@ import math
 
 from table_samples import COMPARE, FIT, SEARCH, comparison
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.report.summary import answer, name, proof, tables
-from amp_track.results.max_batch import PrecisionFit
+from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.search import SearchResult
 
 
@@ -25,7 +25,7 @@ def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
     assert any("enforces on a CPU" in line for line in said.caveats)
 
 
-def test_edges_alone_say_how_they_are_proven() -> None:
+def test_max_batches_alone_say_how_they_are_proven() -> None:
     said = answer(FIT)
     assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
     assert said.more[1] == (
@@ -35,13 +35,13 @@ def test_edges_alone_say_how_they_are_proven() -> None:
     assert "Batch 512 trains as fast" in said.more[2]
 
 
-def test_a_failure_above_the_edge_is_part_of_its_proof() -> None:
+def test_a_failure_above_the_max_batch_is_part_of_its_proof() -> None:
     assert proof("fp32", FIT.precisions["fp32"]).endswith("batch 10,950 ran out of memory in evaluation.")
     assert proof("bf16", FIT.precisions["bf16"]).startswith("bf16: one sample needs")
 
 
 def test_where_nothing_fits_there_is_no_command() -> None:
-    nothing = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None)
+    nothing = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None)
     said = answer(dataclasses.replace(FIT, precisions={"fp32": nothing}))
     assert said.headline.startswith("Nothing fits")
     assert said.command is None
@@ -91,7 +91,7 @@ def test_what_is_not_proven_yet_is_not_said_not_to_fit() -> None:
     assert said.headline == "No edge is proven yet (fp32): give the same command again"
 
 
-def searched(*qualities: tuple[str, float, float]) -> SearchResult:
+def searched(*metrics: tuple[str, float, float]) -> SearchResult:
     """Return a search with one training for each precision, speed and quality."""
     return dataclasses.replace(
         SEARCH,
@@ -100,9 +100,9 @@ def searched(*qualities: tuple[str, float, float]) -> SearchResult:
             dataclasses.replace(
                 trial,
                 precision=precision,
-                outcome=dataclasses.replace(trial.outcome, samples_per_second=speed, quality=quality),
+                job_result=dataclasses.replace(trial.job_result, samples_per_second=speed, metric=metric),
             )
-            for trial, (precision, speed, quality) in zip(SEARCH.trials, qualities, strict=False)
+            for trial, (precision, speed, metric) in zip(SEARCH.trials, metrics, strict=False)
         ),
     )
 
@@ -121,10 +121,10 @@ def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
 
 
 def test_seeds_that_one_precision_lacks_are_not_counted() -> None:
-    lost = dataclasses.replace(COMPARE.cells[4].trainings[0].outcome, quality=math.nan)
+    lost = dataclasses.replace(COMPARE.cells[4].trainings[0].job_result, metric=math.nan)
     fp32 = COMPARE.cells[4]
     assert (fp32.value, fp32.precision) == ("1024", "fp32")
-    first = dataclasses.replace(fp32.trainings[0], outcome=lost)
+    first = dataclasses.replace(fp32.trainings[0], job_result=lost)
     cells = list(COMPARE.cells)
     cells[4] = dataclasses.replace(fp32, trainings=(first, *fp32.trainings[1:]))
     assert answer(dataclasses.replace(COMPARE, cells=tuple(cells))).headline.endswith("over 2 seeds")
@@ -135,7 +135,7 @@ def test_made_up_data_has_no_loss_and_is_not_trained_on() -> None:
         dataclasses.replace(
             cell,
             trainings=tuple(
-                dataclasses.replace(each, outcome=dataclasses.replace(each.outcome, quality=None))
+                dataclasses.replace(each, job_result=dataclasses.replace(each.job_result, metric=None))
                 for each in cell.trainings
             ),
         )

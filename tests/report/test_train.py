@@ -2,7 +2,7 @@ import dataclasses
 
 from table_samples import TABLES, TRAIN
 
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.train import blocks
 
 
@@ -18,8 +18,8 @@ def test_a_training_is_reported_in_order() -> None:
 
 
 def test_what_there_was_not_is_not_mentioned() -> None:
-    outcome = Outcome(verdict=Verdict.FITS, steps=10, samples_per_second=5.0)
-    plain = dataclasses.replace(TRAIN, outcome=outcome, advice=())
+    job_result = JobResult(status=JobStatus.FITS, steps=10, samples_per_second=5.0)
+    plain = dataclasses.replace(TRAIN, job_result=job_result, advice=())
     assert blocks(plain, see_with="http://localhost", ui="http://localhost") == [
         "amp  batch 4096   fits  5 samples/s",
         "MLflow run run; see it with: http://localhost",
@@ -28,9 +28,9 @@ def test_what_there_was_not_is_not_mentioned() -> None:
 
 
 def test_a_training_that_waited_for_data_says_so_in_its_line() -> None:
-    waiting = dataclasses.replace(TRAIN.outcome, waited_seconds=617.25)
+    waiting = dataclasses.replace(TRAIN.job_result, waited_seconds=617.25)
     assert "50% of the time waiting for data" in str(
-        blocks(dataclasses.replace(TRAIN, outcome=waiting), see_with="", ui="")[0]
+        blocks(dataclasses.replace(TRAIN, job_result=waiting), see_with="", ui="")[0]
     )
-    little = dataclasses.replace(TRAIN.outcome, waited_seconds=200.0)
-    assert "waiting" not in str(blocks(dataclasses.replace(TRAIN, outcome=little), see_with="", ui="")[0])
+    little = dataclasses.replace(TRAIN.job_result, waited_seconds=200.0)
+    assert "waiting" not in str(blocks(dataclasses.replace(TRAIN, job_result=little), see_with="", ui="")[0])

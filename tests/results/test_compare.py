@@ -10,9 +10,9 @@ from PIL import Image
 
 from amp_track.config import values
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import compare as compare_report
 from amp_track.report import compare_plots
 from amp_track.report.terminal import render_text
@@ -24,12 +24,13 @@ SCALE = ScaleReport(initial=65536.0, final=32768.0, history=((0, 65536.0), (1, 3
 SPEEDUPS = st.lists(st.none() | st.floats(0.1, 10), max_size=8)
 
 
-def outcome(speed: float | None, *, quality: float | None = 0.9) -> Outcome:
+def job_result(speed: float | None, *, metric: float | None = 0.9) -> JobResult:
     if speed is None:
-        return Outcome(verdict=Verdict.OOM, phase="backward", max_allocated_bytes=99 * MEBIBYTE)
-    return Outcome(
-        verdict=Verdict.FITS, samples_per_second=speed, eval_samples_per_second=2 * speed, train_seconds=100 / speed,
-        max_allocated_bytes=int(MEBIBYTE * 1000 / speed), eval_max_allocated_bytes=MEBIBYTE, quality=quality, steps=10,
+        return JobResult(status=JobStatus.OOM, phase="backward", train_peak_allocated_bytes=99 * MEBIBYTE)
+    return JobResult(
+        status=JobStatus.FITS, samples_per_second=speed, eval_samples_per_second=2 * speed, train_seconds=100 / speed,
+        train_peak_allocated_bytes=int(MEBIBYTE * 1000 / speed), eval_peak_allocated_bytes=MEBIBYTE,
+        metric=metric, steps=10,
         skipped_steps=1,
     )  # fmt: skip
 
@@ -37,12 +38,12 @@ def outcome(speed: float | None, *, quality: float | None = 0.9) -> Outcome:
 def compared(
     speeds: dict[str, list[float | None]],
     *,
-    over: list[str] | None = None,
+    vary: list[str] | None = None,
     option: str | None = "width",
     seeds: int = 1,
 ) -> CompareResult:
     """Samples/s of each precision at each value, a little more with each seed."""
-    over = over if over is not None else [""]
+    vary = vary if vary is not None else [""]
     cells = [
         Cell(
             value=value,
@@ -52,23 +53,23 @@ def compared(
                     precision=precision,
                     seed=seed,
                     run_id=f"{precision}-{value}-{seed}",
-                    outcome=dataclasses.replace(
-                        outcome(speed + seed if speed is not None else None, quality=0.9 + seed / 1000),
+                    job_result=dataclasses.replace(
+                        job_result(speed + seed if speed is not None else None, metric=0.9 + seed / 1000),
                         scale=SCALE if precision == "amp" else None,
                     ),
                 )
                 for seed in range(seeds)
             ),
         )
-        for index, value in enumerate(over)
+        for index, value in enumerate(vary)
         for precision, of_precision in speeds.items()
         for speed in [of_precision[index]]
     ]
     return CompareResult(
         study="s", run_id="parent", experiment_id="1", job=Job(batch_size=8, epochs=2, learning_rate=0.1),
         hardware=Hardware(kind="cuda", name="A GPU"),
-        quality_name="accuracy", option=option, values=tuple(over), precisions=tuple(speeds),
-        skipped={"tf32": "needs another GPU"}, seeds=seeds, margin=Margin(fraction=0.01), cells=tuple(cells),
+        metric_name="accuracy", option=option, values=tuple(vary), precisions=tuple(speeds),
+        skipped={"tf32": "needs another GPU"}, seeds=seeds, tolerance=Tolerance(fraction=0.01), cells=tuple(cells),
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def test_numbers_are_put_in_order_and_text_is_left() -> None:
     ],
 )
 def test_the_sentence_says_from_where_on(amp: list[float | None], sentence: str) -> None:
-    result = compared({"fp32": [100, 100, 100], "amp": amp}, over=["16", "64", "256"])
+    result = compared({"fp32": [100, 100, 100], "amp": amp}, vary=["16", "64", "256"])
     assert compare_report.answers(result) == [sentence]
 
 
@@ -152,20 +153,20 @@ def test_without_a_sweep_the_sentence_is_short() -> None:
 
 
 def test_text_values_have_no_order() -> None:
-    result = compared({"fp32": [100, 100], "amp": [180, 90]}, over=["relu", "gelu"], option="kind")
+    result = compared({"fp32": [100, 100], "amp": [180, 90]}, vary=["relu", "gelu"], option="kind")
     assert compare_report.answers(result) == ["amp is faster than fp32 at kind=relu (1.8 ×), not at kind=gelu (0.9 ×)"]
 
 
 def test_where_only_one_fits_is_said() -> None:
-    result = compared({"fp32": [100, None], "amp": [90, 80]}, over=["16", "64"])
+    result = compared({"fp32": [100, None], "amp": [90, 80]}, vary=["16", "64"])
     assert compare_report.answers(result)[-1] == "amp runs at width=64 where fp32 runs out of memory"
     assert "oom in backward" in shown(result)
-    assert result.row(result.cell("64", "fp32"))["verdict"] == "oom"
+    assert result.row(result.cell("64", "fp32"))["status"] == "oom"
     assert result.row(result.cell("64", "fp32"))["train_memory_bytes"] is None, "it is no peak of a training"
 
 
 def test_the_table_has_every_ratio_to_fp32() -> None:
-    result = compared({"fp32": [1000, 100], "amp": [2000, 50]}, over=["16", "64"])
+    result = compared({"fp32": [1000, 100], "amp": [2000, 50]}, vary=["16", "64"])
     assert [cell.has_scaler for cell in result.cells] == [cell.precision == "amp" for cell in result.cells]
     text = shown(result)
     for cell in (
@@ -181,11 +182,11 @@ def test_the_table_has_every_ratio_to_fp32() -> None:
 
 
 def test_over_several_seeds_means_are_shown_and_equivalence_tested() -> None:
-    result = compared({"fp32": [100, 100], "amp": [200, 90]}, over=["16", "64"], seeds=3)
+    result = compared({"fp32": [100, 100], "amp": [200, 90]}, vary=["16", "64"], seeds=3)
     cell = result.cell("16", "amp")
     assert cell.samples_per_second == 201
     assert result.ratio(cell, "samples_per_second") == pytest.approx(201 / 101)
-    assert cell.quality is not None and cell.quality.mean == pytest.approx(0.901)
+    assert cell.metric is not None and cell.metric.mean == pytest.approx(0.901)
     assert (cell.steps, cell.skipped_steps) == (30, 3)
     text = shown(result)
     assert text.count("equivalent") == 2
@@ -194,11 +195,11 @@ def test_over_several_seeds_means_are_shown_and_equivalence_tested() -> None:
 
 
 def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
-    fitting, failing = (SeedResult(precision="amp", seed=seed, outcome=found, run_id=str(seed))
-                        for seed, found in enumerate((outcome(100), outcome(None))))  # fmt: skip
+    fitting, failing = (SeedResult(precision="amp", seed=seed, job_result=found, run_id=str(seed))
+                        for seed, found in enumerate((job_result(100), job_result(None))))  # fmt: skip
     cell = Cell(value="", precision="amp", trainings=(fitting, failing))
     assert cell.samples_per_second == 100
-    assert cell.verdict == "oom"
+    assert cell.status == "oom"
     reference = Cell(value="", precision="fp32", trainings=(fitting, fitting))
     result = compared({"fp32": [1], "amp": [1]}, option=None)
     result = CompareResult(**{**vars(result), "cells": (reference, cell)})
@@ -206,31 +207,31 @@ def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
 
 
 def test_means_and_peaks_are_of_the_seeds_that_fit() -> None:
-    outcomes = (
-        Outcome(
-            verdict=Verdict.FITS, samples_per_second=10.0, eval_samples_per_second=30.0, train_seconds=10.0,
-            waited_seconds=4.0, max_allocated_bytes=5, eval_max_allocated_bytes=9, quality=0.8, steps=10,
+    job_results = (
+        JobResult(
+            status=JobStatus.FITS, samples_per_second=10.0, eval_samples_per_second=30.0, train_seconds=10.0,
+            waited_seconds=4.0, train_peak_allocated_bytes=5, eval_peak_allocated_bytes=9, metric=0.8, steps=10,
             skipped_steps=1,
         ),
-        Outcome(
-            verdict=Verdict.FITS, samples_per_second=20.0, eval_samples_per_second=50.0, train_seconds=20.0,
-            waited_seconds=2.0, max_allocated_bytes=7, eval_max_allocated_bytes=8, quality=0.6, steps=20,
+        JobResult(
+            status=JobStatus.FITS, samples_per_second=20.0, eval_samples_per_second=50.0, train_seconds=20.0,
+            waited_seconds=2.0, train_peak_allocated_bytes=7, eval_peak_allocated_bytes=8, metric=0.6, steps=20,
             skipped_steps=2,
         ),
-        outcome(None),
-        Outcome(verdict=Verdict.CRASHED, samples_per_second=1.0, quality=0.1, steps=99),
+        job_result(None),
+        JobResult(status=JobStatus.CRASHED, samples_per_second=1.0, metric=0.1, steps=99),
     )  # fmt: skip
     trainings = [
-        SeedResult(precision="fp32", seed=seed, outcome=found, run_id=f"run{seed}")
-        for seed, found in enumerate(outcomes)
+        SeedResult(precision="fp32", seed=seed, job_result=found, run_id=f"run{seed}")
+        for seed, found in enumerate(job_results)
     ]
     cell = Cell(value="16", precision="fp32", trainings=tuple(trainings))
-    result = dataclasses.replace(compared({"fp32": [1]}, over=["16"]), cells=(cell,), precisions=("fp32",))
+    result = dataclasses.replace(compared({"fp32": [1]}, vary=["16"]), cells=(cell,), precisions=("fp32",))
     assert result.row(cell) == {
-        "value": "16", "precision": "fp32", "verdict": "oom", "samples_per_second": 15.0, "speedup": 1.0,
+        "value": "16", "precision": "fp32", "status": "oom", "samples_per_second": 15.0, "speedup": 1.0,
         "train_seconds": 15.0, "waited_fraction": pytest.approx(0.25), "train_memory_bytes": 7,
         "train_memory_ratio": 1.0, "eval_samples_per_second": 40.0, "eval_speedup": 1.0, "eval_memory_bytes": 9,
-        "eval_memory_ratio": 1.0, "quality": pytest.approx(0.7), "quality_half_width": pytest.approx(1.2706, rel=1e-3),
+        "eval_memory_ratio": 1.0, "metric": pytest.approx(0.7), "metric_half_width": pytest.approx(1.2706, rel=1e-3),
         "steps": 30, "skipped_steps": 3, "run_ids": ["run0", "run1", "run2", "run3"],
     }  # fmt: skip
     assert cell.waits_for_data, "one of them did"
@@ -240,13 +241,13 @@ def test_a_cell_where_nothing_fits_has_no_number() -> None:
     result = compared({"fp32": [None]}, option=None)
     row = result.row(result.cells[0])
     assert {name for name, value in row.items() if value is not None} == {
-        "precision", "verdict", "steps", "skipped_steps", "run_ids",
+        "precision", "status", "steps", "skipped_steps", "run_ids",
     }  # fmt: skip
-    assert not result.has_quality
+    assert not result.has_metric
     assert not result.cells[0].has_scaler, "nothing was skipped where nothing ran"
 
 
-def test_equivalence_is_for_several_seeds_that_have_a_quality() -> None:
+def test_equivalence_is_for_several_seeds_that_have_a_metric() -> None:
     speeds: dict[str, list[float | None]] = {"fp32": [100], "amp": [None]}
     assert compared(speeds, option=None).as_json()["equivalence"] == []
     (found,) = compared(speeds, option=None, seeds=2).as_json()["equivalence"]
@@ -256,22 +257,22 @@ def test_equivalence_is_for_several_seeds_that_have_a_quality() -> None:
 
 
 def test_equivalence_at_a_value_is_of_its_own_trainings() -> None:
-    result = compared({"fp32": [100, 50]}, over=["16", "64"], seeds=2)
+    result = compared({"fp32": [100, 50]}, vary=["16", "64"], seeds=2)
     assert [training.run_id for training in result.seeds_at("64").trainings] == ["fp32-64-0", "fp32-64-1"]
 
 
 def test_a_ratio_needs_both_numbers() -> None:
-    result = compared({"fp32": [100, None], "amp": [None, 50]}, over=["16", "64"])
+    result = compared({"fp32": [100, None], "amp": [None, 50]}, vary=["16", "64"])
     assert result.speedups("amp") == [None, None]
     assert result.speedups("fp32") == [1.0, None]
-    nothing = dataclasses.replace(outcome(1.0), samples_per_second=0.0)
-    stuck = SeedResult(precision="fp32", seed=0, outcome=nothing, run_id="r")
+    nothing = dataclasses.replace(job_result(1.0), samples_per_second=0.0)
+    stuck = SeedResult(precision="fp32", seed=0, job_result=nothing, run_id="r")
     cells = (Cell(value="16", precision="fp32", trainings=(stuck,)), result.cell("64", "amp"))
     assert dataclasses.replace(result, cells=cells).ratio(cells[0], "samples_per_second") is None
 
 
 def test_a_value_is_named_with_its_option() -> None:
-    assert compared({"fp32": [100]}, over=["16"]).at("16") == "width=16"
+    assert compared({"fp32": [100]}, vary=["16"]).at("16") == "width=16"
     assert compared({"fp32": [100]}, option=None).at("") == ""
 
 
@@ -279,46 +280,46 @@ def test_cells_are_not_printed_with_a_result() -> None:
     assert "fp32-" not in repr(compared({"fp32": [100]}, option=None))
 
 
-def test_a_quality_that_is_no_number_is_none() -> None:
-    diverged = SeedResult(precision="amp", seed=0, outcome=outcome(1, quality=math.nan), run_id="r")
-    assert Cell(value="", precision="amp", trainings=(diverged,)).quality is None
+def test_a_metric_that_is_no_number_is_none() -> None:
+    diverged = SeedResult(precision="amp", seed=0, job_result=job_result(1, metric=math.nan), run_id="r")
+    assert Cell(value="", precision="amp", trainings=(diverged,)).metric is None
 
 
 def test_the_json_has_the_promised_shape() -> None:
-    shape = compared({"fp32": [100], "amp": [180]}, over=["16"]).as_json()
+    shape = compared({"fp32": [100], "amp": [180]}, vary=["16"]).as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "quality_name", "seeds", "over",
+        "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
         "rows", "equivalence", "skipped", "cautions", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [
-        "value", "precision", "verdict", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
+        "value", "precision", "status", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
         "train_memory_bytes",
         "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
-        "quality", "quality_half_width", "steps", "skipped_steps", "run_ids",
+        "metric", "metric_half_width", "steps", "skipped_steps", "run_ids",
     ]  # fmt: skip
     assert shape["rows"][1]["speedup"] == 1.8
-    assert shape["over"] == {"option": "width", "values": ["16"]}
+    assert shape["vary"] == {"option": "width", "values": ["16"]}
     assert shape["device"] == Hardware(kind="cuda", name="A GPU").as_json()
     assert (shape["answers"], shape["report"]) == ([], "")
-    assert compared({"fp32": [100]}, option=None).as_json()["over"] is None
+    assert compared({"fp32": [100]}, option=None).as_json()["vary"] is None
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        compared({"fp32": [1000, 100], "amp": [2000, None]}, over=["16", "64"]),
-        compared({"fp32": [1000, 100], "amp": [None, 50]}, over=["-1", "0"]),
-        compared({"fp32": [1000, 100], "amp": [2000, None]}, over=["relu", "gelu"]),
+        compared({"fp32": [1000, 100], "amp": [2000, None]}, vary=["16", "64"]),
+        compared({"fp32": [1000, 100], "amp": [None, 50]}, vary=["-1", "0"]),
+        compared({"fp32": [1000, 100], "amp": [2000, None]}, vary=["relu", "gelu"]),
         compared({"fp32": [1000], "amp": [None]}, option=None),
     ],
 )
-def test_the_picture_is_drawn(result: CompareResult) -> None:
+def test_the_plot_is_drawn(result: CompareResult) -> None:
     assert compare_plots.draw(result, Path("compare.png"))
-    with Image.open("compare.png") as picture:
-        assert len(picture.convert("L").getcolors()) > 20
+    with Image.open("compare.png") as plot:
+        assert len(plot.convert("L").getcolors()) > 20
 
 
-def test_without_anything_measured_there_is_no_picture() -> None:
+def test_without_anything_measured_there_is_no_plot() -> None:
     result = compared({"fp32": [None], "amp": [None]}, option=None)
     assert not compare_plots.draw(result, Path("compare.png"))
     assert not Path("compare.png").exists()
@@ -329,16 +330,16 @@ def grey(file: str, level: int) -> Path:
     return Path(file)
 
 
-def test_pictures_stand_side_by_side_with_the_target_once() -> None:
+def test_plots_stand_side_by_side_with_the_target_once() -> None:
     result = compared({"fp32": [100], "amp": [180]}, option=None)
     file = Path("side.png")
-    pictures = {
+    plots = {
         ("", "fp32"): {"learnt": grey("a.png", 50), "target": grey("t.png", 200)},
         ("", "amp"): {"learnt": grey("b.png", 100), "target": grey("t.png", 200)},
     }
-    assert compare_plots.draw_side_by_side(result, pictures, file)
-    with Image.open(file) as picture:
-        middle = picture.convert("L").crop((0, picture.height // 2, picture.width, picture.height // 2 + 1))
+    assert compare_plots.draw_side_by_side(result, plots, file)
+    with Image.open(file) as plot:
+        middle = plot.convert("L").crop((0, plot.height // 2, plot.width, plot.height // 2 + 1))
     row = numpy.asarray(middle)[0].tolist()
     at = {level: [x for x, pixel in enumerate(row) if pixel == level] for level in (200, 50, 100)}
     assert max(at[200]) < min(at[50]) < max(at[50]) < min(at[100]), "target, fp32, amp"
@@ -347,7 +348,7 @@ def test_pictures_stand_side_by_side_with_the_target_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["width", "width=", "width=4,,8", "a b=1", "=1"])
-def test_bad_sweeps_are_refused(text: str) -> None:
+def test_bad_sweeps_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         values.options(text)
 
@@ -364,7 +365,8 @@ def test_trainings_that_wait_for_data_are_named() -> None:
             cell,
             trainings=tuple(
                 dataclasses.replace(
-                    training, outcome=dataclasses.replace(training.outcome, train_seconds=10.0, waited_seconds=4.0)
+                    training,
+                    job_result=dataclasses.replace(training.job_result, train_seconds=10.0, waited_seconds=4.0),
                 )
                 for training in cell.trainings
             ),

@@ -39,16 +39,16 @@ def test_rounding_does_not_put_the_mean_of_equal_values_outside_of_its_interval(
 def test_nearly_equal_values_have_a_narrow_interval_and_raise_no_warning() -> None:
     nearly = [0.9, 0.9, math.nextafter(0.9, 1)]
     assert interval(nearly).half_width == pytest.approx(0, abs=1e-15)
-    assert compare(nearly, [0.0] * 3, 0.01).verdict == DIFFERENT
+    assert compare(nearly, [0.0] * 3, 0.01).conclusion == DIFFERENT
 
 
 def test_one_seed_tells_nothing() -> None:
     found = compare([0.9], [0.8], 0.01)
-    assert found == Comparison(verdict=UNKNOWN, difference=pytest.approx(0.1), low=None, high=None, margin=0.01)
+    assert found == Comparison(conclusion=UNKNOWN, difference=pytest.approx(0.1), low=None, high=None, tolerance=0.01)
 
 
 def test_two_seeds_may_tell() -> None:
-    assert compare([0.81, 0.9102], [0.8, 0.9], 0.02).verdict == EQUIVALENT
+    assert compare([0.81, 0.9102], [0.8, 0.9], 0.02).conclusion == EQUIVALENT
 
 
 def test_each_value_needs_the_references_of_its_seed() -> None:
@@ -61,7 +61,7 @@ def test_the_interval_of_a_difference_is_students_at_90_per_cent() -> None:
     assert found.difference == pytest.approx(0.92)
     assert found.high is not None
     assert found.high - found.difference == pytest.approx(2.132 * 0.0158114 / math.sqrt(5), rel=1e-3)
-    assert found.margin == 0.01
+    assert found.tolerance == 0.01
 
 
 def test_verdicts_are_called_what_scripts_know_them_by() -> None:
@@ -70,47 +70,47 @@ def test_verdicts_are_called_what_scripts_know_them_by() -> None:
 
 @pytest.mark.parametrize("other", [0.75, 0.25, 1.5, -0.5])
 def test_a_difference_of_the_whole_margin_is_not_within_it(other: float) -> None:
-    assert compare([other] * 3, [0.5] * 3, abs(other - 0.5)).verdict == DIFFERENT
+    assert compare([other] * 3, [0.5] * 3, abs(other - 0.5)).conclusion == DIFFERENT
 
 
 def test_the_three_verdicts() -> None:
     reference = [0.980, 0.982, 0.979, 0.981, 0.978]
-    assert compare([0.979, 0.983, 0.980, 0.979, 0.981], reference, 0.01).verdict == EQUIVALENT
-    assert compare([0.93, 0.94, 0.92, 0.93, 0.94], reference, 0.01).verdict == DIFFERENT
-    assert compare([0.93, 0.99, 0.97, 0.99, 0.95], reference, 0.01).verdict == UNKNOWN
-    assert compare([0.979, 0.983], [0.980, 0.99], 0.01).verdict == UNKNOWN, "no difference seen is no proof of none"
+    assert compare([0.979, 0.983, 0.980, 0.979, 0.981], reference, 0.01).conclusion == EQUIVALENT
+    assert compare([0.93, 0.94, 0.92, 0.93, 0.94], reference, 0.01).conclusion == DIFFERENT
+    assert compare([0.93, 0.99, 0.97, 0.99, 0.95], reference, 0.01).conclusion == UNKNOWN
+    assert compare([0.979, 0.983], [0.980, 0.99], 0.01).conclusion == UNKNOWN, "no difference seen is no proof of none"
 
 
 def test_what_seeds_do_to_both_alike_is_no_noise() -> None:
     reference = [0.96, 0.99, 0.97, 0.985, 0.95]
-    assert compare([value - 0.001 for value in reference], reference, 0.005).verdict == EQUIVALENT
-    assert compare([value - 0.02 for value in reference], reference, 0.005).verdict == DIFFERENT
+    assert compare([value - 0.001 for value in reference], reference, 0.005).conclusion == EQUIVALENT
+    assert compare([value - 0.02 for value in reference], reference, 0.005).conclusion == DIFFERENT
 
 
 def test_a_small_difference_within_the_margin_is_equivalent_though_significant() -> None:
     found = compare([0.9701, 0.9702, 0.9700], [0.9711, 0.9712, 0.9710], 0.01)
-    assert found.verdict == EQUIVALENT
+    assert found.conclusion == EQUIVALENT
     assert found.high is not None
     assert found.high < 0
 
 
-@pytest.mark.parametrize(("other", "verdict"), [(0.5, EQUIVALENT), (0.505, EQUIVALENT), (0.6, DIFFERENT)])
-def test_qualities_without_variance(other: float, verdict: str) -> None:
-    assert compare([other] * 3, [0.5] * 3, 0.01).verdict == verdict
+@pytest.mark.parametrize(("other", "conclusion"), [(0.5, EQUIVALENT), (0.505, EQUIVALENT), (0.6, DIFFERENT)])
+def test_metrics_without_variance(other: float, conclusion: str) -> None:
+    assert compare([other] * 3, [0.5] * 3, 0.01).conclusion == conclusion
 
 
 @given(pairs, st.floats(1e-6, 0.5))
 def test_equivalent_means_that_the_interval_is_inside_the_margin(
-    drawn: list[tuple[float, float]], margin: float
+    drawn: list[tuple[float, float]], tolerance: float
 ) -> None:
     values, reference = [value for value, _ in drawn], [value for _, value in drawn]
-    found = compare(values, reference, margin)
+    found = compare(values, reference, tolerance)
     assert found.low is not None
     assert found.high is not None
     assert found.low <= found.difference <= found.high or math.isclose(found.low, found.high, abs_tol=1e-9)
-    assert (found.verdict == EQUIVALENT) == (-margin < found.low and found.high < margin)
-    mirrored = compare(reference, values, margin)
-    assert mirrored.verdict == found.verdict
+    assert (found.conclusion == EQUIVALENT) == (-tolerance < found.low and found.high < tolerance)
+    mirrored = compare(reference, values, tolerance)
+    assert mirrored.conclusion == found.conclusion
     assert mirrored.difference == pytest.approx(-found.difference)
 
 
@@ -121,5 +121,5 @@ def test_it_seldom_calls_equivalent_what_is_not() -> None:
     for _ in range(400):
         values = [generator.gauss(0.97, 0.005) for _ in range(5)]
         reference = [generator.gauss(0.98, 0.005) for _ in range(5)]
-        wrong += compare(values, reference, 0.01).verdict == EQUIVALENT
+        wrong += compare(values, reference, 0.01).conclusion == EQUIVALENT
     assert wrong <= 30

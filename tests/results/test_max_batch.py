@@ -7,70 +7,71 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, Verdict
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 
-AT_EDGE = Outcome(verdict=Verdict.FITS, max_memory_bytes=60, max_allocated_bytes=40, samples_per_second=500.0)
-CONFIRMED = Outcome(verdict=Verdict.FITS, steps=40, max_memory_bytes=61, samples_per_second=450.0)
-FITTED = PrecisionFit(
-    edge=Edge(512, 513, "memory"), probes=5, at_edge=AT_EDGE, run_id="edge", confirmation=CONFIRMED, epoch_steps=38,
-    failure=Outcome(verdict=Verdict.OOM, phase="evaluation"), largest_multiple=504,
+AT_MAX_BATCH = JobResult(status=JobStatus.FITS, peak_bytes=60, train_peak_allocated_bytes=40, samples_per_second=500.0)
+CONFIRMED = JobResult(status=JobStatus.FITS, steps=40, peak_bytes=61, samples_per_second=450.0)
+FITTED = PrecisionResult(
+    max_batch=MaxBatch(512, 513, "memory"), probes=5, at_max_batch=AT_MAX_BATCH, run_id="max_batch",
+    confirmation=CONFIRMED, epoch_steps=38,
+    failure=JobResult(status=JobStatus.OOM, phase="evaluation"), max_multiple=504,
     throughput=((64, 200.0), (256, 490.0), (512, 500.0)), plan_error=0.012,
 )  # fmt: skip
 AS_JSON = {
-    "largest_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
+    "max_batch": 512, "first_failing_batch": 513, "bound": "memory", "also_fits": [],
     "why_unsupported": None,
-    "fails_in": "evaluation", "probes": 5, "plan_error": 0.012, "runs_at_edge": 1, "confirmed_steps": 40,
+    "fails_in": "evaluation", "probes": 5, "plan_error": 0.012, "runs_at_max_batch": 1, "confirmed_steps": 40,
     "epoch_steps": 38,
-    "largest_multiple": 504,
-    "efficient_batch": 256, "max_memory_bytes": 61,
-    "max_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "edge",
+    "max_multiple": 504,
+    "efficient_batch": 256, "peak_bytes": 61,
+    "train_peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
 }  # fmt: skip
-NOTHING = PrecisionFit(edge=Edge(0, 1, "memory"), probes=1, at_edge=None, run_id=None, bytes_needed=70)
+NOTHING = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70)
 
 
-def fit(precisions: dict[str, PrecisionFit], *, processes: int = 1, **settings: Any) -> FitResult:
-    return FitResult(
-        study="study", run_id="parent", experiment_id="1", job=Job(memory_budget_bytes=64, processes=processes),
+def max_batch(precisions: dict[str, PrecisionResult], *, processes: int = 1, **settings: Any) -> MaxBatchResult:
+    return MaxBatchResult(
+        study="study", run_id="parent", experiment_id="1", job=Job(memory_budget_bytes=64, nproc=processes),
         hardware=Hardware(kind="cpu", name="A CPU"), precisions=precisions,
         skipped={"tf32": "needs another GPU"}, **settings,
     )  # fmt: skip
 
 
-def test_the_json_of_an_edge_is_what_was_measured() -> None:
+def test_the_json_of_an_max_batch_is_what_was_measured() -> None:
     assert FITTED.as_json() == AS_JSON
 
 
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
-        "largest_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
-        "runs_at_edge": 1, "epoch_steps": 0, "also_fits": [], "max_memory_bytes": 70,
+        "max_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,
+        "runs_at_max_batch": 1, "epoch_steps": 0, "also_fits": [], "peak_bytes": 70,
     }  # fmt: skip
 
 
 def test_a_precision_without_kernels_is_told_from_one_that_does_not_fit() -> None:
-    failure = Outcome(verdict=Verdict.UNSUPPORTED, message="no kernel for it")
-    impossible = dataclasses.replace(NOTHING, edge=Edge(0, 1, "unsupported"), failure=failure)
+    failure = JobResult(status=JobStatus.UNSUPPORTED, message="no kernel for it")
+    impossible = dataclasses.replace(NOTHING, max_batch=MaxBatch(0, 1, "unsupported"), failure=failure)
     assert impossible.why_unsupported == "no kernel for it"
     assert NOTHING.why_unsupported is None
 
 
-def test_without_a_confirmation_the_probe_at_the_edge_says_what_it_costs() -> None:
-    fitted = dataclasses.replace(FITTED, confirmation=None, failure=None, largest_multiple=None)
+def test_without_a_confirmation_the_probe_at_the_max_batch_says_what_it_costs() -> None:
+    fitted = dataclasses.replace(FITTED, confirmation=None, failure=None, max_multiple=None)
     assert fitted.as_json() == AS_JSON | {
-        "fails_in": None, "confirmed_steps": 0, "largest_multiple": None, "max_memory_bytes": 60,
+        "fails_in": None, "confirmed_steps": 0, "max_multiple": None, "peak_bytes": 60,
         "samples_per_second": 500.0,
     }  # fmt: skip
 
 
 def test_the_peak_is_the_larger_of_those_that_are_known() -> None:
-    shorter = dataclasses.replace(FITTED, confirmation=dataclasses.replace(CONFIRMED, max_memory_bytes=None))
-    assert shorter.max_memory_bytes == 60
-    neither = dataclasses.replace(shorter, at_edge=dataclasses.replace(AT_EDGE, max_memory_bytes=None))
-    assert neither.max_memory_bytes is None
+    shorter = dataclasses.replace(FITTED, confirmation=dataclasses.replace(CONFIRMED, peak_bytes=None))
+    assert shorter.peak_bytes == 60
+    neither = dataclasses.replace(shorter, at_max_batch=dataclasses.replace(AT_MAX_BATCH, peak_bytes=None))
+    assert neither.peak_bytes is None
 
 
 SPEEDS = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=8)
@@ -98,7 +99,7 @@ def test_a_probe_too_short_to_have_a_speed_is_efficient_all_the_same() -> None:
 
 
 def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out() -> None:
-    found = fit(
+    found = max_batch(
         {"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24, plan_seconds=1.5
     )
     assert found.as_json() == {
@@ -107,23 +108,23 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
         "effective_batch_size": 1008,
         "plan_seconds": 1.5,
         "precisions": {
-            "amp": AS_JSON | {"micro_batch": 504, "accumulate": 2, "caution": None},
-            "fp32": NOTHING.as_json() | {"micro_batch": None, "accumulate": None, "caution": None},
+            "amp": AS_JSON | {"micro_batch": 504, "grad_accum": 2, "caution": None},
+            "fp32": NOTHING.as_json() | {"micro_batch": None, "grad_accum": None, "caution": None},
             "tf32": {"skipped": "needs another GPU"},
         },
         "report": "",
     }  # fmt: skip
-    assert found.edges == {"amp": 512}
+    assert found.max_batches == {"amp": 512}
 
 
 def test_nothing_is_left_free_and_no_batch_is_divided_unless_asked_for() -> None:
-    found = fit({"amp": FITTED})
+    found = max_batch({"amp": FITTED})
     assert (found.headroom_bytes, found.multiple_of, found.effective_batch_size) == (0, 1, None)
     assert found.accumulation("amp") is None
-    assert fit({"amp": FITTED}, effective_batch_size=513).accumulation("amp") == (171, 3), "513 = 171 × 3"
+    assert max_batch({"amp": FITTED}, effective_batch_size=513).accumulation("amp") == (171, 3), "513 = 171 × 3"
 
 
 def test_the_effective_batch_is_shared_by_the_processes() -> None:
-    assert fit({"amp": FITTED}, effective_batch_size=1024).accumulation("amp") == (512, 2)
-    assert fit({"amp": FITTED}, effective_batch_size=1024, processes=2).accumulation("amp") == (512, 1)
-    assert fit({"amp": FITTED}, effective_batch_size=1024, processes=4).accumulation("amp") == (256, 1)
+    assert max_batch({"amp": FITTED}, effective_batch_size=1024).accumulation("amp") == (512, 2)
+    assert max_batch({"amp": FITTED}, effective_batch_size=1024, processes=2).accumulation("amp") == (512, 1)
+    assert max_batch({"amp": FITTED}, effective_batch_size=1024, processes=4).accumulation("amp") == (256, 1)

@@ -7,7 +7,7 @@ import dataclasses
 from batch_search.traces import MIB, step_of
 
 from amp_track.memory_plan.replay import predict_peak
-from amp_track.records.plan import PlannedEdge, PlanReport, PlanTarget, PrecisionPlan, Way
+from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results.plan import PlanResult, Variant
 
 TARGET = PlanTarget(name="6GiB", capacity_bytes=6 * 2**30, blas_workspace_bytes=0)
@@ -18,12 +18,12 @@ def planned(
 ) -> PrecisionPlan:
     trace = dataclasses.replace(step_of(8, [MIB]), samples=8, flops=flops, half_flops=half_flops)
     peak = predict_peak(trace)
-    found = Way(micro_batch=way[0], accumulate=way[1], peak=peak) if way is not None else None
-    edge = PlannedEdge(
-        target="6GiB", largest_batch=way[0] if way else 0, bound="memory", peak=peak, at_one_bytes=None, way=found
+    found = Way(micro_batch=way[0], grad_accum=way[1], peak=peak) if way is not None else None
+    max_batch = PlannedMaxBatch(
+        target="6GiB", batch_size=way[0] if way else 0, bound="memory", peak=peak, at_one_bytes=None, way=found
     )
     return PrecisionPlan(
-        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=peak, trace=trace, edges=(edge,)
+        precision=precision, batch_size=8, peak=peak, peak_with_workspaces=peak, trace=trace, max_batches=(max_batch,)
     )
 
 

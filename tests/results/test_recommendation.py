@@ -7,31 +7,31 @@ import math
 
 import pytest
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.compare import Cell, CompareResult
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import choose, choose_compared
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 
 
-def fitted(largest_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionFit:
-    return PrecisionFit(
-        edge=Edge(largest_batch, largest_batch + 1, "memory"),
+def fitted(max_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionResult:
+    return PrecisionResult(
+        max_batch=MaxBatch(max_batch, max_batch + 1, "memory"),
         probes=3,
-        at_edge=Outcome(verdict=Verdict.FITS) if largest_batch else None,
+        at_max_batch=JobResult(status=JobStatus.FITS) if max_batch else None,
         run_id="run",
         throughput=throughput,
-        largest_multiple=multiple,
+        max_multiple=multiple,
     )
 
 
-def fit(**precisions: PrecisionFit) -> FitResult:
-    return FitResult(
+def max_batch(**precisions: PrecisionResult) -> MaxBatchResult:
+    return MaxBatchResult(
         study="s",
         run_id="parent",
         experiment_id="1",
@@ -43,20 +43,20 @@ def fit(**precisions: PrecisionFit) -> FitResult:
     )
 
 
-EDGES = fit(fp32=fitted(100, (50, 900.0), (100, 1000.0)), bf16=fitted(200, (200, 1900.0)))
+MAX_BATCHES = max_batch(fp32=fitted(100, (50, 900.0), (100, 1000.0)), bf16=fitted(200, (200, 1900.0)))
 
 
-def trained(number: int, precision: str, batch_size: int, speed: float, quality: float | None) -> TrialResult:
-    outcome = Outcome(verdict=Verdict.FITS, samples_per_second=speed, quality=quality)
+def trained(number: int, precision: str, batch_size: int, speed: float, metric: float | None) -> TrialResult:
+    job_result = JobResult(status=JobStatus.FITS, samples_per_second=speed, metric=metric)
     return TrialResult(
-        number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, outcome=outcome, run_id=""
+        number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, job_result=job_result, run_id=""
     )  # fmt: skip
 
 
 def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
     return SearchResult(
-        fit=EDGES,
-        quality_name="accuracy",
+        limits=MAX_BATCHES,
+        metric_name="accuracy",
         higher_is_better=higher_is_better,
         workload_batch_size=16,
         trials=trials,
@@ -65,29 +65,31 @@ def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResu
     )
 
 
-def test_of_edges_alone_it_is_the_fastest_at_its_largest_batch() -> None:
-    choice = choose(EDGES)
+def test_of_max_batches_alone_it_is_the_fastest_at_its_largest_batch() -> None:
+    choice = choose(MAX_BATCHES)
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
     assert (choice.batch_ratio, choice.speed_ratio) == (2.0, 1.9)
     assert choice.job == Job(memory_budget_bytes=2**20, precision="bf16", batch_size=200)
 
 
-def test_of_edges_as_fast_it_is_the_largest() -> None:
-    choice = choose(fit(fp32=fitted(100, (100, 1000.0)), bf16=fitted(200, (200, 980.0)), amp=fitted(300, (9, 500.0))))
+def test_of_max_batches_as_fast_it_is_the_largest() -> None:
+    choice = choose(
+        max_batch(fp32=fitted(100, (100, 1000.0)), bf16=fitted(200, (200, 980.0)), amp=fitted(300, (9, 500.0)))
+    )
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
 
 
 def test_the_multiple_that_was_asked_for_is_chosen() -> None:
-    choice = choose(fit(fp32=fitted(101, (101, 1000.0), multiple=96)))
+    choice = choose(max_batch(fp32=fitted(101, (101, 1000.0), multiple=96)))
     assert choice is not None
-    assert (choice.batch_size, choice.largest_batch) == (96, 101)
+    assert (choice.batch_size, choice.max_batch) == (96, 101)
     assert choice.speed_ratio is choice.batch_ratio is None
 
 
 def test_where_nothing_fits_nothing_is_chosen() -> None:
-    assert choose(fit(fp32=fitted(0))) is None
+    assert choose(max_batch(fp32=fitted(0))) is None
 
 
 def test_a_fast_training_that_is_worse_is_not_chosen() -> None:
@@ -97,8 +99,8 @@ def test_a_fast_training_that_is_worse_is_not_chosen() -> None:
     choice = choose(result)
     assert choice is not None
     assert (choice.precision, choice.batch_size, choice.speed_ratio) == ("bf16", 16, 2.0)
-    assert choice.quality_of_fp32 == 0.90
-    wide = choose(dataclasses.replace(result, margin=Margin(absolute=0.1)))
+    assert choice.metric_of_fp32 == 0.90
+    wide = choose(dataclasses.replace(result, tolerance=Tolerance(absolute=0.1)))
     assert wide is not None
     assert wide.batch_size == 200
 
@@ -110,7 +112,7 @@ def test_a_low_loss_is_good() -> None:
     assert choice.precision == "fp32"
 
 
-def test_without_a_quality_it_is_the_fastest() -> None:
+def test_without_a_metric_it_is_the_fastest() -> None:
     choice = choose(search(trained(0, "fp32", 16, 700, None), trained(1, "bf16", 200, 1900, None)))
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
@@ -122,13 +124,13 @@ def test_where_every_training_has_diverged_nothing_is_chosen() -> None:
 
 
 def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:
-    slow_at_its_edge = fitted(200, (50, 1900.0), (200, 1100.0))
-    choice = choose(fit(fp32=fitted(100, (100, 1000.0)), bf16=slow_at_its_edge))
+    slow_at_its_max_batch = fitted(200, (50, 1900.0), (200, 1100.0))
+    choice = choose(max_batch(fp32=fitted(100, (100, 1000.0)), bf16=slow_at_its_max_batch))
     assert choice is not None
     assert (choice.precision, choice.speed_ratio) == ("bf16", 1.1)
 
 
-def test_a_training_at_a_precision_without_an_edge_is_left_out() -> None:
+def test_a_training_at_a_precision_without_an_max_batch_is_left_out() -> None:
     choice = choose(search(trained(0, "fp32", 16, 700, 0.9), trained(1, "amp", 16, 1900, 0.9)))
     assert choice is not None
     assert choice.precision == "fp32"
@@ -144,10 +146,13 @@ def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
     seeds = SeedsResult(
         job=Job(batch_size=16),
         seeds=3,
-        margin=Margin(fraction=0.01),
+        tolerance=Tolerance(fraction=0.01),
         trainings=tuple(
             SeedResult(
-                precision=name, seed=seed, run_id="", outcome=Outcome(verdict=Verdict.FITS, quality=of + seed / 1e4)
+                precision=name,
+                seed=seed,
+                run_id="",
+                job_result=JobResult(status=JobStatus.FITS, metric=of + seed / 1e4),
             )
             for name, of in (("fp32", 0.9), ("bf16", 0.8))
             for seed in range(3)
@@ -159,21 +164,23 @@ def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
     assert choice.precision == "fp32"
 
 
-def test_without_trainings_the_edges_answer() -> None:
+def test_without_trainings_the_max_batches_answer() -> None:
     choice = choose(search())
     assert choice is not None
-    assert (choice.precision, choice.batch_size, choice.outcome) == ("bf16", 200, None)
+    assert (choice.precision, choice.batch_size, choice.job_result) == ("bf16", 200, None)
 
 
-def cell(precision: str, speed: float | None, *qualities: float, value: str = "", size_bytes: int = 100) -> Cell:
-    verdict = Verdict.FITS if speed is not None else Verdict.OOM
-    outcome = Outcome(verdict=verdict, samples_per_second=speed, max_allocated_bytes=size_bytes)
+def cell(precision: str, speed: float | None, *metrics: float, value: str = "", size_bytes: int = 100) -> Cell:
+    status = JobStatus.FITS if speed is not None else JobStatus.OOM
+    job_result = JobResult(status=status, samples_per_second=speed, train_peak_allocated_bytes=size_bytes)
     return Cell(
         value=value,
         precision=precision,
         trainings=tuple(
-            SeedResult(precision=precision, seed=seed, run_id="", outcome=dataclasses.replace(outcome, quality=quality))
-            for seed, quality in enumerate(qualities or (None,))
+            SeedResult(
+                precision=precision, seed=seed, run_id="", job_result=dataclasses.replace(job_result, metric=metric)
+            )
+            for seed, metric in enumerate(metrics or (None,))
         ),
     )
 
@@ -181,9 +188,9 @@ def cell(precision: str, speed: float | None, *qualities: float, value: str = ""
 def compared(*cells: Cell, higher_is_better: bool = True, option: str | None = None) -> CompareResult:
     return CompareResult(
         study="s", run_id="parent", experiment_id="1", job=Job(batch_size=8), hardware=Hardware(kind="cpu", name="CPU"),
-        quality_name="accuracy", higher_is_better=higher_is_better, option=option,
+        metric_name="accuracy", higher_is_better=higher_is_better, option=option,
         values=tuple(dict.fromkeys(cell.value for cell in cells)), precisions=("fp32", "amp", "bf16"), skipped={},
-        seeds=len(cells[0].trainings), margin=Margin(fraction=0.01), cells=cells,
+        seeds=len(cells[0].trainings), tolerance=Tolerance(fraction=0.01), cells=cells,
     )  # fmt: skip
 
 

@@ -1,34 +1,38 @@
 """What `search --json` says."""
 
-from amp_track.batch_search.search import Edge
+from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
+from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import Outcome, Verdict
-from amp_track.results.max_batch import FitResult, PrecisionFit
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult, SeedsResult
 
-OUTCOME = Outcome(
-    verdict=Verdict.FITS, quality=0.9, wall_seconds=7.0, samples_per_second=100.0, max_memory_bytes=60, steps=20,
+JOB_RESULT = JobResult(
+    status=JobStatus.FITS, metric=0.9, wall_seconds=7.0, samples_per_second=100.0, peak_bytes=60, steps=20,
     skipped_steps=2,
 )  # fmt: skip
-TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, outcome=OUTCOME, run_id="run3")
-FIT = FitResult(
+TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, job_result=JOB_RESULT, run_id="run3")
+FIT = MaxBatchResult(
     study="study", run_id="parent", experiment_id="1",
     job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
-    precisions={"amp": PrecisionFit(edge=Edge(512, 513, "memory"), probes=5, at_edge=OUTCOME, run_id="edge")},
+    precisions={
+        "amp": PrecisionResult(
+            max_batch=MaxBatch(512, 513, "memory"), probes=5, at_max_batch=JOB_RESULT, run_id="max_batch"
+        )
+    },
 )  # fmt: skip
 SEEDS = SeedsResult(
-    job=Job(batch_size=8), seeds=1, margin=Margin(fraction=0.01),
-    trainings=(SeedResult(precision="fp32", seed=0, outcome=OUTCOME, run_id="seed0"),),
+    job=Job(batch_size=8), seeds=1, tolerance=Tolerance(fraction=0.01),
+    trainings=(SeedResult(precision="fp32", seed=0, job_result=JOB_RESULT, run_id="seed0"),),
 )  # fmt: skip
 
 
-def test_the_json_has_the_edges_the_trials_and_the_numbers_of_the_best() -> None:
+def test_the_json_has_the_max_batches_the_trials_and_the_numbers_of_the_best() -> None:
     found = SearchResult(
-        fit=FIT,
-        quality_name="accuracy",
+        limits=FIT,
+        metric_name="accuracy",
         higher_is_better=True,
         workload_batch_size=64,
         trials=(TRIAL,),
@@ -36,8 +40,8 @@ def test_the_json_has_the_edges_the_trials_and_the_numbers_of_the_best() -> None
         trials_wanted=12,
     )
     trial = {
-        "number": 3, "precision": "amp", "batch_size": 64, "verdict": "fits", "quality": 0.9, "wall_seconds": 7.0,
-        "samples_per_second": 100.0, "max_memory_bytes": 60, "skipped_steps": 2, "run_id": "run3",
+        "number": 3, "precision": "amp", "batch_size": 64, "status": "fits", "metric": 0.9, "wall_seconds": 7.0,
+        "samples_per_second": 100.0, "peak_bytes": 60, "skipped_steps": 2, "run_id": "run3",
     }  # fmt: skip
     assert found.as_json() == FIT.as_json() | {
         "trials": [trial], "trials_wanted": 12, "pareto": [3], "report": "", "seeds": None,
@@ -46,7 +50,7 @@ def test_the_json_has_the_edges_the_trials_and_the_numbers_of_the_best() -> None
 
 def test_the_json_has_the_comparison_over_seeds_where_there_was_one() -> None:
     found = SearchResult(
-        fit=FIT, quality_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=(),
+        limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, trials=(), pareto=(),
         seeds=SEEDS, report="report.md",
     )  # fmt: skip
     assert found.as_json() == FIT.as_json() | {

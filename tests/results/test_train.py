@@ -7,23 +7,23 @@ from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.records.hardware import Hardware
-from amp_track.records.result import NonFiniteLosses, Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
 from amp_track.results.train import TrainResult
 
 INSPECTION = Inspection(
     device="cuda:0", hardware=Hardware(kind="cuda", name="A GPU"), free_bytes=100,
     budget_support=Support(supported=True, reason=""), precisions=(), workload_name="digits", workload_digest="d",
-    batch_size=64, epochs=3, learning_rate=0.1, loader_workers=0, options=(), quality_name="accuracy",
+    batch_size=64, epochs=3, learning_rate=0.1, num_workers=0, options=(), metric_name="accuracy",
     higher_is_better=True, training_samples=1000, evaluation_samples=100, dataset_digest="e", versions=(),
 )  # fmt: skip
-OUTCOME = Outcome(
-    verdict=Verdict.FITS, quality=0.9, wall_seconds=7.0, train_seconds=5.0, waited_seconds=4.0, steps=20,
-    skipped_steps=2, samples_per_second=100.0, max_memory_bytes=60,
+JOB_RESULT = JobResult(
+    status=JobStatus.FITS, metric=0.9, wall_seconds=7.0, train_seconds=5.0, waited_seconds=4.0, steps=20,
+    skipped_steps=2, samples_per_second=100.0, peak_bytes=60,
 )  # fmt: skip
 AS_JSON = {
-    "run_id": "run", "workload": "experiments/digits.py", "precision": "amp", "batch_size": 8, "verdict": "fits",
-    "quality": {"name": "accuracy", "value": 0.9}, "wall_seconds": 7.0, "samples_per_second": 100.0,
-    "max_memory_bytes": 60, "steps": 20, "skipped_steps": 2, "scale": None,
+    "run_id": "run", "workload": "experiments/digits.py", "precision": "amp", "batch_size": 8, "status": "fits",
+    "metric": {"name": "accuracy", "value": 0.9}, "wall_seconds": 7.0, "samples_per_second": 100.0,
+    "peak_bytes": 60, "steps": 20, "skipped_steps": 2, "scale": None,
     "device": INSPECTION.hardware.as_json(), "memory_budget_bytes": 64, "waited_fraction": 0.8,
     "non_finite_losses": 0, "advice": ["try bf16"], "diagnosis": None,
 }  # fmt: skip
@@ -31,9 +31,9 @@ AS_JSON = {
 
 def trained(**changes: object) -> TrainResult:
     return TrainResult(
-        run_id="run", experiment_id="1", job=Job(batch_size=8, memory_budget_bytes=64, loader_workers=3),
+        run_id="run", experiment_id="1", job=Job(batch_size=8, memory_budget_bytes=64, num_workers=3),
         inspection=INSPECTION,
-        outcome=dataclasses.replace(OUTCOME, **changes), advice=("try bf16",),
+        job_result=dataclasses.replace(JOB_RESULT, **changes), advice=("try bf16",),
     )  # fmt: skip
 
 

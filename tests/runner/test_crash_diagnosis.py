@@ -18,8 +18,8 @@ from support import WORKLOADS, some_nightly
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome, Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.runner.runner import JobRunner
 
 HOSTILE = str(WORKLOADS / "hostile.py")
 KILLED = "the job's process was killed by "
@@ -39,20 +39,20 @@ DEATHS = {
 
 
 @pytest.fixture
-def run(sandbox: Sandbox) -> Callable[..., Outcome]:
-    def outcome_of(fault: str, **settings: Any) -> Outcome:
+def run(runner: JobRunner) -> Callable[..., JobResult]:
+    def job_result_of(fault: str, **settings: Any) -> JobResult:
         job = Job(workload=HOSTILE, options=(("fault", fault),), precision="fp32", epochs=1, **settings)
-        return sandbox.run(resolve(job, sandbox.inspect(job)))
+        return runner.run(resolve(job, runner.inspect(job)))
 
-    return outcome_of
+    return job_result_of
 
 
 @pytest.mark.parametrize(
     "fault", some_nightly(DEATHS, quick={"sigkill in forward", "sigkill while sending", "os._exit"})
 )
-def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], fault: str) -> None:
-    outcome = run(fault)
-    assert (outcome.verdict, outcome.message) == (Verdict.CRASHED, DEATHS[fault])
+def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., JobResult], fault: str) -> None:
+    job_result = run(fault)
+    assert (job_result.status, job_result.message) == (JobStatus.CRASHED, DEATHS[fault])
     assert run("none").fits
 
 
@@ -60,8 +60,8 @@ def test_a_death_is_one_line_and_the_next_job_runs(run: Callable[..., Outcome], 
     "fault",
     some_nightly(["hang without the GIL released", "hang and ignore signals"], quick={"hang and ignore signals"}),
 )
-def test_however_a_job_hangs_it_is_given_up(run: Callable[..., Outcome], fault: str) -> None:
-    assert run(fault, timeout_seconds=1.0).verdict is Verdict.TIMED_OUT
+def test_however_a_job_hangs_it_is_given_up(run: Callable[..., JobResult], fault: str) -> None:
+    assert run(fault, job_timeout_seconds=1.0).status is JobStatus.TIMED_OUT
 
 
 _PROGRAM = f"""
@@ -69,9 +69,9 @@ import contextlib, os, signal, sys
 from multiprocessing import forkserver, resource_tracker
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
-box = Sandbox({HOSTILE!r})
+box = JobRunner({HOSTILE!r})
 
 def run(fault, notes=""):
     job = Job(workload={HOSTILE!r}, options=(("fault", fault), ("notes", notes)), precision="fp32", epochs=1)

@@ -9,7 +9,7 @@ from support import ROOT
 
 from amp_track.config.job import Job
 from amp_track.records.plan import Forecasts, ForecastTask
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
 WORKLOADS = str(ROOT / "tests" / "memory_plan" / "workloads.py")
 MIB = 2**20
@@ -20,9 +20,9 @@ def forecast_of(
 ) -> Forecasts:
     job = Job(workload=WORKLOADS, options=(("act", act),), learning_rate=1e-3, batch_size=8, device="cpu", **fields)  # type: ignore[arg-type]
     task = ForecastTask(precisions=precisions, budget_bytes=64 * MIB, max_batch_size=10**6, on_cuda=on_cuda)
-    sandbox = Sandbox(WORKLOADS)
-    sandbox.inspect(dataclasses.replace(job, synthetic=True))  # as a command does: then torch is imported
-    return sandbox.forecast(job, task)
+    runner = JobRunner(WORKLOADS)
+    runner.inspect(dataclasses.replace(job, synthetic=True))  # as a command does: then torch is imported
+    return runner.forecast(job, task)
 
 
 @pytest.mark.nightly

@@ -19,16 +19,16 @@ _RUN = f"""
 import os, sys
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 
-def outcome_of(fault):
+def job_result_of(fault):
     job = Job(workload={FAULTS!r}, options=(("fault", fault),), precision="fp32", epochs=1)
     return box.run(resolve(job, box.inspect(job)))
 
-box = Sandbox({FAULTS!r})
-outcome = outcome_of(sys.argv[1])
+box = JobRunner({FAULTS!r})
+outcome = job_result_of(sys.argv[1])
 print(outcome.verdict, outcome.message, sep=": ")
-print(outcome_of("none").verdict)
+print(job_result_of("none").verdict)
 """
 _EATS = "import mmap; m = mmap.mmap(-1, 2**31); [m.write(bytes(2**20)) for _ in range(2**11)]"
 

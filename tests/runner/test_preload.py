@@ -35,8 +35,8 @@ def with_installed(folder: Path) -> dict[str, str]:
 
 _INSPECT = f"""
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
-box = Sandbox({FAULTS!r})
+from amp_track.runner.runner import JobRunner
+box = JobRunner({FAULTS!r})
 box._context.set_forkserver_preload({{preload!r}})
 print(box.inspect(Job(workload={FAULTS!r})).workload_name)
 """
@@ -72,9 +72,9 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
 
 _KILLED = """
 import os, signal
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 signal.signal(signal.SIGINT, lambda *_: None)
-Sandbox({workload!r}).start()
+JobRunner({workload!r}).start()
 os.killpg(0, signal.SIGINT)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -120,8 +120,8 @@ def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -
     workload.write_text(Path(FAULTS).read_text() + "\nassert 'PYTHONSAFEPATH' not in os.environ\n")
     program = tmp_path / "program.py"
     program.write_text(
-        "from amp_track.config.job import Job\nfrom amp_track.runner.runner import Sandbox\n"
-        f"print(Sandbox({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)\n"
+        "from amp_track.config.job import Job\nfrom amp_track.runner.runner import JobRunner\n"
+        f"print(JobRunner({str(workload)!r}).inspect(Job(workload={str(workload)!r})).workload_name)\n"
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "Faults\n"), done.stderr
@@ -143,8 +143,8 @@ def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device
         f"""
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
-box = Sandbox({str(workload)!r})
+from amp_track.runner.runner import JobRunner
+box = JobRunner({str(workload)!r})
 job = Job(workload={str(workload)!r}, precision="fp32", epochs=1, device={device!r})
 job = resolve(job, box.inspect(job))
 print(box.run(job).verdict, box.run(job).verdict)
@@ -160,8 +160,8 @@ print(box.run(job).verdict, box.run(job).verdict)
 
 @pytest.mark.nightly
 def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: Path) -> None:
-    verdicts, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
-    assert verdicts == ["fits", "fits"]
+    statuses, (line,) = runs_of_a_workload_that_imports(_TOUCHES_CUDA, tmp_path, device="auto")
+    assert statuses == ["fits", "fits"]
     assert line.startswith("import touches_cuda initializes CUDA")
 
 
@@ -171,22 +171,22 @@ def test_a_package_that_touches_cuda_is_imported_by_the_jobs_instead(tmp_path: P
     [("import torch\ntorch.zeros(1, device='cuda')\n", 1), ("import torch\ntorch.cuda.is_available()\n", 0)],
 )
 def test_a_package_that_really_does_ends_no_job(tmp_path: Path, cuda: object, source: str, times_said: int) -> None:
-    verdicts, lines = runs_of_a_workload_that_imports(source, tmp_path, device="cuda")
-    assert verdicts == ["fits", "fits"]
+    statuses, lines = runs_of_a_workload_that_imports(source, tmp_path, device="cuda")
+    assert statuses == ["fits", "fits"]
     assert len(lines) == times_said
 
 
 _SERVER_OF_ITS_OWN = f"""
 import multiprocessing, os
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 if __name__ == "__main__":  # for its own process
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=print, args=("before",))
     process.start()
     process.join()
     before = dict(os.environ)
-    print(Sandbox({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
+    print(JobRunner({FAULTS!r}).inspect(Job(workload={FAULTS!r})).workload_name)
     print(os.environ == before)
 """
 
@@ -203,13 +203,13 @@ def test_a_program_that_has_a_fork_server_already_is_served_too(tmp_path: Path) 
 _SAYS_WHAT_IT_SAW = """
 from dataclasses import dataclass
 from typing import ClassVar
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 from torch import nn
 from torch.utils.data import TensorDataset
 
 @dataclass(frozen=True)
 class Says(Workload):
-    quality: ClassVar[Quality] = Quality(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
+    quality: ClassVar[Metric] = Metric(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
 
     def model(self): return nn.Linear(1, 1)
     def train_data(self): return TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
@@ -223,11 +223,11 @@ logging.basicConfig(format="%(message)s")
 runner._IMPORT_SECONDS = {import_seconds}
 if __name__ == "__main__":
     for workload in {workloads}:
-        print(runner.Sandbox(workload).inspect(Job(workload=workload, device="cpu")).quality_name)
+        print(runner.JobRunner(workload).inspect(Job(workload=workload, device="cpu")).metric_name)
 """
 
 
-def qualities(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.0) -> tuple[list[str], list[str]]:
+def metrics(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.0) -> tuple[list[str], list[str]]:
     """Return how workloads name their qualities, one after the other in one program, and the lines that were logged."""
     files = [folder / f"workload{number}.py" for number in range(len(sources))]
     for file, source in zip(files, sources, strict=True):
@@ -252,7 +252,7 @@ def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: 
         f"import torch\n{sets}import reads_environment\n",
         f"{sets}import reads_environment\nimport torch\n",
     ]
-    said, logged = qualities(tmp_path, [top + _SAYS_WHAT_IT_SAW for top in tops])
+    said, logged = metrics(tmp_path, [top + _SAYS_WHAT_IT_SAW for top in tops])
     assert said == ["None - 1 threads", "set - 1 threads", "set - 2 threads"]
     (line,) = logged
     assert "workload2.py, line 2 runs before torch is imported, so each job imports torch itself, which took" in line
@@ -262,7 +262,7 @@ def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: 
 def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: Path) -> None:
     hangs = "import multiprocessing\nSEEN = 'seen'\nwhile multiprocessing.parent_process() is None: pass\n"
     install(tmp_path, "reads_environment", hangs)
-    said, logged = qualities(
+    said, logged = metrics(
         tmp_path, ["import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW], import_seconds=2.0
     )
     assert said == ["seen - 1 threads"]

@@ -12,10 +12,10 @@ from support import WORKLOADS
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.errors import BadInput, InvalidReturnValue, WorkloadFailed
+from amp_track.records.errors import BadInput, InvalidReturnValue, TargetFailed
 from amp_track.records.plan import PlanTask
-from amp_track.records.result import Outcome, Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.runner.runner import JobRunner
 
 RETURNS = str(WORKLOADS / "returns.py")
 TRAINED = {
@@ -40,8 +40,8 @@ def job_of(wrong: str) -> Job:
 
 
 @pytest.fixture(scope="module")
-def resolved(sandbox: Sandbox) -> Callable[..., Job]:
-    inspection = sandbox.inspect(job_of("nothing"))
+def resolved(runner: JobRunner) -> Callable[..., Job]:
+    inspection = runner.inspect(job_of("nothing"))
 
     def make(wrong: str, **settings: Any) -> Job:
         job = resolve(dataclasses.replace(job_of("nothing"), **settings), inspection)
@@ -51,17 +51,17 @@ def resolved(sandbox: Sandbox) -> Callable[..., Job]:
 
 
 @pytest.mark.parametrize("wrong", TRAINED)
-def test_what_a_training_meets_is_one_sentence(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
-    outcome = sandbox.run(resolved(wrong, epochs=2))
-    assert outcome.verdict is Verdict.CRASHED
-    assert outcome.message == TRAINED[wrong]
-    assert "amp_track/" not in outcome.traceback
+def test_what_a_training_meets_is_one_sentence(runner: JobRunner, resolved: Callable[..., Job], wrong: str) -> None:
+    job_result = runner.run(resolved(wrong, epochs=2))
+    assert job_result.status is JobStatus.CRASHED
+    assert job_result.message == TRAINED[wrong]
+    assert "amp_track/" not in job_result.traceback
 
 
-def test_an_example_that_is_no_pair_is_one_sentence(sandbox: Sandbox, resolved: Callable[..., Job]) -> None:
-    outcome = sandbox.run(resolved("example", synthetic=True, steps=2))
+def test_an_example_that_is_no_pair_is_one_sentence(runner: JobRunner, resolved: Callable[..., Job]) -> None:
+    job_result = runner.run(resolved("example", synthetic=True, steps=2))
     message = "example() returned an object of type Tensor; it must return a pair (input, target)"
-    assert outcome.message == f"{message} (in data)"
+    assert job_result.message == f"{message} (in data)"
 
 
 INSPECTED = {
@@ -74,29 +74,29 @@ INSPECTED = {
 
 
 @pytest.mark.parametrize("wrong", INSPECTED)
-def test_what_an_inspection_meets_is_bad_input(sandbox: Sandbox, wrong: str) -> None:
+def test_what_an_inspection_meets_is_bad_input(runner: JobRunner, wrong: str) -> None:
     with pytest.raises(BadInput) as raised:
-        sandbox.inspect(job_of(wrong))
+        runner.inspect(job_of(wrong))
     assert str(raised.value).startswith(f"{RETURNS}: {INSPECTED[wrong]}")
     assert str(raised.value).count("\n") == 0
 
 
 @pytest.mark.parametrize("wrong", ["model", "optimizer", "loss: float", "schedule: number"])
-def test_a_plan_says_it_too(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
+def test_a_plan_says_it_too(runner: JobRunner, resolved: Callable[..., Job], wrong: str) -> None:
     task = PlanTask(precisions=("fp32",), batch_size=4, targets=(), max_batch_size=8, blas_workspace_bytes=0)
-    with pytest.raises(WorkloadFailed) as raised:
-        sandbox.plan(resolved(wrong), task)
+    with pytest.raises(TargetFailed) as raised:
+        runner.plan(resolved(wrong), task)
     method = wrong.partition(":")[0]
     assert str(raised.value).startswith(f"{RETURNS}: {method}() returned ")
     assert "; it must return " in str(raised.value)
 
 
 @pytest.mark.parametrize("wrong", ["model", "loss: None", "example"])
-def test_watching_dtypes_says_it_too(sandbox: Sandbox, resolved: Callable[..., Job], wrong: str) -> None:
-    outcome = sandbox.dtypes(resolved(wrong))
-    assert isinstance(outcome, Outcome)
-    assert outcome.message.startswith(f"{wrong.partition(':')[0]}() returned ")
-    assert "; it must return a" in outcome.message
+def test_watching_dtypes_says_it_too(runner: JobRunner, resolved: Callable[..., Job], wrong: str) -> None:
+    job_result = runner.dtypes(resolved(wrong))
+    assert isinstance(job_result, JobResult)
+    assert job_result.message.startswith(f"{wrong.partition(':')[0]}() returned ")
+    assert "; it must return a" in job_result.message
 
 
 def test_the_error_is_what_it_was_in_another_process() -> None:

@@ -17,19 +17,19 @@ from support import DIGITS, FAULTS, MEBIBYTE, OUR_FRAMES, ROOT, WORKLOADS
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.errors import BadInput, WorkloadFailed
+from amp_track.records.errors import BadInput, TargetFailed
 from amp_track.records.events import EpochEnded, Event, Started
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 
 FaultJob = Callable[..., Job]
 
 
-def test_a_job_that_fits_streams_its_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
+def test_a_job_that_fits_streams_its_epochs(runner: JobRunner, fault_job: FaultJob) -> None:
     events: list[Event] = []
-    outcome = sandbox.run(fault_job("none", epochs=3), events.append)
-    assert outcome.verdict is Verdict.FITS
-    assert outcome.steps == outcome.updates == 3 * 16
+    job_result = runner.run(fault_job("none", epochs=3), events.append)
+    assert job_result.status is JobStatus.FITS
+    assert job_result.steps == job_result.optimizer_steps == 3 * 16
     assert isinstance(events[0], Started)
     assert [event.epoch for event in events if isinstance(event, EpochEnded)] == [1, 2, 3]
     assert dict(events[0].settings)["fp32_precision.cudnn.conv"] == "ieee"
@@ -46,27 +46,27 @@ def test_a_job_that_fits_streams_its_epochs(sandbox: Sandbox, fault_job: FaultJo
 def test_a_workload_that_hangs_when_it_is_inspected_is_given_up(tmp_path: Path, line: str, hanging: str) -> None:
     workload = tmp_path / "workload.py"
     workload.write_text(Path(FAULTS).read_text().replace(line, hanging, 1))
-    job = Job(workload=str(workload), device="cpu", timeout_seconds=0.2)
+    job = Job(workload=str(workload), device="cpu", job_timeout_seconds=0.2)
     with pytest.raises(
-        WorkloadFailed, match=r"workload\.py: importing it and loading .* longer than 0\.2 s \(--timeout"
+        TargetFailed, match=r"workload\.py: importing it and loading .* longer than 0\.2 s \(--job-timeout"
     ):
-        Sandbox(str(workload)).inspect(job)
+        JobRunner(str(workload)).inspect(job)
 
 
 @pytest.mark.parametrize("phase", ["model", "forward", "backward", "optimizer", "evaluation"])
-def test_out_of_memory_is_told_and_placed(sandbox: Sandbox, fault_job: FaultJob, phase: str) -> None:
-    outcome = sandbox.run(fault_job(phase, memory_budget_bytes=64 * MEBIBYTE))
-    assert outcome.verdict is Verdict.OOM
-    assert outcome.phase == phase
-    assert outcome.requested_bytes == 2**36
+def test_out_of_memory_is_told_and_placed(runner: JobRunner, fault_job: FaultJob, phase: str) -> None:
+    job_result = runner.run(fault_job(phase, memory_budget_bytes=64 * MEBIBYTE))
+    assert job_result.status is JobStatus.OOM
+    assert job_result.phase == phase
+    assert job_result.requested_bytes == 2**36
 
 
-def test_a_workloads_exception_is_a_crash_with_its_traceback(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    outcome = sandbox.run(fault_job("raise", memory_budget_bytes=64 * MEBIBYTE))
-    assert outcome.verdict is Verdict.CRASHED
-    assert outcome.message == "ValueError: the labels are off by one (in forward)"
-    assert 'raise ValueError("the labels are off by one")' in outcome.traceback
-    assert OUR_FRAMES not in outcome.traceback
+def test_a_workloads_exception_is_a_crash_with_its_traceback(runner: JobRunner, fault_job: FaultJob) -> None:
+    job_result = runner.run(fault_job("raise", memory_budget_bytes=64 * MEBIBYTE))
+    assert job_result.status is JobStatus.CRASHED
+    assert job_result.message == "ValueError: the labels are off by one (in forward)"
+    assert 'raise ValueError("the labels are off by one")' in job_result.traceback
+    assert OUR_FRAMES not in job_result.traceback
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_workloads_exception_is_a_crash_with_its_traceback(sandbox: Sandbox, f
     ],
 )
 def test_a_process_that_dies_is_a_crash(
-    sandbox: Sandbox, fault_job: FaultJob, fault: str, message: str, killed_by: str
+    runner: JobRunner, fault_job: FaultJob, fault: str, message: str, killed_by: str
 ) -> None:
-    outcome = sandbox.run(fault_job(fault, memory_budget_bytes=64 * MEBIBYTE))
-    assert outcome.verdict is Verdict.CRASHED
-    assert outcome.message.startswith(message)
-    assert outcome.signal == killed_by
+    job_result = runner.run(fault_job(fault, memory_budget_bytes=64 * MEBIBYTE))
+    assert job_result.status is JobStatus.CRASHED
+    assert job_result.message.startswith(message)
+    assert job_result.signal == killed_by
 
 
 @pytest.mark.parametrize(
@@ -102,69 +102,69 @@ def test_a_process_that_dies_is_a_crash(
         ),
     ],
 )
-def test_a_crash_that_only_the_budget_causes_is_out_of_memory(sandbox: Sandbox, says: str, signal_name: str) -> None:
+def test_a_crash_that_only_the_budget_causes_is_out_of_memory(runner: JobRunner, says: str, signal_name: str) -> None:
     tight = Job(workload=str(WORKLOADS / "odd_when_tight.py"), options=(("says", says),) if says else ())
     tight = dataclasses.replace(tight, precision="fp32", batch_size=32, memory_budget_bytes=24 * MEBIBYTE, probe=True)
-    job = resolve(tight, sandbox.inspect(tight))
-    outcome = sandbox.run(job)
-    assert outcome.verdict is Verdict.OOM
-    assert outcome.max_memory_bytes is not None
-    assert outcome.max_memory_bytes > 32 * MEBIBYTE
-    assert f"{says + ' (in forward)' if says else 'SIGSEGV'} within the budget" in outcome.message
-    assert outcome.signal == signal_name
-    assert sandbox.run(dataclasses.replace(job, batch_size=4)).fits
+    job = resolve(tight, runner.inspect(tight))
+    job_result = runner.run(job)
+    assert job_result.status is JobStatus.OOM
+    assert job_result.peak_bytes is not None
+    assert job_result.peak_bytes > 32 * MEBIBYTE
+    assert f"{says + ' (in forward)' if says else 'SIGSEGV'} within the budget" in job_result.message
+    assert job_result.signal == signal_name
+    assert runner.run(dataclasses.replace(job, batch_size=4)).fits
 
 
-def test_a_hanging_job_is_given_up(sandbox: Sandbox, fault_job: FaultJob) -> None:
+def test_a_hanging_job_is_given_up(runner: JobRunner, fault_job: FaultJob) -> None:
     started = time.monotonic()
-    outcome = sandbox.run(fault_job("hang", timeout_seconds=1.0))
-    assert outcome.verdict is Verdict.TIMED_OUT
+    job_result = runner.run(fault_job("hang", job_timeout_seconds=1.0))
+    assert job_result.status is JobStatus.TIMED_OUT
     assert 1.0 <= time.monotonic() - started < 10
 
 
-def test_a_batch_above_the_data_is_no_question_of_memory(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    assert sandbox.run(fault_job("none", batch_size=65)).verdict is Verdict.OVER_DATASET
+def test_a_batch_above_the_data_is_no_question_of_memory(runner: JobRunner, fault_job: FaultJob) -> None:
+    assert runner.run(fault_job("none", batch_size=65)).status is JobStatus.OVER_DATASET
 
 
-def test_data_that_cannot_be_loaded_is_the_workloads_failure(sandbox: Sandbox) -> None:
-    with pytest.raises(WorkloadFailed, match="no such folder: images"):
-        sandbox.inspect(Job(workload=FAULTS, options=(("fault", "data"),)))
+def test_data_that_cannot_be_loaded_is_the_workloads_failure(runner: JobRunner) -> None:
+    with pytest.raises(TargetFailed, match="no such folder: images"):
+        runner.inspect(Job(workload=FAULTS, options=(("fault", "data"),)))
 
 
-def test_bad_input_found_in_the_child_is_raised_here(sandbox: Sandbox) -> None:
+def test_bad_input_found_in_the_child_is_raised_here(runner: JobRunner) -> None:
     with pytest.raises(BadInput, match="expected one that is here"):
-        sandbox.inspect(Job(workload=DIGITS, device="cuda:99"))
+        runner.inspect(Job(workload=DIGITS, device="cuda:99"))
 
 
-def test_non_finite_losses_are_counted(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    outcome = sandbox.run(fault_job("nan", epochs=1))
-    assert outcome.fits
-    assert outcome.non_finite_losses is not None
-    assert outcome.non_finite_losses.batches == outcome.steps == 16
+def test_non_finite_losses_are_counted(runner: JobRunner, fault_job: FaultJob) -> None:
+    job_result = runner.run(fault_job("nan", epochs=1))
+    assert job_result.fits
+    assert job_result.non_finite_losses is not None
+    assert job_result.non_finite_losses.batches == job_result.steps == 16
 
 
-def test_the_jobs_of_one_seed_are_equal(sandbox: Sandbox, fault_job: FaultJob) -> None:
+def test_the_jobs_of_one_seed_are_equal(runner: JobRunner, fault_job: FaultJob) -> None:
     job = fault_job("none", epochs=2)
-    first, second, other = (sandbox.run(dataclasses.replace(job, seed=seed)) for seed in (1, 1, 2))
+    first, second, other = (runner.run(dataclasses.replace(job, seed=seed)) for seed in (1, 1, 2))
     assert first.train_loss == second.train_loss
     assert other.train_loss is not None
     assert abs(other.train_loss - (first.train_loss or 0.0)) > 0
 
 
-def test_accumulation_takes_fewer_steps_over_the_same_samples(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    outcome = sandbox.run(fault_job("none", epochs=1, batch_size=10, accumulate=2))
-    assert outcome.steps == 4  # 64 samples: 10+10, 10+10, 10+10, 4
+def test_accumulation_takes_fewer_steps_over_the_same_samples(runner: JobRunner, fault_job: FaultJob) -> None:
+    job_result = runner.run(fault_job("none", epochs=1, batch_size=10, grad_accum=2))
+    assert job_result.steps == 4  # 64 samples: 10+10, 10+10, 10+10, 4
 
 
-def test_steps_instead_of_epochs(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    assert sandbox.run(fault_job("none", steps=21)).steps == 21
+def test_steps_instead_of_epochs(runner: JobRunner, fault_job: FaultJob) -> None:
+    assert runner.run(fault_job("none", steps=21)).steps == 21
 
 
-def test_synthetic_batches_report_no_quality(sandbox: Sandbox, fault_job: FaultJob) -> None:
-    outcome = sandbox.run(fault_job("none", synthetic=True, epochs=1))
-    assert outcome.fits
-    assert outcome.quality is None
-    assert outcome.samples_per_second is not None
+def test_synthetic_batches_report_no_metric(runner: JobRunner, fault_job: FaultJob) -> None:
+    job_result = runner.run(fault_job("none", synthetic=True, epochs=1))
+    assert job_result.fits
+    assert job_result.metric is None
+    assert job_result.samples_per_second is not None
 
 
 _INTERRUPTED = """
@@ -172,10 +172,10 @@ import os, signal
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.runner import job_processes
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    box = Sandbox({workload!r})
+    box = JobRunner({workload!r})
     job = Job(workload={workload!r}, options=(("fault", "hang"),), precision="fp32")
     job = resolve(job, box.inspect(job))
     print("hanging", flush=True)
@@ -244,10 +244,10 @@ def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
 _WITHOUT_A_GUARD = f"""
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.runner.runner import Sandbox
-box = Sandbox({DIGITS!r})
+from amp_track.runner.runner import JobRunner
+box = JobRunner({DIGITS!r})
 job = Job(workload={DIGITS!r}, precision="fp32", batch_size=300, probe=True, memory_budget_bytes=2**26)
-print(box.run(resolve(job, box.inspect(job))).max_memory_bytes)
+print(box.run(resolve(job, box.inspect(job))).peak_bytes)
 """
 
 
@@ -270,15 +270,15 @@ def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
     assert int(here) == pytest.approx(int(there), rel=0.002)
 
 
-def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple[str, str]:
+def within_and_below(runner: JobRunner, precision: str, batch_size: int) -> tuple[str, str]:
     """How two trainings end: with a budget of just what such a training took, and with two pages less."""
     budget_bytes = 100 * MEBIBYTE
     job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, epochs=1, memory_budget_bytes=budget_bytes)
-    job = resolve(job, sandbox.inspect(job))
-    taken_bytes = sandbox.run(job).max_memory_bytes
+    job = resolve(job, runner.inspect(job))
+    taken_bytes = runner.run(job).peak_bytes
     assert taken_bytes is not None
     within, below = (
-        sandbox.run(dataclasses.replace(job, memory_budget_bytes=budget_bytes)).verdict
+        runner.run(dataclasses.replace(job, memory_budget_bytes=budget_bytes)).status
         for budget_bytes in (taken_bytes, taken_bytes - 2 * mmap.PAGESIZE)
     )
     return str(within), str(below)
@@ -292,9 +292,9 @@ def within_and_below(sandbox: Sandbox, precision: str, batch_size: int) -> tuple
         pytest.param("amp", 512, marks=pytest.mark.nightly),
     ],
 )
-def test_the_limit_and_the_meter_agree(sandbox: Sandbox, precision: str, batch_size: int) -> None:
+def test_the_limit_and_the_meter_agree(runner: JobRunner, precision: str, batch_size: int) -> None:
     """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
-    assert within_and_below(sandbox, precision, batch_size) == ("fits", "oom")
+    assert within_and_below(runner, precision, batch_size) == ("fits", "oom")
 
 
 @pytest.mark.nightly
@@ -306,9 +306,9 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_sandbox import within_and_below
 from support import DIGITS
-from amp_track.runner.runner import Sandbox
+from amp_track.runner.runner import JobRunner
 for precision, batch_size in (("fp32", 512), ("amp", 512), ("bf16", 946)):
-    print(*within_and_below(Sandbox(DIGITS), precision, batch_size))
+    print(*within_and_below(JobRunner(DIGITS), precision, batch_size))
 """
     said = _printed_by_a_command_of_its_own(tmp_path / "own", script, OMP_NUM_THREADS=threads)
     assert said.splitlines() == ["fits oom"] * 3

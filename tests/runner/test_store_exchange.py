@@ -23,14 +23,14 @@ from torch.distributed import PrefixStore, TCPStore
 
 from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.torchrun import Launch
-from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, WorkloadFailed
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, TargetFailed
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import checkpoint_transfer, job_processes, rank_commands, store_exchange
 from amp_track.runner.rank_commands import Link, Orders, OtherRanks, Stopped
 from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
 from amp_track.runner.store_messages import Answer, Board, JoinedRank, Order, Session
 
-FITS = Outcome(verdict=Verdict.FITS, train_loss=0.1, eval_loss=float("inf"))
+FITS = JobResult(status=JobStatus.FITS, train_loss=0.1, eval_loss=float("inf"))
 JOB = Job(workload="mine.py", device="cpu")
 SESSION = "0123456789abcdef"
 
@@ -190,7 +190,7 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
 
     other = in_thread(stopped)
     with first.working("run", JOB) as (_, asked):
-        one.answer(ordered(one), replace(FITS, verdict=Verdict.OOM))
+        one.answer(ordered(one), replace(FITS, status=JobStatus.OOM))
         listen(list(asked[:1]))
     other.result(10)
     assert [rank.result is None for rank in asked] == [False, True]
@@ -200,7 +200,7 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
         assert listen(asked) == [FITS, FITS]
 
 
-@pytest.mark.parametrize("error", [BadInput("no such file", "more"), WorkloadFailed("it raised", "more")])
+@pytest.mark.parametrize("error", [BadInput("no such file", "more"), TargetFailed("it raised", "more")])
 def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError) -> None:
     first, (one, two) = joined
 
@@ -336,7 +336,7 @@ def check_rejected(network: Network, board: str | bytes) -> None:
         network.other(1).next()
 
 
-@pytest.mark.parametrize("data", [b"{}", b'{"number": -1}', b'{"number": 1, "outcome": {"verdict": "won"}}'])
+@pytest.mark.parametrize("data", [b"{}", b'{"number": -1}', b'{"number": 1, "job_result": {"status": "won"}}'])
 def test_an_answer_that_is_none_is_rejected(network: Network, data: bytes) -> None:
     network.forge("beat/1", "1")
     network.forge("answer/1", data)
@@ -363,11 +363,11 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
 
 
 def test_texts_of_other_machines_steer_no_terminal() -> None:
-    answer = Answer(number=1, outcome=replace(FITS, message="\x1b]0;title\x07 é"))
+    answer = Answer(number=1, job_result=replace(FITS, message="\x1b]0;title\x07 é"))
     read = Answer.from_json(answer.to_json().encode())
-    assert read.outcome is not None
-    assert read.outcome.message == "\\x1b]0;title\\x07 é"
-    assert read.outcome.eval_loss == float("inf")
+    assert read.job_result is not None
+    assert read.job_result.message == "\\x1b]0;title\\x07 é"
+    assert read.job_result.eval_loss == float("inf")
 
 
 def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.session import probe_jobs
 from amp_track.session.session import Session
-from amp_track.study.batch_sampler import Task
+from amp_track.study.batch_sampler import Proposal
 
 BUDGET = 8 * MEBIBYTE
 MAX_BATCH = 157
@@ -20,20 +20,20 @@ EVALUATED_PER_SECOND = 2000
 
 
 def confirmation(
-    sandbox: SimulatedSandbox,
+    runner: SimulatedRunner,
     *,
     confirm_steps: int | str | None = None,
     epochs: int | None = None,
     steps: int | None = None,
-) -> tuple[Job, list[Outcome]]:
+) -> tuple[Job, list[JobResult]]:
     """Return the job that confirms the max batch, and the outcomes of the probes that it goes by."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
-    session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), sandbox=sandbox)
+    session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), runner=runner)
     tried = [
-        sandbox.run(probe_jobs.job_of(session, Task("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
+        runner.run(probe_jobs.job_of(session, Proposal("fp32", batch_size, "probe", ""), BUDGET), lambda event: None)
         for batch_size in (16, 49, 148, MAX_BATCH + 1, MAX_BATCH)
     ]
-    return probe_jobs.job_of(session, Task("fp32", MAX_BATCH, "confirm", ""), BUDGET, tried), tried
+    return probe_jobs.job_of(session, Proposal("fp32", MAX_BATCH, "confirm", ""), BUDGET, tried), tried
 
 
 @pytest.mark.parametrize(("epochs", "after", "evaluations_per_second"), [(2, 2, EVALUATED_PER_SECOND), (1, 0, 1000)])
@@ -43,7 +43,7 @@ def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, evalu
     Only a job of several epochs trains after an evaluation. Where no probe has evaluated, evaluation is taken to be no
     faster than training.
     """
-    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), epochs=epochs)
+    job, _ = confirmation(SimulatedRunner(samples=2_000_000), epochs=epochs)
     assert job.steps is not None
     assert job.epoch_steps == job.steps - after
     trained, evaluated = job.steps * MAX_BATCH, job.epoch_steps * MAX_BATCH
@@ -66,7 +66,7 @@ def test_a_confirmation_of_much_data_is_cut_short(epochs: int, after: int, evalu
 @pytest.mark.parametrize("confirm_steps", [None, "epoch"])
 def test_short_epochs_are_confirmed_by_three(confirm_steps: str | None, samples: int, epochs: int, steps: int) -> None:
     """1,000 samples/s make an epoch of 1,000 last a second."""
-    job, _ = confirmation(SimulatedSandbox(samples=samples), confirm_steps=confirm_steps, epochs=epochs)
+    job, _ = confirmation(SimulatedRunner(samples=samples), confirm_steps=confirm_steps, epochs=epochs)
     assert (job.steps, job.epoch_steps) == (steps, None)
 
 
@@ -90,16 +90,16 @@ def test_a_confirmation_makes_only_steps_that_the_job_makes(
     settings: dict[str, int], confirm_steps: int | str, steps: int, epoch_steps: int | None
 ) -> None:
     """An epoch of two million samples has 12,739 steps at a batch of 157."""
-    job, _ = confirmation(SimulatedSandbox(samples=2_000_000), confirm_steps=confirm_steps, **settings)
+    job, _ = confirmation(SimulatedRunner(samples=2_000_000), confirm_steps=confirm_steps, **settings)
     assert (job.steps, job.epoch_steps) == (steps, epoch_steps)
 
 
 def test_where_the_probes_took_long_the_confirmation_may_too() -> None:
-    job, tried = confirmation(SimulatedSandbox(samples=4_000_000, probe_seconds=100.0))
+    job, tried = confirmation(SimulatedRunner(samples=4_000_000, probe_seconds=100.0))
     assert job.steps is not None
     trained_seconds = job.steps * MAX_BATCH / 1000
     evaluated_twice_seconds = 2 * 400_000 / EVALUATED_PER_SECOND
-    probes_seconds = math.fsum(outcome.wall_seconds for outcome in tried)
+    probes_seconds = math.fsum(job_result.wall_seconds for job_result in tried)
     assert probes_seconds > 400
     assert 3.9 * probes_seconds < trained_seconds + evaluated_twice_seconds <= 4 * probes_seconds
 
@@ -108,9 +108,9 @@ def test_a_job_whose_steps_accumulate_is_confirmed_over_as_many_samples() -> Non
     """Of 40 batches an epoch, 5 make one of the job's steps, and 2 one of a probe: 200 steps are 500, and 25 epochs."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, steps=200)
     asked = request(job, confirm_steps=10, effective_batch_size=5 * MAX_BATCH)
-    session = Session.prepare_readonly(asked, ("fp32",), sandbox=SimulatedSandbox(samples=40 * MAX_BATCH))
+    session = Session.prepare_readonly(asked, ("fp32",), runner=SimulatedRunner(samples=40 * MAX_BATCH))
     probe, confirm = (
-        probe_jobs.job_of(session, Task("fp32", MAX_BATCH, kind, ""), BUDGET) for kind in ("probe", "confirm")
+        probe_jobs.job_of(session, Proposal("fp32", MAX_BATCH, kind, ""), BUDGET) for kind in ("probe", "confirm")
     )
-    assert (probe.steps, probe.accumulate) == (500, 2)
+    assert (probe.steps, probe.grad_accum) == (500, 2)
     assert (confirm.steps, confirm.epoch_steps) == (10, 8), "it trains after an evaluation, as the job does"

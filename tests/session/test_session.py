@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import request
 
 from amp_track.config.inspection import Inspection
@@ -31,7 +31,7 @@ print([name in sys.modules for name in ("alembic.context", "mlflow.store.trackin
     assert done.stdout == "[True, True]\n", done.stderr
 
 
-class SlowlyInspected(SimulatedSandbox):
+class SlowlyInspected(SimulatedRunner):
     """Its workload takes a while to be imported."""
 
     def inspect(self, job: Job) -> Inspection:
@@ -39,15 +39,15 @@ class SlowlyInspected(SimulatedSandbox):
         return super().inspect(job)
 
 
-@pytest.mark.parametrize(("limit", "advice"), [(None, "Ctrl-C ends it"), (90.0, "--timeout 90 limits it")])
+@pytest.mark.parametrize(("limit", "advice"), [(None, "Ctrl-C ends it"), (90.0, "--job-timeout 90 limits it")])
 def test_an_inspection_that_takes_long_says_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: float | None, advice: str
 ) -> None:
-    asked = request(Job(workload=__file__, timeout_seconds=limit))
-    session.Session.prepare_readonly(asked, (), sandbox=SlowlyInspected())
+    asked = request(Job(workload=__file__, job_timeout_seconds=limit))
+    session.Session.prepare_readonly(asked, (), runner=SlowlyInspected())
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(session, "_LONG_SECONDS", 0.01)
-    session.Session.prepare_readonly(asked, (), sandbox=SlowlyInspected())
+    session.Session.prepare_readonly(asked, (), runner=SlowlyInspected())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{__file__}: still importing it or loading its data after")
     assert advice in line

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from support import DIGITS, request, stores
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job, JobFolder
 from amp_track.config.options import Stores
 from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.session.store_errors import in_one_line
 from amp_track.tracking import mlflow_internals
 
@@ -70,17 +70,17 @@ def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str, c
     storage = "optuna.log" if file == "optuna.log" else stores()["storage"]
     asked = dataclasses.replace(asked, stores=dataclasses.replace(asked.stores, storage=storage))
     with pytest.raises(StoreFailed, match=rf"{file}: .*start over") as raised:
-        fit(asked, sandbox=SimulatedSandbox(fails=lose_the_store))
+        max_batch(asked, runner=SimulatedRunner(fails=lose_the_store))
     assert "kept" not in str(raised.value)
     assert "resume" not in str(raised.value)
 
 
-class LosesTheStore(SimulatedSandbox):
+class LosesTheStore(SimulatedRunner):
     """Writes a checkpoint; then the store of its run is deleted, or its job fails."""
 
     deletes: bool = True
 
-    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> Outcome:
+    def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         assert folder is not None
         checkpoint = Path(folder.path, "step-1.pt")
         checkpoint.write_bytes(b"weights")
@@ -95,8 +95,8 @@ class LosesTheStore(SimulatedSandbox):
 def test_a_run_is_offered_for_resumption_unless_its_store_is_gone(
     deletes: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sandbox = LosesTheStore()
-    sandbox.deletes = deletes
+    runner = LosesTheStore()
+    runner.deletes = deletes
     with pytest.raises(StoreFailed):
-        train(request(Job(workload=DIGITS, precision="fp32")), sandbox=sandbox)
+        train(request(Job(workload=DIGITS, precision="fp32")), runner=runner)
     assert ("resume with: " in capfd.readouterr().err) == (not deletes)

@@ -26,7 +26,7 @@ def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str) -> No
 def test_a_path_that_ends_in_log_is_a_journal(url: str) -> None:
     assert addresses.journal_file(url) == addresses.store_file(url) == Path(url)
     assert masking.masked(url) == url
-    assert addresses.spool_folder(url) == Path(addresses.SPOOL), "that of a machine is its own"
+    assert addresses.outbox_folder(url) == Path(addresses.OUTBOX), "that of a machine is its own"
 
 
 @pytest.mark.parametrize("url", ["sqlite:///optuna.log", "postgresql://me@host/name.log", "optuna.db"])

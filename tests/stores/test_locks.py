@@ -39,7 +39,7 @@ with store_lock(sys.argv[1]):
 
 @pytest.mark.parametrize("urls", [("sqlite:///x.db", "sqlite:///./x.db"), ("x.log", "./x.log")])
 def test_one_process_at_a_time(urls: tuple[str, str], tmp_path: Path) -> None:
-    work, temporary = tmp_path / "work", tmp_path / "temporary"
+    work, temporary = tmp_path / "worker", tmp_path / "temporary"
     work.mkdir()
     temporary.mkdir()
     (work / "count").write_text("0")
@@ -118,10 +118,10 @@ def test_a_cache_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPa
 def test_a_file_system_without_locks_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Lustre without `flock`, or NFS 3 without lockd, answers."""
 
-    def refuse(descriptor: int, how: int) -> None:
+    def reject(descriptor: int, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", reject)
     with (
         pytest.raises(StoreFailed, match=rf"x\.db\.lock: .*\({os.strerror(number)}\).* whose file system locks files"),
         store_lock(X),

@@ -26,20 +26,20 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
         ),
     ],
 )
-def test_what_cannot_be_opened_is_refused_without_its_password(url: str, message: str) -> None:
+def test_what_cannot_be_opened_is_rejected_without_its_password(url: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as raised:
         store_checks.check_storage("--storage", url)
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("shopping list")
     with pytest.raises(BadInput, match="expected an SQLite database"):
         store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/notes.db")
 
 
 @pytest.mark.parametrize("content", [b"epoch 1: loss 0.3", b"\0" * 99, b'{"loss": 0.3}\n', b"SQLite format 3\0"])
-def test_a_log_of_another_kind_is_refused_and_stays_as_it_is(content: bytes) -> None:
+def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) -> None:
     file = Path("train.log")
     file.write_bytes(content)
     with pytest.raises(
@@ -61,7 +61,7 @@ def test_a_log_of_another_kind_is_refused_and_stays_as_it_is(content: bytes) -> 
     ],
     ids=["no folder", "a folder", "zero byte", "long name", "loop of links", "link"],
 )
-def test_a_journal_that_cannot_be_opened_is_refused(url: str, message: str) -> None:
+def test_a_journal_that_cannot_be_opened_is_rejected(url: str, message: str) -> None:
     Path("folder.log").mkdir()
     Path("loop.log").symlink_to("loop.log")
     Path("link.log").symlink_to("optuna.log")
@@ -81,7 +81,7 @@ def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
     assert Path("optuna.log").exists() == (content is not None)
 
 
-def test_links_in_a_loop_are_refused(tmp_path: Path) -> None:
+def test_links_in_a_loop_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "one.db").symlink_to("two.db")
     (tmp_path / "two.db").symlink_to("one.db")
     with pytest.raises(BadInput, match="expected a file that can be "):
@@ -94,7 +94,7 @@ def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatc
     assert addresses.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
 
 
-def test_a_tracking_server_that_does_not_answer_is_refused() -> None:
+def test_a_tracking_server_that_does_not_answer_is_rejected() -> None:
     with pytest.raises(BadInput, match="expected an MLflow server that answers") as raised:
         store_checks.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
     assert "hunter2" not in str(raised.value)

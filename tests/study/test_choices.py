@@ -12,15 +12,15 @@ from amp_track.commands import max_batch as commands
 from amp_track.config.job import Job
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 from amp_track.study.search import Space, train_inside
 
 URL = "sqlite:///optuna.db"
 FEWER = PRECISIONS[:-1]
-REFUSED = (
-    r"^--study: got old/\w+, which was made with the choices {} of precision, expected {}, as this .* name another"
+REJECTED = (
+    r"^--study: got old/[a-z-]+, which was made with the choices {} of precision, expected {}, as this .* name another"
 )
 
 
@@ -38,55 +38,57 @@ def made_with(part: str, choices: tuple[str, ...], *, objectives: int = 1) -> op
     return study
 
 
-def never(*_: object) -> tuple[Outcome, str]:
+def never(*_: object) -> tuple[JobResult, str]:
     raise AssertionError("nothing is trained")
 
 
 def test_optuna_alone_raises_a_bare_value_error() -> None:
     """Should Optuna change this, the check can go."""
-    study = made_with("fit", FEWER)
+    study = made_with("max-batch", FEWER)
     with pytest.raises(ValueError, match="does not support dynamic value space"):
         study.ask().suggest_categorical("precision", PRECISIONS)
 
 
-@pytest.mark.parametrize("part", ["fit", "compare"])
-def test_fewer_precisions_are_refused_when_the_study_is_opened(part: str) -> None:
+@pytest.mark.parametrize("part", ["max-batch", "compare"])
+def test_fewer_precisions_are_rejected_when_the_study_is_opened(part: str) -> None:
     made_with(part, FEWER)
     opened = opening.open_storage(URL)
-    refused = REFUSED.format(", ".join(FEWER), ", ".join(PRECISIONS))
-    with pytest.raises(BadInput, match=refused):
+    rejected = REJECTED.format(", ".join(FEWER), ", ".join(PRECISIONS))
+    with pytest.raises(BadInput, match=rejected):
         storage.check_settings(f"old/{part}", opened, {}, ["maximize"])
-    with pytest.raises(BadInput, match=refused):
+    with pytest.raises(BadInput, match=rejected):
         storage.open_study(f"old/{part}", opened, URL, objectives=[("value", "maximize")], settings={})
     assert "settings" not in optuna.load_study(study_name=f"old/{part}", storage=URL).user_attrs
 
 
 def test_the_same_precisions_are_opened() -> None:
-    made_with("fit", PRECISIONS)
-    storage.open_study("old/fit", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
-    trial = optuna.load_study(study_name="old/fit", storage=URL).ask()  # no heartbeat
+    made_with("max-batch", PRECISIONS)
+    storage.open_study("old/max-batch", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
+    trial = optuna.load_study(study_name="old/max-batch", storage=URL).ask()  # no heartbeat
     assert trial.suggest_categorical("precision", PRECISIONS) in PRECISIONS
 
 
-def test_fit_writes_no_run_for_a_study_it_refuses() -> None:
-    made_with("fit", FEWER)
+def test_fit_writes_no_run_for_a_study_it_rejects() -> None:
+    made_with("max-batch", FEWER)
     with pytest.raises(BadInput, match="name another --study"):
-        commands.fit(request(Job(workload=FAULTS), precisions=("fp32",), study="old", tracking_uri="sqlite:///none.db"))
+        commands.max_batch(
+            request(Job(workload=FAULTS), precisions=("fp32",), study="old", tracking_uri="sqlite:///none.db")
+        )
     assert not Path("none.db").exists()
 
 
-def test_a_search_inside_other_edges_is_refused_before_anything_is_queued() -> None:
+def test_a_search_inside_other_max_batches_is_rejected_before_anything_is_queued() -> None:
     study = made_with("train", ("fp32",), objectives=2)
-    space = Space(edges={"fp32": 8, "bf16": 16}, reference_batch_size=4)
-    with pytest.raises(BadInput, match=REFUSED.format("fp32", "fp32, bf16")):
+    space = Space(max_batches={"fp32": 8, "bf16": 16}, reference_batch_size=4)
+    with pytest.raises(BadInput, match=REJECTED.format("fp32", "fp32, bf16")):
         train_inside(study, space, Job(), trials=2, higher_is_better=True, run_training=never)
     assert len(study.trials) == 1
 
 
-def test_seeds_at_other_precisions_are_refused_before_anything_is_queued() -> None:
+def test_seeds_at_other_precisions_are_rejected_before_anything_is_queued() -> None:
     study = made_with("seeds", ("fp32",))
     points: list[Point] = [{"precision": name, "seed": 0} for name in ("fp32", "bf16")]
     distributions = {"precision": CategoricalDistribution(("fp32", "bf16")), "seed": IntDistribution(0, 0)}
-    with pytest.raises(BadInput, match=REFUSED.format("fp32", "fp32, bf16")):
-        train_grid(study, points, distributions=distributions, run_training=never, value=lambda outcome: 1.0)
+    with pytest.raises(BadInput, match=REJECTED.format("fp32", "fp32, bf16")):
+        train_grid(study, points, distributions=distributions, run_training=never, value=lambda job_result: 1.0)
     assert len(study.trials) == 1

@@ -57,7 +57,7 @@ def test_who_is_taken_for_dead_at_once(
     worker: dict[str, Any], heartbeat: str, state: TrialState, study: optuna.Study
 ) -> None:
     running_trial(worker, heartbeat)
-    storage.fail_dead_trials(study)
+    storage.end_stale_trials(study)
     assert study.trials[0].state is state
 
 
@@ -73,12 +73,12 @@ def test_who_is_taken_for_dead_at_once(
 def test_no_trial_runs_for_ever(worker: dict[str, Any] | None, heartbeat: str | None, study: optuna.Study) -> None:
     """Of a worker that died before its first heartbeat, or whose database's clock was set back since."""
     running_trial(worker, heartbeat)
-    storage.fail_dead_trials(study)
+    storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.RUNNING, "its grace period begins"
     deadline = time.monotonic() + 60
     while study.trials[0].state is TrialState.RUNNING and time.monotonic() < deadline:
         time.sleep(0.1)
-        storage.fail_dead_trials(study)
+        storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.FAIL
 
 

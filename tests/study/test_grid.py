@@ -9,8 +9,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from amp_track.config.job import Job
-from amp_track.config.values import Margin
-from amp_track.records.result import Outcome, Verdict
+from amp_track.config.values import Tolerance
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.seeds import SeedResult, SeedsResult
 from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
@@ -35,12 +35,12 @@ class Trainings:
         self._diverging = diverging
         self._killed_at = killed_at
 
-    def __call__(self, trial: optuna.Trial, point: Point) -> tuple[Outcome, str]:
+    def __call__(self, trial: optuna.Trial, point: Point) -> tuple[JobResult, str]:
         self.points.append(point)
         if len(self.points) == self._killed_at:
             raise KeyboardInterrupt
-        quality = None if point["seed"] == self._diverging else 0.9 + point["seed"] / 1000
-        return Outcome(verdict=Verdict.FITS, quality=quality, steps=10), f"run {trial.number}"
+        metric = None if point["seed"] == self._diverging else 0.9 + point["seed"] / 1000
+        return JobResult(status=JobStatus.FITS, metric=metric, steps=10), f"run {trial.number}"
 
 
 def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[SeedResult]:
@@ -49,14 +49,14 @@ def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> lis
         points,
         distributions={"precision": CategoricalDistribution(("fp32", "amp")), "seed": IntDistribution(0, 9)},
         run_training=trainings,
-        value=lambda outcome: outcome.quality if outcome.quality is not None else math.nan,
+        value=lambda job_result: job_result.metric if job_result.metric is not None else math.nan,
     )
     assert [training.point for training in trained] == points, "one for each, in order"
     return [
         SeedResult(
             precision=training.point["precision"],
             seed=training.point["seed"],
-            outcome=training.outcome,
+            job_result=training.job_result,
             run_id=training.run_id,
         )
         for training in trained
@@ -101,7 +101,7 @@ def test_workers_that_queue_the_same_at_the_same_moment_train_it_once() -> None:
     slow = Trainings()
     running = threading.Event()
 
-    def train_slowly(trial: optuna.Trial, point: Point) -> tuple[Outcome, str]:
+    def train_slowly(trial: optuna.Trial, point: Point) -> tuple[JobResult, str]:
         running.set()
         deadline = time.monotonic() + 30
         while TrialState.PRUNED not in [other.state for other in opened.trials]:  # the second has not looked yet
@@ -110,7 +110,7 @@ def test_workers_that_queue_the_same_at_the_same_moment_train_it_once() -> None:
         return slow(trial, point)
 
     def work() -> None:
-        train_grid(study(), points, distributions={}, run_training=train_slowly, value=lambda outcome: 1.0)
+        train_grid(study(), points, distributions={}, run_training=train_slowly, value=lambda job_result: 1.0)
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -135,7 +135,7 @@ def test_numbers_become_params_whose_range_grows_and_text_an_attribute() -> None
                 "width": FloatDistribution(min(map(float, texts)), max(map(float, texts))),
             },
             run_training=trainings,
-            value=lambda outcome: 1.0,
+            value=lambda job_result: 1.0,
         )
         return trainings.points
 
@@ -150,16 +150,16 @@ def test_one_that_diverged_is_over_and_counted() -> None:
     trainings = Trainings(diverging=4)
     results = train(study(), seeds("fp32", "amp", seeds=(3, 4, 5)), trainings)
     assert len(trainings.points) == 6
-    found = SeedsResult(job=JOB, seeds=3, margin=Margin(fraction=0.01), trainings=tuple(results))
-    assert found.without_quality("amp") == 1
-    assert found.qualities("amp") == [0.903, 0.905]
+    found = SeedsResult(job=JOB, seeds=3, tolerance=Tolerance(fraction=0.01), trainings=tuple(results))
+    assert found.without_metric("amp") == 1
+    assert found.metrics("amp") == [0.903, 0.905]
     against = found.comparison("amp")
     assert against is not None
-    assert against.margin == pytest.approx(0.01 * 0.904)
+    assert against.tolerance == pytest.approx(0.01 * 0.904)
 
 
 def test_without_fp32_there_is_nothing_to_compare_with() -> None:
     results = train(study(), seeds("amp", seeds=(3, 4)), Trainings())
-    found = SeedsResult(job=JOB, seeds=2, margin=Margin(absolute=0.1), trainings=tuple(results))
+    found = SeedsResult(job=JOB, seeds=2, tolerance=Tolerance(absolute=0.1), trainings=tuple(results))
     assert found.comparison("amp") is None
     assert found.interval("amp") is not None

@@ -58,7 +58,7 @@ def test_a_line_that_was_cut_off_is_lost_alone(part: bytes, study: optuna.Study)
 @pytest.mark.parametrize(
     "line", ["hello", "{}", "[]", '{"op_code":4}', '{"op_code":99}', '{"op_code":0,"study_name":1}']
 )
-def test_what_is_no_journal_is_refused_and_stays_as_it_is(line: str, study: optuna.Study) -> None:
+def test_what_is_no_journal_is_rejected_and_stays_as_it_is(line: str, study: optuna.Study) -> None:
     file = Path(URL)
     file.write_text(f"{file.read_text()}{line}\n{file.read_text()}")
     content = file.read_bytes()
@@ -148,14 +148,14 @@ def wait_until_it_fails(study: optuna.Study) -> float:
     begun = time.monotonic()
     while study.trials[0].state is TrialState.RUNNING and time.monotonic() - begun < 60:
         time.sleep(0.1)
-        storage.fail_dead_trials(study)
+        storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.FAIL
     return time.monotonic() - begun
 
 
 def test_a_trial_of_a_dead_process_of_this_machine_fails_at_once(study: optuna.Study) -> None:
     running_trial(this_process() | {"pid": 2**22 + 1})
-    storage.fail_dead_trials(study)
+    storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.FAIL
 
 
@@ -163,7 +163,7 @@ def test_a_trial_of_a_dead_process_of_this_machine_fails_at_once(study: optuna.S
 @pytest.mark.parametrize("worker", [None, ELSEWHERE, this_process()])
 def test_no_trial_without_heartbeats_runs_for_ever(worker: dict[str, Any] | None, study: optuna.Study) -> None:
     running_trial(worker)
-    storage.fail_dead_trials(study)
+    storage.end_stale_trials(study)
     assert study.trials[0].state is TrialState.RUNNING, "its grace period begins"
     seconds = wait_until_it_fails(study)
     assert seconds > (4 if worker == this_process() else 2)
@@ -199,7 +199,7 @@ def test_heartbeats_keep_a_trial_of_another_machine(
 ) -> None:
     until = time.monotonic() + 6
     while time.monotonic() < until:
-        storage.fail_dead_trials(study)
+        storage.end_stale_trials(study)
         time.sleep(0.1)
     assert study.trials[0].state is TrialState.RUNNING
     beating_worker.kill()

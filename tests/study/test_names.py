@@ -11,11 +11,11 @@ STORAGE = "sqlite:///optuna.db"
 
 
 def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() -> None:
-    names = ["a/seeds", "b/compare", "a/train", "a/fit", "somebody else's", "c/other", "a/fit/bf16"]
-    assert parts_by_study(names) == {"a": ["a/fit", "a/fit/bf16", "a/train", "a/seeds"], "b": ["b/compare"]}
+    names = ["a/seeds", "b/compare", "a/train", "a/max-batch", "somebody else's", "c/other", "a/max-batch/bf16"]
+    assert parts_by_study(names) == {"a": ["a/max-batch", "a/max-batch/bf16", "a/train", "a/seeds"], "b": ["b/compare"]}
 
 
-@pytest.mark.parametrize("asked", ["digits", "digits/fit"])
+@pytest.mark.parametrize("asked", ["digits", "digits/max-batch"])
 def test_a_study_is_known_by_its_name_and_by_a_part_of_it(asked: str) -> None:
     assert known_study(asked, ["mlp", "digits"], storage=STORAGE) == "digits"
 

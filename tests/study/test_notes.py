@@ -5,15 +5,15 @@ from __future__ import annotations
 import optuna
 import optuna_dashboard
 import pytest
-from simulated import SimulatedSandbox
+from simulated import SimulatedRunner
 from support import DIGITS, MEBIBYTE, request, stores
 
 from amp_track.commands.compare import compare
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.study.notes import note_failure, note_on
 
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
@@ -43,52 +43,52 @@ def test_the_same_note_is_not_written_again() -> None:
 def test_a_failure_says_what_happened() -> None:
     study = optuna.create_study()
     trial = study.ask()
-    outcome = Outcome(
-        verdict=Verdict.OOM, phase="backward", max_allocated_bytes=60 * MEBIBYTE, requested_bytes=4 * MEBIBYTE
+    job_result = JobResult(
+        status=JobStatus.OOM, phase="backward", train_peak_allocated_bytes=60 * MEBIBYTE, requested_bytes=4 * MEBIBYTE
     )
-    note_failure(trial, outcome)
+    note_failure(trial, job_result)
     assert optuna_dashboard.get_note(trial) == "**oom** in backward\n\nIt had 60 MiB, and asked for 4 MiB more."
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
-def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_edge() -> None:
-    found = fit(request(JOB, study="s", precisions=("fp32", "bf16")), sandbox=SimulatedSandbox())
-    again = fit(request(JOB, study="s", precisions=("fp32", "bf16")), sandbox=SimulatedSandbox())
-    assert again.edges == found.edges
-    for precision, edge in found.edges.items():
-        view = study_of(f"s/fit/{precision}")
+def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_max_batch() -> None:
+    found = max_batch(request(JOB, study="s", precisions=("fp32", "bf16")), runner=SimulatedRunner())
+    again = max_batch(request(JOB, study="s", precisions=("fp32", "bf16")), runner=SimulatedRunner())
+    assert again.max_batches == found.max_batches
+    for precision, size in found.max_batches.items():
+        view = study_of(f"s/max-batch/{precision}")
         probes = [probe for probe in found.probes if probe.precision == precision]
-        assert view.best_value == edge
+        assert view.best_value == size
         assert [trial.params["batch_size"] for trial in view.trials] == [probe.batch_size for probe in probes]
         assert [trial.user_attrs["trial of the search"] for trial in view.trials] == [probe.trial for probe in probes]
-        failed = [trial for trial in view.trials if trial.user_attrs["verdict"] != "fits"]
+        failed = [trial for trial in view.trials if trial.user_attrs["status"] != "fits"]
         assert failed
         assert all(trial.system_attrs["constraints"][0] > 0 and trial.value == 0 for trial in failed)
-        assert optuna_dashboard.get_note(view).startswith(f"{precision} ran at batch {edge}")
+        assert optuna_dashboard.get_note(view).startswith(f"{precision} ran at batch {size}")
 
 
 @pytest.mark.usefixtures("fresh_stores")
 def test_the_answer_is_a_note_on_every_part() -> None:
     result = search(
         request(JOB, study="s", precisions=("fp32", "bf16"), trials=1, seeds=2, max_batch_size=64),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
-    notes = {optuna_dashboard.get_note(study_of(f"s/{part}")) for part in ("fit", "train", "seeds")}
+    notes = {optuna_dashboard.get_note(study_of(f"s/{part}")) for part in ("max-batch", "train", "seeds")}
     assert len(notes) == 1
     note = notes.pop()
     assert note.startswith("**")
-    assert f"/runs/{result.fit.run_id}?" in note
+    assert f"/runs/{result.limits.run_id}?" in note
     columns = study_of("s/train").trials[0].user_attrs
-    assert columns["verdict"] == "fits"
+    assert columns["status"] == "fits"
     assert columns["peak MiB"] > 0
-    for part in ("fit", "train", "seeds"):
+    for part in ("max-batch", "train", "seeds"):
         shown = {name for trial in study_of(f"s/{part}").trials for name in trial.user_attrs}
-        assert "outcome" not in shown, "a page of JSON is no column for people"
+        assert "job_result" not in shown, "a page of JSON is no column for people"
 
     made = compare(
         request(JOB, study="c", precisions=("fp32", "bf16"), compare_options=CompareOptions()),
-        sandbox=SimulatedSandbox(),
+        runner=SimulatedRunner(),
     )
     note = optuna_dashboard.get_note(study_of("c/compare"))
     assert made.answers[0].split(" (")[0] in note

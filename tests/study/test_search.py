@@ -11,50 +11,52 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from amp_track.config.job import Job
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import database, opening, storage
 from amp_track.study.max_batches import memory_violation
 from amp_track.study.search import Space, train_inside
 
 
-@given(reference=st.integers(1, 4096), edge=st.integers(1, 10**5), seed=st.integers(0, 9))
-def test_every_suggestion_is_inside_the_edge(reference: int, edge: int, seed: int) -> None:
-    space = Space(edges={"fp32": edge}, reference_batch_size=reference)
+@given(reference=st.integers(1, 4096), max_batch=st.integers(1, 10**5), seed=st.integers(0, 9))
+def test_every_suggestion_is_inside_the_max_batch(reference: int, max_batch: int, seed: int) -> None:
+    space = Space(max_batches={"fp32": max_batch}, reference_batch_size=reference)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     job = space.suggest(study.ask(), Job(learning_rate=0.1))
     assert job.batch_size is not None
-    assert 1 <= job.batch_size <= edge
+    assert 1 <= job.batch_size <= max_batch
 
 
 def test_what_tells_most_is_trained_first() -> None:
-    space = Space(edges={"fp32": 500, "amp": 1000, "bf16": 32}, reference_batch_size=64, emulated=frozenset({"amp"}))
+    space = Space(
+        max_batches={"fp32": 500, "amp": 1000, "bf16": 32}, reference_batch_size=64, emulated=frozenset({"amp"})
+    )
     order = [(landmark["precision"], landmark["batch_size"]) for landmark in space.landmarks()]
     assert order == [("fp32", 64), ("bf16", 32), ("fp32", 500), ("bf16", 32), ("amp", 64), ("amp", 1000)]
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 2**40))
 def test_a_violation_is_positive_exactly_when_it_does_not_fit(peak: int, asked: int, budget: int) -> None:
-    fits = Outcome(verdict=Verdict.FITS, max_memory_bytes=peak)
-    fails = Outcome(verdict=Verdict.OOM, max_memory_bytes=peak, requested_bytes=asked)
+    fits = JobResult(status=JobStatus.FITS, peak_bytes=peak)
+    fails = JobResult(status=JobStatus.OOM, peak_bytes=peak, requested_bytes=asked)
     assert memory_violation(fits, budget) <= 0 < memory_violation(fails, budget)
 
 
 def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
-    objectives: list[tuple[str, storage.Direction]] = [("quality", "maximize"), ("samples per second", "maximize")]
+    objectives: list[tuple[str, storage.Direction]] = [("metric", "maximize"), ("samples per second", "maximize")]
     return storage.open_study("s/train", opening.open_storage(url), url, objectives=objectives, settings={})
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `warnings.catch_warnings` is of one thread
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
-    space = Space(edges={"fp32": 10**6}, reference_batch_size=64)
+    space = Space(max_batches={"fp32": 10**6}, reference_batch_size=64)
     trained: list[int] = []
 
-    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[Outcome, str]:
+    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[JobResult, str]:
         assert job.batch_size is not None
         time.sleep(0.2)  # so that all of them train at the same time
         trained.append(job.batch_size)
-        return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=job.batch_size / 10**6), "run"
+        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=job.batch_size / 10**6), "run"
 
     def work() -> None:
         ours = opened()
@@ -77,14 +79,14 @@ def test_a_landmark_whose_worker_died_is_trained_by_another(monkeypatch: pytest.
     """It died before the trial had its name: nobody knows that it is dead until the grace period is over."""
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, heartbeat=1, grace=1))
     study = opened("optuna.log")
-    space = Space(edges={"fp32": 100}, reference_batch_size=64)
+    space = Space(max_batches={"fp32": 100}, reference_batch_size=64)
     space.enqueue_landmarks(study, [])
     optuna.load_study(study_name="s/train", storage=JournalStorage(JournalFileBackend("optuna.log"))).ask()
     trained: list[tuple[int | None, int]] = []
 
-    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[Outcome, str]:
+    def run_training(trial: optuna.Trial, job: Job, made: int) -> tuple[JobResult, str]:
         trained.append((job.batch_size, made))
-        return Outcome(verdict=Verdict.FITS, samples_per_second=1.0, quality=0.5), "run"
+        return JobResult(status=JobStatus.FITS, samples_per_second=1.0, metric=0.5), "run"
 
     train_inside(study, space, Job(learning_rate=0.1), trials=2, higher_is_better=True, run_training=run_training)
     assert trained == [(100, 0), (64, 1)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Outcome, ScaleReport, Verdict
+from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.study import opening, storage
 
 URL = "sqlite:///optuna.db"
@@ -39,11 +39,11 @@ def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: T
         "started": psutil.Process().create_time(),
     }
     trial.set_user_attr("worker", this | worker)
-    storage.fail_dead_trials(study)
+    storage.end_stale_trials(study)
     assert study.trials[0].state is state
 
 
-def test_other_settings_are_refused_and_the_first_ones_kept() -> None:
+def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
     open_study(device="cpu", epochs="6")
     with pytest.raises(BadInput, match="got epochs 3, expected the 6 that study s was made with"):
         open_study(device="cpu", epochs="3")
@@ -51,24 +51,24 @@ def test_other_settings_are_refused_and_the_first_ones_kept() -> None:
 
 
 @given(
-    verdict=st.sampled_from(Verdict),
-    quality=st.none() | st.floats(allow_nan=False),
+    status=st.sampled_from(JobStatus),
+    metric=st.none() | st.floats(allow_nan=False),
     history=st.lists(st.tuples(st.integers(0, 10**6), st.floats(1e-30, 1e30)), min_size=1, max_size=5),
 )
-def test_an_outcome_survives_its_trial(
-    verdict: Verdict, quality: float | None, history: list[tuple[int, float]]
+def test_an_job_result_survives_its_trial(
+    status: JobStatus, metric: float | None, history: list[tuple[int, float]]
 ) -> None:
     scale = ScaleReport(initial=history[0][1], final=history[-1][1], history=tuple(history))
-    outcome = Outcome(verdict=verdict, quality=quality, scale=scale, max_memory_bytes=7)
+    job_result = JobResult(status=status, metric=metric, scale=scale, peak_bytes=7)
     study = optuna.create_study()
     trial = study.ask()
-    storage.remember(trial, outcome, "run")
-    assert storage.outcome_of(study.trials[0]) == outcome
+    storage.remember(trial, job_result, "run")
+    assert storage.job_result_of(study.trials[0]) == job_result
     assert storage.run_id_of(study.trials[0]) == "run"
 
 
-def test_an_outcome_is_parsed_once() -> None:
+def test_an_job_result_is_parsed_once() -> None:
     study = optuna.create_study()
-    storage.remember(study.ask(), Outcome(verdict=Verdict.FITS), "run")
-    first, second = (storage.outcome_of(study.trials[0]) for _ in range(2))
+    storage.remember(study.ask(), JobResult(status=JobStatus.FITS), "run")
+    first, second = (storage.job_result_of(study.trials[0]) for _ in range(2))
     assert first is second, "an edge sampler asks ten times a second for those of every trial"

@@ -34,7 +34,7 @@ def opened() -> Iterator[SharedStorage]:
 def study_of_all_kinds(shared: SharedStorage) -> optuna.Study:
     """Make a study with a trial in every state, and values and attributes of every kind, beside another study."""
     study = storage.open_study(
-        "s", shared, URL, objectives=[("quality", "maximize"), ("speed", "minimize")], settings={}
+        "s", shared, URL, objectives=[("metric", "maximize"), ("speed", "minimize")], settings={}
     )
     other = storage.open_study("other", shared, URL, objectives=[("value", "maximize")], settings={})
     other.add_trial(create_trial(value=1.0, user_attrs={"of": "another"}))

@@ -62,7 +62,7 @@ def test_one_that_was_killed_while_it_was_stored_does_not_count(client: mlflow.M
         assert stored(client, run) == ["step-30.pt"]
 
 
-def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> None:
+def test_one_that_has_changed_since_is_rejected(client: mlflow.MlflowClient) -> None:
     with Tracker(stores()["tracking_uri"]).run("run", tags={}) as run:
         checkpoints.keep(client, run.run_id, write(10))
         client.log_artifact(run.run_id, write(99, name="step-10.pt").file, "checkpoints")
@@ -70,7 +70,7 @@ def test_one_that_has_changed_since_is_refused(client: mlflow.MlflowClient) -> N
             fetched(client, run)
 
 
-def test_a_run_without_one_is_refused(client: mlflow.MlflowClient) -> None:
+def test_a_run_without_one_is_rejected(client: mlflow.MlflowClient) -> None:
     with (
         Tracker(stores()["tracking_uri"]).run("run", tags={}) as run,
         pytest.raises(BadInput, match="expected one trained with"),

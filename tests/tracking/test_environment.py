@@ -20,14 +20,14 @@ def tracker() -> Tracker:
     return Tracker(stores()["tracking_uri"])
 
 
-def test_a_store_of_files_whose_library_is_not_installed_is_refused() -> None:
+def test_a_store_of_files_whose_library_is_not_installed_is_rejected() -> None:
     mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", "s3://me:hunter2@nowhere/x")
     with pytest.raises(BadInput, match=r"keeps files in s3://me:\*\*\*@nowhere/x, expected boto3 to be installed"):
         tracker()
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_a_place_in_which_no_files_can_be_kept_is_refused(is_made: bool, tmp_path: Path) -> None:
+def test_a_place_in_which_no_files_can_be_kept_is_rejected(is_made: bool, tmp_path: Path) -> None:
     if is_made:
         (tmp_path / "file").touch()
         mlflow.MlflowClient(stores()["tracking_uri"]).create_experiment("amp_track", str(tmp_path / "file" / "runs"))
@@ -54,7 +54,7 @@ def test_a_table_that_is_missing_is_seen_and_not_made(table: str) -> None:
     assert Path("mlflow.db").read_bytes() == before
 
 
-def test_a_run_whose_last_records_are_refused_has_not_finished() -> None:
+def test_a_run_whose_last_records_are_rejected_has_not_finished() -> None:
     opened = tracker()
     with pytest.raises(mlflow.exceptions.MlflowException), opened.run("a run", tags={}) as run:
         run.metric("a//b", 1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from amp_track.tracking.outbox import Spool
+from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.writes import LogBatch, LogCheckpoint, LogFile, LogText, Write
 
 SERVER = "http://127.0.0.1:5000"
@@ -24,12 +24,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "spools"
 
 
-def waiting(spool: Spool) -> list[Write]:
-    return [entry.write for entry in spool.entries()]
+def waiting(outbox: Outbox) -> list[Write]:
+    return [entry.write for entry in outbox.entries()]
 
 
-def texts(spool: Spool) -> list[str]:
-    return [write.text for write in waiting(spool) if isinstance(write, LogText)]
+def texts(outbox: Outbox) -> list[str]:
+    return [write.text for write in waiting(outbox) if isinstance(write, LogText)]
 
 
 def text(number: int) -> LogText:
@@ -37,93 +37,93 @@ def text(number: int) -> LogText:
 
 
 def test_writes_wait_in_their_order_and_go_when_they_are_delivered(root: Path) -> None:
-    spool = Spool.create(root, SERVER)
+    outbox = Outbox.create(root, SERVER)
     for number in range(12):
-        spool.append("run", text(number))
-    assert len(spool) == 12
-    assert texts(spool) == [str(number) for number in range(12)]
-    first = next(spool.entries())
-    spool.remove(first.number)
-    assert not spool.holds(first)
-    assert texts(spool)[0] == "1"
-    for entry in spool.entries():
-        spool.remove(entry.number)
-    spool.close()
+        outbox.append("run", text(number))
+    assert len(outbox) == 12
+    assert texts(outbox) == [str(number) for number in range(12)]
+    first = next(outbox.entries())
+    outbox.remove(first.number)
+    assert not outbox.holds(first)
+    assert texts(outbox)[0] == "1"
+    for entry in outbox.entries():
+        outbox.remove(entry.number)
+    outbox.close()
     assert not root.exists(), "nothing is left on disk"
 
 
 def test_a_file_waits_with_its_write(root: Path, tmp_path: Path) -> None:
     (copied := tmp_path / "copied.png").write_bytes(b"a")
     (taken := tmp_path / "taken.png").write_bytes(b"b")
-    spool = Spool.create(root, SERVER)
-    spool.append("run", LogFile(file=str(copied)))
-    spool.append("run", LogFile(file=str(taken)), takes=True)
+    outbox = Outbox.create(root, SERVER)
+    outbox.append("run", LogFile(file=str(copied)))
+    outbox.append("run", LogFile(file=str(taken)), takes=True)
     assert (copied.exists(), taken.exists()) == (True, False)
-    kept = [Path(write.file) for write in waiting(spool) if isinstance(write, LogFile)]
+    kept = [Path(write.file) for write in waiting(outbox) if isinstance(write, LogFile)]
     assert [(file.name, file.read_bytes()) for file in kept] == [("copied.png", b"a"), ("taken.png", b"b")]
-    spool.remove(next(spool.entries()).number)
+    outbox.remove(next(outbox.entries()).number)
     assert [file.exists() for file in kept] == [False, True]
 
 
 def test_a_project_that_is_moved_takes_what_waits_along(root: Path, tmp_path: Path) -> None:
-    (picture := tmp_path / "a.png").write_bytes(b"a")
-    spool = Spool.create(root, SERVER)
-    spool.append("run", LogFile(file=str(picture)))
-    os.close(spool._lock)  # as its process does when it dies
+    (plot := tmp_path / "a.png").write_bytes(b"a")
+    outbox = Outbox.create(root, SERVER)
+    outbox.append("run", LogFile(file=str(plot)))
+    os.close(outbox._lock)  # as its process does when it dies
     moved = root.rename(tmp_path / "moved")
-    (left,) = Spool.left_behind(moved, SERVER)
+    (left,) = Outbox.left_behind(moved, SERVER)
     (write,) = waiting(left)
     assert isinstance(write, LogFile)
     assert Path(write.file).read_bytes() == b"a"
 
 
-def test_only_files_of_the_spool_are_sent_and_removed(root: Path, tmp_path: Path) -> None:
+def test_only_files_of_the_outbox_are_sent_and_removed(root: Path, tmp_path: Path) -> None:
     """A folder from somebody else may hold a spool."""
     (private := tmp_path / "private" / "key").parent.mkdir()
     private.write_text("secret")
-    spool = Spool.create(root, SERVER)
-    spool.append("run", text(1))
-    entry = next(spool.folder.glob("0*.json"))
+    outbox = Outbox.create(root, SERVER)
+    outbox.append("run", text(1))
+    entry = next(outbox.folder.glob("0*.json"))
     entry.write_text(json.dumps({"run": "run", "write": {"kind": "file", "file": str(private), "folder": ""}}))
-    assert waiting(spool) == []
-    assert len(spool) == 0
+    assert waiting(outbox) == []
+    assert len(outbox) == 0
     assert private.read_text() == "secret"
 
 
 def test_what_is_damaged_is_set_aside_and_what_has_vanished_is_forgotten(root: Path) -> None:
-    spool = Spool.create(root, SERVER)
+    outbox = Outbox.create(root, SERVER)
     for number in range(4):
-        spool.append("run", text(number))
-    files = sorted(spool.folder.glob("0*.json"))
+        outbox.append("run", text(number))
+    files = sorted(outbox.folder.glob("0*.json"))
     files[0].write_bytes(b"")  # as after a power cut
     files[1].write_text('{"run": "run", "write": {"kind": "of a later version"}}')
     files[2].unlink()
-    assert texts(spool) == ["3"]
-    assert len(spool) == 1
+    assert texts(outbox) == ["3"]
+    assert len(outbox) == 1
     assert len(list(root.glob("refused/*/*.json"))) == 2
 
 
 def test_of_the_checkpoints_that_wait_only_the_last_and_the_best_are_kept(root: Path, tmp_path: Path) -> None:
-    spool = Spool.create(root, SERVER)
+    outbox = Outbox.create(root, SERVER)
     for step, is_last, is_best in ((1, True, True), (2, True, False), (3, False, True), (4, True, False)):
         (file := tmp_path / f"{step}.pt").write_bytes(b"state")
-        spool.append("run", LogCheckpoint(file=str(file), step=step, is_last=is_last, is_best=is_best), takes=True)
-        spool.append("run", LogBatch(tags={"step": str(step)}))
+        outbox.append("run", LogCheckpoint(file=str(file), step=step, is_last=is_last, is_best=is_best), takes=True)
+        outbox.append("run", LogBatch(tags={"step": str(step)}))
     (file := tmp_path / "other.pt").write_bytes(b"state")
-    spool.append("other run", LogCheckpoint(file=str(file), step=1, is_last=True, is_best=True), takes=True)
-    assert [write.step for write in waiting(spool) if isinstance(write, LogCheckpoint)] == [3, 4, 1]
-    assert len([write for write in waiting(spool) if isinstance(write, LogBatch)]) == 4
+    outbox.append("other run", LogCheckpoint(file=str(file), step=1, is_last=True, is_best=True), takes=True)
+    assert [write.step for write in waiting(outbox) if isinstance(write, LogCheckpoint)] == [3, 4, 1]
+    assert len([write for write in waiting(outbox) if isinstance(write, LogBatch)]) == 4
     assert len(list(root.glob("*/files/*/*.pt"))) == 3
 
 
-def test_a_write_that_is_refused_is_set_aside_with_its_file(root: Path, tmp_path: Path) -> None:
-    (picture := tmp_path / "a.png").write_bytes(b"a")
-    spool = Spool.create(root, SERVER)
-    spool.append("run", LogFile(file=str(picture)))
-    spool.append("run", text(2))
-    aside = spool.refuse(next(spool.entries()).number)
+def test_a_write_that_is_rejected_is_set_aside_with_its_file(root: Path, tmp_path: Path) -> None:
+    (plot := tmp_path / "a.png").write_bytes(b"a")
+    outbox = Outbox.create(root, SERVER)
+    outbox.append("run", LogFile(file=str(plot)))
+    outbox.append("run", text(2))
+    aside = outbox.reject(next(outbox.entries()).number)
     assert aside is not None
-    assert texts(spool) == ["2"]
+    assert texts(outbox) == ["2"]
     assert "a.png" in next(aside.glob("*.json")).read_text()
     assert next(aside.glob("*/a.png")).read_bytes() == b"a"
 
@@ -132,14 +132,14 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file goes a moment before it is forgotten, and whoever delivers it just then must not take it for bad."""
-    spool = Spool.create(root, SERVER)
+    outbox = Outbox.create(root, SERVER)
     entries, still_held = [], []
     for step in (1, 2):
         (file := tmp_path / f"{step}.pt").write_bytes(b"a")
         write = LogCheckpoint(file=str(file), step=step, is_last=True, is_best=False)
         if step == 1:
-            spool.append("run", write)
-            entries += spool.entries()
+            outbox.append("run", write)
+            entries += outbox.entries()
 
     def gone(folder: Path, **how: bool) -> None:
         real(folder, **how)
@@ -147,20 +147,20 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
         asking.join(0.2)
 
     real = shutil.rmtree
-    asking = threading.Thread(target=lambda: still_held.append(spool.holds(entries[0])))
+    asking = threading.Thread(target=lambda: still_held.append(outbox.holds(entries[0])))
     monkeypatch.setattr(shutil, "rmtree", gone)
-    spool.append("run", write)
+    outbox.append("run", write)
     monkeypatch.undo()
     asking.join()
     assert still_held == [False]
-    assert spool.refuse(entries[0].number) is None
+    assert outbox.reject(entries[0].number) is None
     assert not (root / "refused").exists()
-    spool.close()
+    outbox.close()
 
 
-def test_a_spool_is_for_its_user_alone(root: Path) -> None:
-    spool = Spool.create(root, SERVER)
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (root, spool.folder)] == [0o700, 0o700]
+def test_a_outbox_is_for_its_user_alone(root: Path) -> None:
+    outbox = Outbox.create(root, SERVER)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (root, outbox.folder)] == [0o700, 0o700]
 
 
 WRITER = """
@@ -190,13 +190,13 @@ def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
     assert writer.stdout is not None
     with writer, writer.stdout:
         assert writer.stdout.readline() == b"begun\n"
-        assert Spool.left_behind(root, SERVER) == [], "it is alive"
+        assert Outbox.left_behind(root, SERVER) == [], "it is alive"
         writer.send_signal(signal.SIGKILL)
     (root / "0123").mkdir()
     (root / "0123" / "lock").touch()  # of a process that was killed a moment earlier
-    assert Spool.left_behind(root, "http://127.0.0.1:5001") == [], "of another server"
-    (left,) = Spool.left_behind(root, SERVER)
-    assert Spool.left_behind(root, SERVER) == [], "it is taken"
+    assert Outbox.left_behind(root, "http://127.0.0.1:5001") == [], "of another server"
+    (left,) = Outbox.left_behind(root, SERVER)
+    assert Outbox.left_behind(root, SERVER) == [], "it is taken"
     assert not (root / "0123").exists()
     assert left.id_of("key") == "its id"
     assert texts(left) == [str(number) for number in range(len(left))]

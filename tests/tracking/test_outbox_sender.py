@@ -13,7 +13,7 @@ from support import stores
 
 from amp_track.stores import addresses
 from amp_track.tracking import answers
-from amp_track.tracking.outbox import Spool
+from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.outbox_sender import Sender
 from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
 
@@ -36,13 +36,13 @@ def metric(value: float, step: int) -> LogBatch:
     return LogBatch(metrics=[("loss", value, 1000, step)])
 
 
-def left_by_the_dead(root: Path) -> Spool:
+def left_by_orphans(root: Path) -> Outbox:
     """Return a spool that another process may take once its lock is let go by `die`."""
-    return Spool.create(root, addresses.server(stores()["tracking_uri"]))
+    return Outbox.create(root, addresses.server(stores()["tracking_uri"]))
 
 
-def die(spool: Spool) -> None:
-    os.close(spool._lock)
+def die(outbox: Outbox) -> None:
+    os.close(outbox._lock)
 
 
 def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, r
     assert not root.exists()
 
 
-def test_a_record_that_is_refused_takes_no_other_with_it(
+def test_a_record_that_is_rejected_takes_no_other_with_it(
     client: mlflow.MlflowClient, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = Sender(stores()["tracking_uri"], root)
@@ -81,12 +81,12 @@ def test_a_record_that_is_refused_takes_no_other_with_it(
 
 def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: mlflow.MlflowClient, root: Path) -> None:
     """The picture of the last training is written after the run has ended."""
-    spool, run_id = left_by_the_dead(root), client.create_run("0").info.run_id
-    spool.name_run("to-be-sent-1", run_id)
-    spool.append("to-be-sent-1", END)
-    spool.append("to-be-sent-1", LogText(path="late.txt", text="drawn late"))
-    spool.remove(1)  # delivered before the process died
-    die(spool)
+    outbox, run_id = left_by_orphans(root), client.create_run("0").info.run_id
+    outbox.name_run("to-be-sent-1", run_id)
+    outbox.append("to-be-sent-1", END)
+    outbox.append("to-be-sent-1", LogText(path="late.txt", text="drawn late"))
+    outbox.remove(1)  # delivered before the process died
+    die(outbox)
     sender = Sender(stores()["tracking_uri"], root)
     assert sender.adopt_left_behind() == 1
     sender.finish()
@@ -95,10 +95,10 @@ def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: m
 
 
 def test_a_run_whose_making_was_not_answered_is_made_once(client: mlflow.MlflowClient, root: Path) -> None:
-    spool = left_by_the_dead(root)
-    spool.append("to-be-sent-1", MADE)
-    spool.append("to-be-sent-1", END)
-    die(spool)
+    outbox = left_by_orphans(root)
+    outbox.append("to-be-sent-1", MADE)
+    outbox.append("to-be-sent-1", END)
+    die(outbox)
     made = client.create_run("0", tags={"amp_track.run_key": "to-be-sent-1"}).info.run_id
     sender = Sender(stores()["tracking_uri"], root)
     sender.adopt_left_behind()
@@ -109,25 +109,25 @@ def test_a_run_whose_making_was_not_answered_is_made_once(client: mlflow.MlflowC
 
 def test_a_run_that_another_worker_has_ended_stays_as_it_is(client: mlflow.MlflowClient, root: Path) -> None:
     run_id = client.create_run("0").info.run_id
-    spool = left_by_the_dead(root)
-    spool.append(run_id, metric(0.5, 1))
-    die(spool)
+    outbox = left_by_orphans(root)
+    outbox.append(run_id, metric(0.5, 1))
+    die(outbox)
     client.set_terminated(run_id, "FINISHED")
     sender = Sender(stores()["tracking_uri"], root)
     sender.adopt_left_behind()
     sender.finish()
     assert client.get_run(run_id).info.status == "FINISHED"
-    assert "amp_track.verdict" not in client.get_run(run_id).data.tags
+    assert "amp_track.status" not in client.get_run(run_id).data.tags
 
 
 def test_a_study_that_was_interrupted_does_not_go_on_by_what_a_dead_worker_left(
     client: mlflow.MlflowClient, root: Path
 ) -> None:
     run_id = client.create_run("0").info.run_id
-    spool = left_by_the_dead(root)
-    spool.append(run_id, GoOn(tags={}))
-    spool.append(run_id, metric(0.5, 1))
-    die(spool)
+    outbox = left_by_orphans(root)
+    outbox.append(run_id, GoOn(tags={}))
+    outbox.append(run_id, metric(0.5, 1))
+    die(outbox)
     client.set_terminated(run_id, "KILLED")
     sender = Sender(stores()["tracking_uri"], root)
     sender.adopt_left_behind()
@@ -150,8 +150,8 @@ def test_what_is_wrong_with_a_write_is_told_from_what_is_wrong_with_the_server()
     of_the_write = [http_error(413), PermissionError(13, "no"), MlflowException("", BAD_REQUEST), ValueError("odd")]
     assert [answers.is_of_the_server(error) for error in of_the_server] == [True] * 7
     assert [answers.is_of_the_server(error) for error in of_the_write] == [False] * 4
-    assert answers.is_refusal(MlflowException("", INVALID_PARAMETER_VALUE))
-    assert not any(answers.is_refusal(error) for error in of_the_server + of_the_write)
+    assert answers.is_rejection(MlflowException("", INVALID_PARAMETER_VALUE))
+    assert not any(answers.is_rejection(error) for error in of_the_server + of_the_write)
 
 
 def test_a_reason_is_that_of_the_first_cause_without_a_password() -> None:

@@ -8,7 +8,7 @@ import mlflow
 import pytest
 from support import stores
 
-from amp_track.tracking.plots import open_picture
+from amp_track.tracking.plots import open_plot
 
 
 @pytest.mark.usefixtures("fresh_stores")
@@ -17,10 +17,10 @@ def test_a_study_is_known_by_its_search_and_a_training_by_its_curves(tmp_path: P
     client = mlflow.MlflowClient(tracking_uri=uri)
     run_id = client.create_run("0").info.run_id
     with pytest.raises(FileNotFoundError, match="has no picture"):
-        open_picture(uri, run_id)
+        open_plot(uri, run_id)
     for name in ("curves.png", "search.png"):
         (tmp_path / name).write_bytes(name.encode())
         client.log_artifact(run_id, str(tmp_path / name))
-        assert open_picture(uri, run_id).read() == name.encode()
+        assert open_plot(uri, run_id).read() == name.encode()
     with pytest.raises(FileNotFoundError, match="has no picture"):
-        open_picture(uri, "f" * 32)
+        open_plot(uri, "f" * 32)

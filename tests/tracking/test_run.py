@@ -35,7 +35,7 @@ def test_a_run_ends_as_its_block_does(client: mlflow.MlflowClient) -> None:
     with pytest.raises(KeyboardInterrupt), tracker.run("stopped", tags={}) as stopped:
         raise KeyboardInterrupt
     assert [status(client, run) for run in (good, bad, stopped)] == ["FINISHED", "FAILED", "KILLED"]
-    assert client.get_run(stopped.run_id).data.tags["amp_track.verdict"] == "interrupted"
+    assert client.get_run(stopped.run_id).data.tags["amp_track.status"] == "interrupted"
 
 
 @pytest.mark.parametrize(("ended", "then"), [("KILLED", "RUNNING"), ("FAILED", "RUNNING"), ("FINISHED", "FINISHED")])
@@ -74,7 +74,7 @@ def test_params_that_mlflow_run_has_logged_are_kept_beside_ours(client: mlflow.M
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["train"], ["fit", "--precision", "fp32"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["train"], ["max-batch", "--precision", "fp32"]], ids=" ".join)
 def test_a_deleted_experiment_is_told_in_one_line(
     command: list[str], amp_track: Callable[..., Done], tmp_path: Path
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_deleted_experiment_is_told_in_one_line(
 
 def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
     result = train(request(Job(workload=DIGITS, precision="amp", epochs=2)))
-    run_id, job, outcome, found = result.run_id, result.job, result.outcome, result.inspection
+    run_id, job, job_result, found = result.run_id, result.job, result.job_result, result.inspection
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params == job.params()
@@ -103,10 +103,10 @@ def test_train_logs_what_it_promises(client: mlflow.MlflowClient) -> None:
         assert name in metrics, name
     assert [m.step for m in client.get_metric_history(run_id, "eval/accuracy")] == [1, 2]
     assert [(m.step, m.value) for m in client.get_metric_history(run_id, "amp/scale")] == [(0, 65536), (46, 65536)]
-    assert outcome.scale == ScaleReport(initial=65536, final=65536, history=((0, 65536), (46, 65536)))
-    assert metrics["amp/skipped_steps"] == outcome.skipped_steps == 0
+    assert job_result.scale == ScaleReport(initial=65536, final=65536, history=((0, 65536), (46, 65536)))
+    assert metrics["amp/skipped_steps"] == job_result.skipped_steps == 0
     tags = run.data.tags
-    assert tags["amp_track.verdict"] == "fits"
+    assert tags["amp_track.status"] == "fits"
     assert tags["amp_track.kind"] == "train"
     assert tags["amp_track.device"] == found.hardware.name
     assert tags["amp_track.version.torch"] == dict(found.versions)["torch"]

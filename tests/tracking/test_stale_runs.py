@@ -36,7 +36,7 @@ def test_what_the_next_command_ends() -> None:
     assert list(found.values()) == ["KILLED", "RUNNING", "RUNNING", "RUNNING", "RUNNING"]
     for run_id in (gone, killed, of_another_worker, also_killed):
         run = client.get_run(run_id)
-        assert (run.info.status, run.data.tags["amp_track.verdict"]) == ("KILLED", "interrupted")
+        assert (run.info.status, run.data.tags["amp_track.status"]) == ("KILLED", "interrupted")
     assert client.get_run(following.run_id).info.status == "FINISHED"
 
 

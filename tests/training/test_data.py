@@ -25,9 +25,9 @@ def batches_of(workload: Workload, **settings: int | bool) -> Batches:
     return Batches(Job(**{"workload": FAULTS, "epochs": 2} | settings), workload)  # type: ignore[arg-type]
 
 
-@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 9))
-def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, batch_size: int, accumulate: int) -> None:
-    batches = batches_of(workload, batch_size=batch_size, accumulate=accumulate)
+@given(batch_size=st.integers(1, SAMPLES), grad_accum=st.integers(1, 9))
+def test_every_epoch_is_every_sample_once_in_whole_steps(workload: Workload, batch_size: int, grad_accum: int) -> None:
+    batches = batches_of(workload, batch_size=batch_size, grad_accum=grad_accum)
     steps, orders = 0, []
     for epoch in batches.epochs():
         inputs, shares = [], []
@@ -56,9 +56,9 @@ def test_a_job_that_ends_before_its_epoch_has_no_smaller_batch(
     assert [batch_length(part.batch[0]) for part in batches.last_step()] == [4] * smaller
 
 
-@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3), epoch_steps=st.integers(1, 9))
+@given(batch_size=st.integers(1, SAMPLES), grad_accum=st.integers(1, 3), epoch_steps=st.integers(1, 9))
 def test_an_epoch_that_is_cut_short_keeps_its_last_step(
-    workload: Workload, batch_size: int, accumulate: int, epoch_steps: int
+    workload: Workload, batch_size: int, grad_accum: int, epoch_steps: int
 ) -> None:
     def steps_of(batches: Batches) -> list[list[int]]:
         steps: list[list[int]] = [[]]
@@ -68,7 +68,7 @@ def test_an_epoch_that_is_cut_short_keeps_its_last_step(
         return steps[:-1]
 
     whole, short = (
-        batches_of(workload, batch_size=batch_size, accumulate=accumulate, epoch_steps=steps)  # type: ignore[arg-type]
+        batches_of(workload, batch_size=batch_size, grad_accum=grad_accum, epoch_steps=steps)  # type: ignore[arg-type]
         for steps in (None, epoch_steps)
     )
     expected = steps_of(whole)
@@ -81,11 +81,11 @@ def test_an_epoch_that_is_cut_short_keeps_its_last_step(
     assert [batch_length(input) for input, _ in short.evaluation()] == evaluated
 
 
-@given(batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, 3))
-def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, batch_size: int, accumulate: int) -> None:
-    probe = batches_of(workload, batch_size=batch_size, accumulate=accumulate, probe=True)
+@given(batch_size=st.integers(1, SAMPLES), grad_accum=st.integers(1, 3))
+def test_a_probe_has_full_steps_without_end_and_the_rest(workload: Workload, batch_size: int, grad_accum: int) -> None:
+    probe = batches_of(workload, batch_size=batch_size, grad_accum=grad_accum, probe=True)
     full, rest = divmod(SAMPLES, batch_size)
-    step = ([batch_size] * full + [rest] * bool(rest))[: min(accumulate, 2)]
+    step = ([batch_size] * full + [rest] * bool(rest))[: min(grad_accum, 2)]
     for parts in itertools.islice(probe.full_steps(), 2 * SAMPLES // batch_size + 2):
         assert [batch_length(input) for (input, _), _, _, _ in parts] == step
     assert [batch_length(input) for (input, _), _, _, _ in probe.last_step()] == ([rest] if rest else [])
@@ -131,14 +131,14 @@ def test_the_digest_of_augmented_data_is_always_the_same() -> None:
 
 @given(
     batch_size=st.integers(1, SAMPLES),
-    accumulate=st.integers(1, 4),
+    grad_accum=st.integers(1, 4),
     steps_and_stop=st.integers(1, 40).flatmap(lambda steps: st.tuples(st.just(steps), st.integers(0, steps))),
 )
 def test_resuming_from_any_step_gives_the_rest(
-    workload: Workload, batch_size: int, accumulate: int, steps_and_stop: tuple[int, int]
+    workload: Workload, batch_size: int, grad_accum: int, steps_and_stop: tuple[int, int]
 ) -> None:
     steps, stop = steps_and_stop
-    settings = {"batch_size": batch_size, "accumulate": accumulate, "epochs": None, "steps": steps, "seed": 3}
+    settings = {"batch_size": batch_size, "grad_accum": grad_accum, "epochs": None, "steps": steps, "seed": 3}
     whole = batches_of(workload, **settings)  # type: ignore[arg-type]
     parts, done, position = [], 0, whole.position
     for epoch in whole.epochs():

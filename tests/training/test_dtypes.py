@@ -18,8 +18,8 @@ from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.training.amp.precision import Precision
 from amp_track.training.devices.open import open_device
 from amp_track.training.dtypes import DtypesWatch, readable_name
@@ -294,21 +294,21 @@ def test_operations_are_named_without_who_implements_them(aten: str, understood:
 
 
 @pytest.mark.nightly
-def test_a_fresh_process_finds_the_same(sandbox: Sandbox) -> None:
+def test_a_fresh_process_finds_the_same(runner: JobRunner) -> None:
     job = Job(workload=DIGITS, precision="amp", batch_size=2, device="cpu")
-    report = sandbox.dtypes(resolve(job, sandbox.inspect(job)))
+    report = runner.dtypes(resolve(job, runner.inspect(job)))
     assert isinstance(report, DtypesReport)
     assert report.workload == DIGITS
     assert report.operations == watch(load_workload(DIGITS), "amp").operations
 
 
-def test_what_goes_wrong_is_an_outcome(sandbox: Sandbox) -> None:
+def test_what_goes_wrong_is_an_job_result(runner: JobRunner) -> None:
     job = Job(workload=FAULTS, precision="amp", batch_size=2, device="cpu", options=(("fault", "raise"),))
-    outcome = sandbox.dtypes(resolve(job, sandbox.inspect(job)))
-    assert not isinstance(outcome, DtypesReport)
-    assert outcome.verdict is Verdict.CRASHED
-    assert outcome.message == "ValueError: the labels are off by one (in loss)"
-    assert OUR_FRAMES not in outcome.traceback
+    job_result = runner.dtypes(resolve(job, runner.inspect(job)))
+    assert not isinstance(job_result, DtypesReport)
+    assert job_result.status is JobStatus.CRASHED
+    assert job_result.message == "ValueError: the labels are off by one (in loss)"
+    assert OUR_FRAMES not in job_result.traceback
 
 
 def test_json_has_every_operation() -> None:
@@ -332,10 +332,10 @@ def test_json_has_every_operation() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "half"), HALVES)
 def test_on_a_gpu_convolutions_run_in_half_and_the_loss_does_not(
-    sandbox: Sandbox, cuda: torch.device, precision: str, half: str
+    runner: JobRunner, cuda: torch.device, precision: str, half: str
 ) -> None:
     asked = Job(workload=DIGITS, precision=precision, device="cuda", batch_size=2)
-    report = sandbox.dtypes(resolve(asked, sandbox.inspect(asked)))
+    report = runner.dtypes(resolve(asked, runner.inspect(asked)))
     assert isinstance(report, DtypesReport)
     by_pass = {
         in_pass: {(one.operation, one.output) for one in report.operations if one.in_pass == in_pass}

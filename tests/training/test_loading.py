@@ -60,7 +60,7 @@ def test_loading_leaves_the_trainings_own_generators_alone(workers: int) -> None
 
 def test_orders_and_augmentation_of_all_epochs_are_the_same_with_any_workers() -> None:
     def epochs(workers: int) -> list[torch.Tensor]:
-        job = Job(workload=SPIKY, batch_size=8, epochs=3, loader_workers=workers, device="cpu")
+        job = Job(workload=SPIKY, batch_size=8, epochs=3, num_workers=workers, device="cpu")
         batches = Batches(job, load_workload(SPIKY))
         return [torch.cat([part.batch[0] for part in epoch]) for epoch in batches.epochs()]
 

@@ -17,7 +17,7 @@ from torch.distributed import HashStore
 from amp_track.config.job import Rank
 from amp_track.training.amp import random_state
 from amp_track.training.amp.step import StepTotals
-from amp_track.training.process_group import JSON, Peers, merge_totals
+from amp_track.training.process_group import JSON, RankGroup, merge_totals
 
 OF_ONE = StepTotals(
     first_step=1,
@@ -86,24 +86,24 @@ def test_ranks_gather_values_and_unpickle_nothing(tmp_path: Path) -> None:
         return distributed.ProcessGroupGloo(store, index, 2, datetime.timedelta(seconds=20))
 
     def rank_one() -> None:
-        peers = Peers(Rank(index=1, count=2), groups[1])
-        peers.sum([3, math.inf])
-        peers.agree(False)
-        peers.merge(totals)
-        peers.gather(random_state.to_json(generators), JSON)
+        group = RankGroup(Rank(index=1, count=2), groups[1])
+        group.sum([3, math.inf])
+        group.agree(False)
+        group.merge(totals)
+        group.gather(random_state.to_json(generators), JSON)
         send_bytes(groups[1], pickle.dumps(Exploit(file)))
 
     def rank_zero() -> None:
-        peers = Peers(Rank(index=0, count=2), groups[0])
-        assert peers.sum([0.1, 1.0]) == [3.1, math.inf]
-        assert peers.agree(True)
-        merged = peers.merge(totals)
+        group = RankGroup(Rank(index=0, count=2), groups[0])
+        assert group.sum([0.1, 1.0]) == [3.1, math.inf]
+        assert group.agree(True)
+        merged = group.merge(totals)
         assert math.isnan(merged.step_losses[0]), "JSON has no NaN of its own"
         assert merged.step_losses[1:] == (0.5,)
-        known = [random_state.from_json(each) for each in peers.gather(random_state.to_json(generators), JSON)]
+        known = [random_state.from_json(each) for each in group.gather(random_state.to_json(generators), JSON)]
         assert all(torch.equal(each["torch"], generators["torch"]) for each in known)
         with pytest.raises(ValueError, match="Invalid JSON"):
-            peers.agree(True)
+            group.agree(True)
 
     with ThreadPoolExecutor() as pool:
         groups = list(pool.map(join, (0, 1)))

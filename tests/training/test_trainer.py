@@ -9,57 +9,61 @@ from support import DIGITS, WORKLOADS
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
 from amp_track.records.events import EpochEnded, Event
-from amp_track.records.result import Outcome
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobResult
+from amp_track.runner.runner import JobRunner
 
 
 @pytest.fixture(scope="module")
-def digits(sandbox: Sandbox) -> Job:
-    return resolve(Job(workload=DIGITS, precision="fp32"), sandbox.inspect(Job(workload=DIGITS)))
+def digits(runner: JobRunner) -> Job:
+    return resolve(Job(workload=DIGITS, precision="fp32"), runner.inspect(Job(workload=DIGITS)))
 
 
 @pytest.fixture(scope="module")
-def strict(sandbox: Sandbox, digits: Job) -> Outcome:
-    return sandbox.run(digits)
+def strict(runner: JobRunner, digits: Job) -> JobResult:
+    return runner.run(digits)
 
 
 @pytest.mark.nightly
-def test_digits_learn_in_the_default_epochs(strict: Outcome) -> None:
-    assert strict.quality is not None
-    assert strict.quality >= 0.97
+def test_digits_learn_in_the_default_epochs(strict: JobResult) -> None:
+    assert strict.metric is not None
+    assert strict.metric >= 0.97
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["bf16", "amp"])
-def test_lower_precision_keeps_the_accuracy(sandbox: Sandbox, digits: Job, strict: Outcome, precision: str) -> None:
-    outcome = sandbox.run(dataclasses.replace(digits, precision=precision))
-    assert outcome.quality == pytest.approx(strict.quality, abs=0.01)
+def test_lower_precision_keeps_the_accuracy(runner: JobRunner, digits: Job, strict: JobResult, precision: str) -> None:
+    job_result = runner.run(dataclasses.replace(digits, precision=precision))
+    assert job_result.metric == pytest.approx(strict.metric, abs=0.01)
 
 
-def test_an_outcome_is_what_its_events_said(sandbox: Sandbox, digits: Job) -> None:
+def test_an_job_result_is_what_its_events_said(runner: JobRunner, digits: Job) -> None:
     events: list[Event] = []
-    outcome = sandbox.run(dataclasses.replace(digits, epochs=2), events.append)
+    job_result = runner.run(dataclasses.replace(digits, epochs=2), events.append)
     last = [event for event in events if isinstance(event, EpochEnded)][-1]
-    assert (outcome.train_loss, outcome.eval_loss, outcome.quality) == (last.train_loss, last.eval_loss, last.quality)
-    assert outcome.steps == last.step == 2 * 23
-    assert outcome.train_seconds is not None
-    assert 0 < outcome.train_seconds < outcome.wall_seconds
-    assert outcome.samples_per_second is not None
-    assert outcome.samples_per_second > 0
+    assert (job_result.train_loss, job_result.eval_loss, job_result.metric) == (
+        last.train_loss,
+        last.eval_loss,
+        last.metric,
+    )
+    assert job_result.steps == last.step == 2 * 23
+    assert job_result.train_seconds is not None
+    assert 0 < job_result.train_seconds < job_result.wall_seconds
+    assert job_result.samples_per_second is not None
+    assert job_result.samples_per_second > 0
 
 
-def test_options_of_the_step_reach_it(sandbox: Sandbox, digits: Job) -> None:
-    outcomes = [
-        sandbox.run(dataclasses.replace(digits, steps=8, epochs=None, **changes))
+def test_options_of_the_step_reach_it(runner: JobRunner, digits: Job) -> None:
+    job_results = [
+        runner.run(dataclasses.replace(digits, steps=8, epochs=None, **changes))
         for changes in (
             {},
-            {"clip_norm": 1e-3},
+            {"max_grad_norm": 1e-3},
             {"channels_last": True},
-            {"lr_scaling": "linear", "accumulate": 2},
+            {"lr_scaling": "linear", "grad_accum": 2},
         )
     ]
-    assert [outcome.steps for outcome in outcomes] == [8] * 4
-    plain, clipped, last, scaled = (outcome.train_loss for outcome in outcomes)
+    assert [job_result.steps for job_result in job_results] == [8] * 4
+    plain, clipped, last, scaled = (job_result.train_loss for job_result in job_results)
     assert plain is not None
     assert clipped is not None
     assert scaled is not None
@@ -70,11 +74,11 @@ def test_options_of_the_step_reach_it(sandbox: Sandbox, digits: Job) -> None:
     assert math.isfinite(clipped + scaled)
 
 
-def sizes_trained(sandbox: Sandbox, folder: Path, **settings: Any) -> list[int]:
+def sizes_trained(runner: JobRunner, folder: Path, **settings: Any) -> list[int]:
     """Return the size of every batch that a job of tells_sizes.py trains on."""
     file = folder / "sizes"
     job = Job(workload=str(WORKLOADS / "tells_sizes.py"), precision="fp32", options=(("file", str(file)),), **settings)
-    assert sandbox.run(resolve(job, sandbox.inspect(job))).fits
+    assert runner.run(resolve(job, runner.inspect(job))).fits
     return [int(line) for line in file.read_text().splitlines()]
 
 
@@ -82,27 +86,27 @@ def sizes_trained(sandbox: Sandbox, folder: Path, **settings: Any) -> list[int]:
     ("compiles", "first"), [(False, [4, 8, 8]), pytest.param(True, [8, 4, 8, 8], marks=pytest.mark.nightly)]
 )
 def test_a_probe_meets_the_batch_sizes_in_a_trainings_order_where_it_compiles(
-    sandbox: Sandbox, tmp_path: Path, compiles: bool, first: list[int]
+    runner: JobRunner, tmp_path: Path, compiles: bool, first: list[int]
 ) -> None:
     """A compiler makes code for the first size, and then for any: a full batch comes first, as in a training."""
-    sizes = sizes_trained(sandbox, tmp_path, probe=True, compile=compiles)
+    sizes = sizes_trained(runner, tmp_path, probe=True, compile=compiles)
     assert sizes[: len(first)] == first
     assert set(sizes[len(first) :]) <= {8}
 
 
 @pytest.mark.parametrize(("to_the_end", "last"), [(True, 4), (False, 8)])
 def test_a_probe_of_one_epoch_ends_with_the_smaller_batch_unless_a_longer_training_will(
-    sandbox: Sandbox, tmp_path: Path, to_the_end: bool, last: int
+    runner: JobRunner, tmp_path: Path, to_the_end: bool, last: int
 ) -> None:
-    sizes = sizes_trained(sandbox, tmp_path, probe=True, epochs=1, probe_to_the_end=to_the_end)
+    sizes = sizes_trained(runner, tmp_path, probe=True, epochs=1, probe_to_the_end=to_the_end)
     assert sizes[:2] == [8, 8]
     assert sizes[-1] == last
 
 
-def test_a_probe_with_one_full_step_makes_the_smaller_one_too(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_probe_with_one_full_step_makes_the_smaller_one_too(runner: JobRunner, tmp_path: Path) -> None:
     """It is the first that has optimizer state."""
-    assert sizes_trained(sandbox, tmp_path, batch_size=16, probe=True, epochs=1, probe_to_the_end=False) == [16, 4]
+    assert sizes_trained(runner, tmp_path, batch_size=16, probe=True, epochs=1, probe_to_the_end=False) == [16, 4]
 
 
-def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(sandbox: Sandbox, tmp_path: Path) -> None:
-    assert sizes_trained(sandbox, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]
+def test_an_epoch_that_is_cut_short_ends_with_its_smaller_batch_and_goes_on(runner: JobRunner, tmp_path: Path) -> None:
+    assert sizes_trained(runner, tmp_path, batch_size=3, steps=4, epoch_steps=2) == [3, 2, 3, 2]

@@ -90,7 +90,7 @@ def test_a_server_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None
     wait_until_gone(started)
 
 
-def test_a_port_in_use_and_another_machines_address_are_refused() -> None:
+def test_a_port_in_use_and_another_machines_address_are_rejected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         with pytest.raises(BadInput, match=f"--port: got {port}, expected a free port of 127.0.0.1"):

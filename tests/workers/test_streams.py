@@ -73,7 +73,7 @@ def test_a_command_prints_in_a_small_character_set(encoding: str, monkeypatch: p
     out, err = opened(encoding), opened(encoding)
     monkeypatch.setattr(sys, "stdout", out[1])
     monkeypatch.setattr(sys, "stderr", err[1])
-    for arguments, written in ((["compare", "--help"], out[0]), (["fit", "no–where.py"], err[0])):
+    for arguments, written in ((["compare", "--help"], out[0]), (["max-batch", "no–where.py"], err[0])):
         monkeypatch.setattr(sys, "argv", ["amp-track", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -83,7 +83,7 @@ def test_a_command_prints_in_a_small_character_set(encoding: str, monkeypatch: p
 
 
 def test_a_job_prints_to_stderr_whatever_stdout_is(tmp_path: Path) -> None:
-    """A file that can be sought in, where stderr is a pipe: `amp-track fit … > result 2> >(tee log)`."""
+    """A file that can be sought in, where stderr is a pipe: `amp-track max-batch … > result 2> >(tee log)`."""
     program = "from amp_track.runner import process_setup as p; p.set_up_process(is_job=False); print('printed')"
     with (tmp_path / "result").open("w") as result:
         done = subprocess.run([sys.executable, "-c", program], stdout=result, stderr=subprocess.PIPE, text=True)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 TOO_MUCH = 2**34  # floats: 64 GiB
 SHARED_BYTES = 2**31
@@ -58,7 +58,7 @@ class Faults(Workload):
     """Only batches larger than this go wrong."""
 
     batch_size: int = 4
-    quality = Quality("error", higher_is_better=False)
+    metric = Metric("error", higher_is_better=False)
 
     def model(self) -> nn.Module:
         if self.fault == "model":

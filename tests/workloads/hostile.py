@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from amp_track import BadInput, Quality, Workload
+from amp_track import BadInput, Metric, Workload
 
 Fault = Literal[
     "none",
@@ -278,7 +278,7 @@ class Hostile(Workload):
     """A file that gets the number of a process that the workload has started, or of its own before it hangs."""
 
     batch_size: int = 4
-    quality = Quality("error", higher_is_better=False)
+    metric = Metric("error", higher_is_better=False)
 
     @property
     def _now(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 SIDE = 16
 
@@ -33,7 +33,7 @@ class Painter(Workload):
 
     learning_rate: float = 1e-1
     batch_size: int = 32
-    quality = Quality("error", higher_is_better=False)
+    metric = Metric("error", higher_is_better=False)
 
     def model(self) -> nn.Module:
         bend = {"tanh": nn.Tanh(), "relu": nn.ReLU()}[self.kind]
@@ -50,7 +50,7 @@ class Painter(Workload):
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target).abs().flatten(1).mean(dim=1)
 
-    def pictures(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
+    def plots(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
         match self.spoils:
             case "raises":
                 raise ValueError("no paint")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 TOO_MUCH = 2**34  # floats: 64 GiB
 
@@ -55,7 +55,7 @@ class Parallel(Workload):
     learning_rate: float = 0.05
     batch_size: int = 4
     epochs: int = 2
-    quality = Quality("mean_target", higher_is_better=False)
+    metric = Metric("mean_target", higher_is_better=False)
 
     def model(self) -> nn.Module:
         return Net(self.fault, self.faulty_rank, self.seconds)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 
 class _LastOfSequence(nn.Module):
@@ -25,7 +25,7 @@ class _LastOfSequence(nn.Module):
 class Recurrent(Workload):
     batch_size: int = 8
     epochs: int = 1
-    quality = Quality("error", higher_is_better=False)
+    metric = Metric("error", higher_is_better=False)
 
     def model(self) -> nn.Module:
         return _LastOfSequence()

@@ -62,7 +62,9 @@ class Returns(Workload):
     def schedule(self, total_steps: int) -> Any:
         if self.wrong == "schedule: number":
             return 0.5
-        return (lambda updates: 1.0 if updates < 2 else float("nan")) if self.wrong == "schedule" else None
+        return (
+            (lambda optimizer_steps: 1.0 if optimizer_steps < 2 else float("nan")) if self.wrong == "schedule" else None
+        )
 
     def loss(self, output: Tensor, target: Tensor) -> Any:
         loss = super().loss(output, target)

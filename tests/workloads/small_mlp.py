@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 
 @dataclass(frozen=True)
 class SmallMlp(Workload):
     batch_size: int = 32
     epochs: int = 1
-    quality = Quality("accuracy", higher_is_better=True)
+    metric = Metric("accuracy", higher_is_better=True)
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

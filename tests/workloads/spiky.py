@@ -68,4 +68,4 @@ class Spiky(Workload):
         return torch.optim.Adam(parameters, lr=lr, fused=self.fused)
 
     def schedule(self, total_steps: int) -> Callable[[int], float]:
-        return lambda updates: 1 / (1 + updates)
+        return lambda optimizer_steps: 1 / (1 + optimizer_steps)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from amp_track import Quality, Workload
+from amp_track import Metric, Workload
 
 
 class _Model(nn.Module):
@@ -31,7 +31,7 @@ class TellsSizes(Workload):
     file: str = "sizes"
     batch_size: int = 8
     epochs: int = 2
-    quality = Quality("error", higher_is_better=False)
+    metric = Metric("error", higher_is_better=False)
 
     def model(self) -> nn.Module:
         return _Model(Path(self.file))

@@ -16,7 +16,7 @@ from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Column, Table
 from amp_track.report.text import title
 from amp_track.results.compare import CompareResult, as_numbers
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 _SCALES = "What the GradScaler did"
@@ -56,11 +56,14 @@ def page_of(result: Result) -> Page:
 
 def _page_of(result: Result) -> Page:
     if isinstance(result, CompareResult):
-        found: FitResult | CompareResult = result
+        found: MaxBatchResult | CompareResult = result
         sections, subtitle = _of_compare(result), compare.table(result).title
     else:
-        found = result.fit if isinstance(result, SearchResult) else result
-        sections, subtitle = _of_search(result) if isinstance(result, SearchResult) else _of_fit(result), title(found)
+        found = result.limits if isinstance(result, SearchResult) else result
+        sections, subtitle = (
+            _of_search(result) if isinstance(result, SearchResult) else _of_max_batch(result),
+            title(found),
+        )
     columns, rows = trials.table(result)
     return Page(
         study=found.study,
@@ -74,34 +77,37 @@ def _page_of(result: Result) -> Page:
     )
 
 
-def _of_fit(result: FitResult) -> list[Section]:
-    return [*_of_edges(result), Section(heading="Speed", charts=_there(max_batch_charts.speed(result)))]
+def _of_max_batch(result: MaxBatchResult) -> list[Section]:
+    return [*_of_max_batches(result), Section(heading="Speed", charts=_there(max_batch_charts.speed(result)))]
 
 
-def _of_edges(result: FitResult) -> list[Section]:
+def _of_max_batches(result: MaxBatchResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
-        Section(heading="The largest batch, and its proof", lines=proofs, tables=(max_batch.fit_table(result),)),
+        Section(heading="The largest batch, and its proof", lines=proofs, tables=(max_batch.max_batch_table(result),)),
         Section(heading="Memory", charts=_there(max_batch_charts.memory(result), max_batch_charts.predicted(result))),
     ]
 
 
 def _of_search(result: SearchResult) -> list[Section]:
-    edges, memory = _of_edges(result.fit)
+    max_batches, memory = _of_max_batches(result.limits)
     compared = result.seeds
-    name = result.quality_name
+    name = result.metric_name
     over_seeds = (training_charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
-    trained, note = _trained(result), f"{_same(result.fit.job)} Ringed: no other is both better and faster (samples/s)."
+    trained, note = (
+        _trained(result),
+        f"{_same(result.limits.job)} Ringed: no other is both better and faster (samples/s).",
+    )
     return [
         Section(heading="The precisions side by side", tables=(search.search_table(result),)),
-        edges,
+        max_batches,
         memory,
         Section(
             heading="Speed and quality",
             charts=_there(
                 max_batch_charts.speed(result),
-                training_charts.quality(trained, name, setting="batch size", note=note),
-                training_charts.quality_over_time(trained, name, note=note),
+                training_charts.metric(trained, name, setting="batch size", note=note),
+                training_charts.metric_over_time(trained, name, note=note),
             ),
         ),
         Section(
@@ -115,14 +121,14 @@ def _of_search(result: SearchResult) -> list[Section]:
 
 def _of_compare(result: CompareResult) -> list[Section]:
     table, *over_seeds = compare.tables(result)
-    name, trained, note = result.quality_name, _compared(result), _same(result.job)
+    name, trained, note = result.metric_name, _compared(result), _same(result.job)
     return [
         Section(heading="The precisions side by side", tables=(table,), charts=_measures(result)),
         Section(
-            heading="Quality",
+            heading="Metric",
             charts=_there(
-                training_charts.quality(trained, name, setting=result.option or "", note=note),
-                training_charts.quality_over_time(trained, name, note=note),
+                training_charts.metric(trained, name, setting=result.option or "", note=note),
+                training_charts.metric_over_time(trained, name, note=note),
             ),
         ),
         Section(
@@ -156,7 +162,7 @@ def _trained(result: SearchResult) -> list[Training]:
             precision=trial.precision,
             label=f"batch {trial.batch_size}",
             setting=trial.batch_size,
-            outcome=trial.outcome,
+            job_result=trial.job_result,
             is_best=trial.number in front,
         )
         for trial in result.trials
@@ -171,8 +177,8 @@ def _compared(result: CompareResult) -> list[Training]:
             precision=cell.precision,
             label=cell.value or cell.precision,
             setting=by_value.get(cell.value),
-            outcome=each.outcome,
-            is_repeat=each is not next((one for one in cell.trainings if one.outcome.fits), None),
+            job_result=each.job_result,
+            is_repeat=each is not next((one for one in cell.trainings if one.job_result.fits), None),
         )
         for cell in result.cells
         for each in cell.trainings

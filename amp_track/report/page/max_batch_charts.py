@@ -9,13 +9,13 @@ from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import Chart
 from amp_track.report.page.svg import INK
-from amp_track.results.max_batch import FitResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
 _MEBIBYTE = 2**20
 
 
-def memory(fitted: FitResult) -> Chart | None:
+def memory(fitted: MaxBatchResult) -> Chart | None:
     """Draw memory over the batch size: what was measured, the line through it, the budget, and what failed."""
     probes = [probe for probe in fitted.probes if probe.measured_bytes]
     if not probes:
@@ -24,8 +24,8 @@ def memory(fitted: FitResult) -> Chart | None:
     ends = []
     for name in drawing.in_order(probe.precision for probe in probes):
         own = [probe for probe in probes if probe.precision == name]
-        fits = {probe.batch_size: probe.measured_bytes or 0 for probe in own if probe.outcome.fits}
-        fails = {probe.batch_size: probe.measured_bytes or 0 for probe in own if not probe.outcome.fits}
+        fits = {probe.batch_size: probe.measured_bytes or 0 for probe in own if probe.job_result.fits}
+        fails = {probe.batch_size: probe.measured_bytes or 0 for probe in own if not probe.job_result.fits}
         color = PRECISION_COLORS[name]
         axes.plot(list(fits), [size / _MEBIBYTE for size in fits.values()], "o", color=color, markersize=4)
         axes.plot(list(fails), [size / _MEBIBYTE for size in fails.values()], "x", color=color, markersize=7)
@@ -46,7 +46,7 @@ def memory(fitted: FitResult) -> Chart | None:
             axes, fitted.limit_bytes / _MEBIBYTE, f"what a job may take: {format_bytes(fitted.limit_bytes)}"
         )
     drawing.label_ends(axes, ends)
-    failed = sum(not probe.outcome.fits for probe in probes)
+    failed = sum(not probe.job_result.fits for probe in probes)
     return Chart(
         "Memory against batch",
         figure,
@@ -55,9 +55,11 @@ def memory(fitted: FitResult) -> Chart | None:
     )
 
 
-def predicted(fitted: FitResult) -> Chart | None:
+def predicted(fitted: MaxBatchResult) -> Chart | None:
     """Draw the memory that was predicted for each job against what it took."""
-    known = [probe for probe in fitted.probes if probe.outcome.fits and probe.predicted_bytes and probe.measured_bytes]
+    known = [
+        probe for probe in fitted.probes if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes
+    ]
     if not known:
         return None
     figure, axes = drawing.figure("predicted memory, MiB", "measured memory, MiB")
@@ -85,9 +87,9 @@ def predicted(fitted: FitResult) -> Chart | None:
     )
 
 
-def speed(result: FitResult | SearchResult) -> Chart | None:
+def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
     """Draw samples per second over the batch size, with the smallest batch that is as fast as the best."""
-    fitted = result.fit if isinstance(result, SearchResult) else result
+    fitted = result.limits if isinstance(result, SearchResult) else result
     trials = result.trials if isinstance(result, SearchResult) else ()
     figure, axes = drawing.figure("batch size", "samples per second")
     axes.set_xscale("log", base=2)
@@ -100,9 +102,9 @@ def speed(result: FitResult | SearchResult) -> Chart | None:
             ends.append((float(found.throughput[-1][0]), found.throughput[-1][1], name, color))
         own = thinned(
             [
-                (trial.batch_size, trial.outcome.samples_per_second)
+                (trial.batch_size, trial.job_result.samples_per_second)
                 for trial in trials
-                if trial.precision == name and trial.outcome.samples_per_second
+                if trial.precision == name and trial.job_result.samples_per_second
             ],
             drawing.MOST_POINTS,
         )

@@ -62,7 +62,7 @@ def _brief(template: str, result: Result, *, ui: str, is_view: bool = False) -> 
         .render(
             answer=answers.answer(result),
             study=answers.name(result),
-            has_edges=not isinstance(result, CompareResult),
+            has_max_batches=not isinstance(result, CompareResult),
             is_view=is_view,
             links=links.named_pages(result, ui),
         )

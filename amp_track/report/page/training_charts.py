@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from amp_track.records.colors import PRECISION_COLORS
-from amp_track.records.result import Outcome
+from amp_track.records.result import JobResult
 from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import MOST_POINTS, Chart, End
@@ -36,14 +36,14 @@ class Training:
     """What tells it from others of its precision: `batch 256`, or the value of an option."""
     setting: float | None
     """The number in the label; None where it has none."""
-    outcome: Outcome
+    job_result: JobResult
     is_best: bool = False
     """Whether it is ringed."""
     is_repeat: bool = False
     """Whether it is another seed of a training before it: its scale is counted, and not drawn."""
 
 
-def quality(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
+def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
     """Draw the quality over a setting, with a line through the means where several trainings have the same.
 
     Args:
@@ -53,19 +53,19 @@ def quality(trainings: Sequence[Training], name: str, *, setting: str, note: str
         note: written under the chart.
     """
     rated = [
-        (training, training.setting, training.outcome.quality)
+        (training, training.setting, training.job_result.metric)
         for training in trainings
-        if training.setting is not None and _is_finite(training.outcome.quality)
+        if training.setting is not None and _is_finite(training.job_result.metric)
     ]
     return _drawn(rated, name, across=setting, note=note, is_joined=True)
 
 
-def quality_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
+def metric_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
     """Draw the quality over the time that a training took; the arguments are those of `quality`."""
     rated = [
-        (training, training.outcome.wall_seconds, training.outcome.quality)
+        (training, training.job_result.wall_seconds, training.job_result.metric)
         for training in trainings
-        if _is_finite(training.outcome.quality)
+        if _is_finite(training.job_result.metric)
     ]
     return _drawn(rated, name, across="seconds of the whole training", note=note, is_joined=False)
 
@@ -121,7 +121,7 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
 
     `by` names what the labels are values of, where they do not say so themselves.
     """
-    scaled = [training for training in trainings if training.outcome.scale is not None and training.outcome.fits]
+    scaled = [training for training in trainings if training.job_result.scale is not None and training.job_result.fits]
     if not scaled:
         return None
     each = sorted((one for one in scaled if not one.is_repeat), key=lambda training: training.setting or 0.0)
@@ -131,8 +131,8 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
     axes.set_yscale("log", base=2)
     ends: list[End] = []
     for place, training in enumerate(shown):
-        assert training.outcome.scale is not None
-        history = training.outcome.scale.history
+        assert training.job_result.scale is not None
+        history = training.job_result.scale.history
         opacity = 0.35 + 0.65 * (place + 1) / len(shown)
         steps, sizes = zip(*thinned(history, MOST_POINTS), strict=True)
         color = PRECISION_COLORS[training.precision]
@@ -142,7 +142,7 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
             axes.plot(*zip(*thinned(falls, MOST_POINTS), strict=True), "v", color=color, alpha=opacity, markersize=5)
         ends.append((float(steps[-1]), sizes[-1], training.label, color))
     drawing.label_ends(axes, ends)
-    skipped = sum(training.outcome.skipped_steps for training in scaled)
+    skipped = sum(training.job_result.skipped_steps for training in scaled)
     left_out = f" {len(shown)} of {len(scaled)} trainings are drawn." if len(shown) < len(scaled) else ""
     return Chart(
         "Scale history of the GradScaler" + (f", by {by}" if by else ""),
@@ -152,7 +152,7 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
     )
 
 
-def seeds(quality_name: str, compared: SeedsResult, *, where: str = "") -> Chart | None:
+def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart | None:
     """Draw the quality of each precision over several seeds, its interval, and the margin around fp32.
 
     `where` names what else is fixed.
@@ -160,26 +160,26 @@ def seeds(quality_name: str, compared: SeedsResult, *, where: str = "") -> Chart
     intervals = {name: interval for name in compared.precisions if (interval := compared.interval(name)) is not None}
     if not intervals:
         return None
-    figure, axes = drawing.figure(quality_name, "")
+    figure, axes = drawing.figure(metric_name, "")
     names = list(intervals)[::-1]
     for place, name in enumerate(names):
         interval, color = intervals[name], PRECISION_COLORS[name]
         half = interval.half_width or 0.0
         axes.errorbar([interval.mean], [place], xerr=[[half], [half]], fmt="D", color=color, capsize=5, linewidth=1.6)
-        own = compared.qualities(name)
+        own = compared.metrics(name)
         axes.plot(own, [place - 0.18] * len(own), "|", color=color, markersize=9)
     if REFERENCE in intervals:
         mean = intervals[REFERENCE].mean
-        margin = compared.margin.of(mean)
-        axes.axvspan(mean - margin, mean + margin, color=PRECISION_COLORS[REFERENCE], alpha=0.12, linewidth=0)
+        tolerance = compared.tolerance.of(mean)
+        axes.axvspan(mean - tolerance, mean + tolerance, color=PRECISION_COLORS[REFERENCE], alpha=0.12, linewidth=0)
     axes.set_yticks(range(len(names)), labels=names)
     axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(names) - 0.4)
     return Chart(
-        f"{quality_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
+        f"{metric_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
         figure,
         "; ".join(f"{name} {intervals[name].mean:.4f}" for name in intervals),
-        f"◆ mean and 95 % interval, | each seed; the band is fp32 ± {compared.margin}.",
+        f"◆ mean and 95 % interval, | each seed; the band is fp32 ± {compared.tolerance}.",
     )
 
 

@@ -21,13 +21,13 @@ _TRIALS = (
     Column("precision"),
     Column("batch", right=True),
     _SETTING,
-    Column("verdict"),
-    Column("quality", right=True),
+    Column("status"),
+    Column("metric", right=True),
     Column("samples/s", right=True),
     Column("seconds", right=True),
     Column("MiB", right=True),
     Column("predicted MiB", right=True),
-    Column("updates", right=True),
+    Column("optimizer_steps", right=True),
     Column("skipped steps", right=True),
     Column("final scale", right=True),
     Column("why"),
@@ -58,9 +58,9 @@ def _rows(result: Result) -> list[TrialRow]:
             for cell in result.cells
             for each in cell.trainings
         ]
-    fitted = result.fit if isinstance(result, SearchResult) else result
+    fitted = result.limits if isinstance(result, SearchResult) else result
     rows = [
-        _row("fit", each.trial, each.precision, each.batch_size, each, why=f"{each.kind}: {each.reason}")
+        _row("max-batch", each.trial, each.precision, each.batch_size, each, why=f"{each.kind}: {each.reason}")
         for each in fitted.probes
     ]
     if not isinstance(result, SearchResult):
@@ -104,7 +104,7 @@ def _row(
     setting: str = "",
     why: str,
 ) -> TrialRow:
-    outcome = each.outcome
+    job_result = each.job_result
     return TrialRow(
         cells=(
             part,
@@ -112,15 +112,15 @@ def _row(
             precision,
             str(batch_size),
             setting,
-            outcome.ended,
-            _number(outcome.quality, ".4f"),
-            _number(outcome.samples_per_second, ".0f"),
-            _number(outcome.wall_seconds, ".1f"),
-            _mebibytes(outcome.max_memory_bytes),
+            job_result.ended,
+            _number(job_result.metric, ".4f"),
+            _number(job_result.samples_per_second, ".0f"),
+            _number(job_result.wall_seconds, ".1f"),
+            _mebibytes(job_result.peak_bytes),
             _mebibytes(each.predicted_bytes if isinstance(each, ProbeResult) else None),
-            str(outcome.updates) if outcome.fits else "",
-            str(outcome.skipped_steps) if outcome.scale is not None else "",
-            _number(outcome.scale.final if outcome.scale is not None else None, "g"),
+            str(job_result.optimizer_steps) if job_result.fits else "",
+            str(job_result.skipped_steps) if job_result.scale is not None else "",
+            _number(job_result.scale.final if job_result.scale is not None else None, "g"),
             why,
         ),
         run_id=each.run_id,

@@ -20,7 +20,7 @@ class EvalTotals:
 
     samples: int
     loss: float
-    quality: float
+    metric: float
 
 
 class EvalStep:
@@ -84,5 +84,5 @@ class EvalStep:
         samples, self._samples = self._samples, 0
         self._sums.zero_()
         if not samples:
-            return EvalTotals(samples=0, loss=math.nan, quality=math.nan)
-        return EvalTotals(samples=samples, loss=loss_sum / samples, quality=score_sum / samples)
+            return EvalTotals(samples=0, loss=math.nan, metric=math.nan)
+        return EvalTotals(samples=samples, loss=loss_sum / samples, metric=score_sum / samples)

@@ -39,7 +39,7 @@ class LearningRates:
         optimizer: the optimizer, whose groups still have their own learning rates.
         schedule: a pure function, because it is called ahead of time, which `check_schedule` accepts.
         on_device: whether only the device knows if a step was skipped.
-        capacity: the largest number of steps between two calls of `set_updates`.
+        capacity: the largest number of steps between two calls of `set_optimizer_steps`.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class LearningRates:
             self._made = torch.zeros(1, dtype=torch.int64, device=device)
             self._rates = [torch.zeros(capacity + 1, device=device) for _ in self._base]
             self._current = [torch.zeros(1, device=device) for _ in self._base]
-        self.set_updates(0)
+        self.set_optimizer_steps(0)
 
     def check(self) -> None:
         """Raise InvalidReturnValue if the next step would use a factor that is none, or the schedule's own error.
 
         A factor that no step uses, such as one after the end of the schedule, does no harm. Waits for the device only
-        if such a factor lies as many updates ahead as there were steps since `set_updates`.
+        if such a factor lies as many updates ahead as there were steps since `set_optimizer_steps`.
         """
         if self._steps >= self._known:
-            updates = self._updates + (int(self._made) if self._on_device else 0)
-            _factor(self._schedule, updates)
-            self.set_updates(updates)  # the schedule has a factor by now
+            optimizer_steps = self._optimizer_steps + (int(self._made) if self._on_device else 0)
+            _factor(self._schedule, optimizer_steps)
+            self.set_optimizer_steps(optimizer_steps)  # the schedule has a factor by now
 
     def after_step(self, skipped: Tensor | bool) -> None:
         """Count one attempted step: `skipped` is a bool, or a tensor on the device that is above 0 if it was."""
@@ -75,20 +75,20 @@ class LearningRates:
             for rates, current in zip(self._rates, self._current, strict=True):
                 torch.index_select(rates, 0, self._made, out=current)
         elif not skipped:
-            self.set_updates(self._updates + 1)
+            self.set_optimizer_steps(self._optimizer_steps + 1)
 
-    def set_updates(self, updates: int) -> None:
+    def set_optimizer_steps(self, optimizer_steps: int) -> None:
         """Set how many updates have been made in all, and the learning rates that follow from it.
 
         They stay as they are where the schedule has no factor: `check` raises before a step uses them.
         """
-        self._updates = updates
+        self._optimizer_steps = optimizer_steps
         self._steps = 0
         ahead = range(len(self._rates[0]) if self._on_device else 1)
         factors: list[float] = []
         with contextlib.suppress(Exception):  # `check` raises it
             for number in ahead:
-                factors.append(_factor(self._schedule, updates + number))
+                factors.append(_factor(self._schedule, optimizer_steps + number))
         self._known = len(factors)
         if self._on_device:
             self._made.zero_()
@@ -107,27 +107,29 @@ class LearningRates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the groups' own learning rates and the number of updates."""
-        return {"base": self._base, "updates": self._updates}
+        return {"base": self._base, "optimizer_steps": self._optimizer_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from there. Call it after the optimizer's own, which replaces its groups' learning rates."""
         self._base = list(state["base"])
-        self.set_updates(state["updates"])
+        self.set_optimizer_steps(state["optimizer_steps"])
 
 
-def _factor(schedule: Schedule, updates: int) -> float:
+def _factor(schedule: Schedule, optimizer_steps: int) -> float:
     """Return a factor as a plain number: `torch.load(weights_only=True)` rejects numpy's.
 
     Raises:
         InvalidReturnValue: it is no real number, or negative, inf or NaN.
     """
     expected = "a finite factor of the learning rate, 0 or more"
-    factor: Any = schedule(updates)
+    factor: Any = schedule(optimizer_steps)
     if getattr(factor, "ndim", None) == 0:
         factor = factor.item()
     if not isinstance(factor, Real):
         raise InvalidReturnValue.of_type("schedule", factor, expected)
     number = float(factor)
     if not 0 <= number < math.inf:
-        raise InvalidReturnValue(f"schedule returned {number:g} for {updates} updates; it must return {expected}")
+        raise InvalidReturnValue(
+            f"schedule returned {number:g} for {optimizer_steps} updates; it must return {expected}"
+        )
     return number

@@ -75,7 +75,7 @@ class ScaleHistory:
     def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer, *, capacity: int = 1024) -> None:
         self.steps = 0
         """Optimizer steps attempted, up to the last read."""
-        self.updates = 0
+        self.optimizer_steps = 0
         """Optimizer steps that were not skipped, up to the last read."""
         device = next(p for group in optimizer.param_groups for p in group["params"]).device
         self._found_inf = ScalarLog(capacity, device)
@@ -133,7 +133,7 @@ class ScaleHistory:
             if found_inf:
                 skipped.append(self.steps)
             else:
-                self.updates += 1
+                self.optimizer_steps += 1
             self._replay(overflowed=bool(found_inf))
             if self.scale != before:
                 changes.append((self.steps, self.scale))
@@ -142,12 +142,12 @@ class ScaleHistory:
     def state_dict(self) -> dict[str, int]:
         """Return the counters; the scale itself is part of the scaler's own state. Call `read` first."""
         assert not len(self._found_inf), "read before saving"
-        return {"steps": self.steps, "updates": self.updates}
+        return {"steps": self.steps, "optimizer_steps": self.optimizer_steps}
 
     def load_state_dict(self, state: dict[str, int], scaler: GradScaler) -> None:
         """Resume from there, with a scaler whose own state has been loaded."""
         self._adopt(scaler)
-        self.steps, self.updates = state["steps"], state["updates"]
+        self.steps, self.optimizer_steps = state["steps"], state["optimizer_steps"]
         self._found_inf.clear()
 
     def _replay(self, *, overflowed: bool) -> None:

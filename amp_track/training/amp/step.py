@@ -107,10 +107,10 @@ class TrainStep:
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
         schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
             amp skips.
-        clip_norm: the norm to clip gradients to, after unscaling, once per update.
+        max_grad_norm: the norm to clip gradients to, after unscaling, once per update.
         channels_last: give the model and four-dimensional inputs that memory order.
         compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
-        diagnose_every: N; count overflow and underflow in every layer at every N-th step, see
+        grad_stats_every: N; count overflow and underflow in every layer at every N-th step, see
             `amp_track.training.amp.diagnosis`.
         scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's own settings. Use
             one for the whole training, and not for another TrainStep.
@@ -132,10 +132,10 @@ class TrainStep:
         *,
         score: Callable[[Any, Any], Tensor] | None = None,
         schedule: Schedule | None = None,
-        clip_norm: float | None = None,
+        max_grad_norm: float | None = None,
         channels_last: bool = False,
         compile: bool = False,
-        diagnose_every: int | None = None,
+        grad_stats_every: int | None = None,
         scaler: GradScaler | None = None,
         data_parallel: bool = False,
     ) -> None:
@@ -165,7 +165,7 @@ class TrainStep:
         if is_scaled:
             keep_momentum_written(optimizer)
         self.diagnosis = (
-            GradientDiagnosis(model, diagnose_every, outputs=not compile) if diagnose_every is not None else None
+            GradientDiagnosis(model, grad_stats_every, outputs=not compile) if grad_stats_every is not None else None
         )
         self.steps = 0
         """Optimizer steps attempted since the start of training."""
@@ -173,7 +173,7 @@ class TrainStep:
         """What the step is doing, or did last: `model`, `data`, `forward`, `backward`, `optimizer`."""
         self._loss = loss
         self._score = score
-        self._clip_norm = clip_norm
+        self._max_grad_norm = max_grad_norm
         self._channels_last = channels_last
         on_device = is_scaled and skips_on_device(optimizer)
         self._rates = (
@@ -301,9 +301,9 @@ class TrainStep:
         if self._rates is not None:
             self._rates.check()
         self._is_updating = True
-        if self._clip_norm is not None:
+        if self._max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         skipped: Tensor | bool = False
         if self.history is not None:
             skipped = self.history.step(self.scaler, self.optimizer)
@@ -330,7 +330,7 @@ class TrainStep:
             self._scale_changes += changes.changes
             self._skipped += changes.skipped_steps
             if self._rates is not None:
-                self._rates.set_updates(self.history.updates)
+                self._rates.set_optimizer_steps(self.history.optimizer_steps)
 
     def read(self) -> StepTotals:
         """Return the totals of every optimizer step completed since the last read. Waits for the device."""

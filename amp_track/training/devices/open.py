@@ -43,7 +43,7 @@ def check_processes(device: Device, rank: Rank) -> None:
     processes = rank.local_count
     if rank.count == 1:
         return
-    flag = "--processes" if processes == rank.count else "torchrun's --nproc-per-node"
+    flag = "--nproc" if processes == rank.count else "torchrun's --nproc-per-node"
     if device.distributed_backend is None:
         raise BadInput(
             f"{flag}: got {processes}, expected 1 on {device.kind}: several train together on CUDA "

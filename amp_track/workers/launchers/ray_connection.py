@@ -139,7 +139,7 @@ def _private_entrypoint() -> Iterator[None]:
     from ray._private import utils
 
     original = utils.get_entrypoint_name
-    utils.get_entrypoint_name = lambda: "amp-track work"
+    utils.get_entrypoint_name = lambda: "amp-track worker"
     try:
         yield
     finally:

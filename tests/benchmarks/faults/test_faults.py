@@ -11,7 +11,7 @@ from benchmarks.faults.check import Undisturbed
 from benchmarks.faults.command import Place
 from benchmarks.faults.works import Work
 
-QUICKEST = ("fit", "train")
+QUICKEST = ("max-batch", "train")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 from page_samples import PROBED, RESULTS, SEARCHED, search_of
 
-from amp_track.records.result import Outcome, Verdict
+from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import note_markdown, page_html, page_markdown
 from amp_track.report.summary import Result
@@ -56,7 +56,7 @@ def test_the_page_holds_answer_charts_and_trials_and_asks_for_nothing(kind: str)
     said = page_of(RESULTS[kind]).answer
     assert said.headline in page.text
     charts = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(charts) == {"fit": 3, "search": 7, "compare": 7}[kind]
+    assert len(charts) == {"max-batch": 3, "search": 7, "compare": 7}[kind]
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in charts)
     rows = sum(tag == "tr" for tag, _ in page.tags)
     assert rows > len(page_of(RESULTS[kind]).trials) > 0
@@ -92,10 +92,10 @@ def test_a_comparison_without_numbers_has_no_chart_over_its_option() -> None:
 
 def test_where_the_first_seed_failed_the_scale_of_another_is_drawn() -> None:
     compared = RESULTS["compare"]
-    failed = Outcome(verdict=Verdict.OOM, phase="backward")
+    failed = JobResult(status=JobStatus.OOM, phase="backward")
     cells = tuple(
         dataclasses.replace(
-            cell, trainings=(dataclasses.replace(cell.trainings[0], outcome=failed), *cell.trainings[1:])
+            cell, trainings=(dataclasses.replace(cell.trainings[0], job_result=failed), *cell.trainings[1:])
         )
         for cell in compared.cells
     )
@@ -115,8 +115,8 @@ def test_every_precision_has_its_color_and_its_name() -> None:
 def test_what_people_wrote_is_shown_and_not_run() -> None:
     hostile = dataclasses.replace(
         SEARCHED,
-        quality_name=HOSTILE,
-        fit=dataclasses.replace(PROBED, job=dataclasses.replace(PROBED.job, workload=HOSTILE), study=HOSTILE),
+        metric_name=HOSTILE,
+        limits=dataclasses.replace(PROBED, job=dataclasses.replace(PROBED.job, workload=HOSTILE), study=HOSTILE),
     )
     page = read(hostile)
     assert sum(tag == "script" for tag, _ in page.tags) == 1
@@ -140,7 +140,7 @@ def test_the_markdown_has_the_same_tables(kind: str) -> None:
 def test_the_description_of_a_run_is_short_and_its_links_hold_on_any_server(kind: str) -> None:
     note = note_markdown(RESULTS[kind])
     assert len(note) < 5000, "MLflow takes 8,000"
-    assert ("](/#/experiments/1/runs?" in note) == (kind != "fit"), "a fit has no trainings to compare"
+    assert ("](/#/experiments/1/runs?" in note) == (kind != "max-batch"), "a fit has no trainings to compare"
     assert UI not in note
 
 

@@ -37,7 +37,7 @@ def diagnosed(
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1e-3, fused=True)
     step = TrainStep(
         net, optimizer, settings.pop("loss", functional.cross_entropy), precision, scaler=scaler,
-        diagnose_every=every, **settings,
+        grad_stats_every=every, **settings,
     )  # fmt: skip
     for number in range(steps):
         generator = torch.Generator().manual_seed(number)
@@ -151,7 +151,7 @@ def test_an_output_that_overflows_is_seen() -> None:
     with torch.no_grad():
         net.frozen.weight.fill_(1e5)
     optimizer = torch.optim.SGD(net.second.parameters(), lr=1e-3, fused=True)
-    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", diagnose_every=1)
+    step = TrainStep(net, optimizer, functional.cross_entropy, "amp", grad_stats_every=1)
     step(torch.randn(8, 16), torch.arange(8) % 4)
     looks = by_layer(step.read().diagnosed)
     assert math.isfinite(looks["first"].largest_output)
@@ -192,7 +192,9 @@ def test_a_sparse_gradient_counts_the_values_it_holds() -> None:
             return self.words(input).sum(dim=1)
 
     net = Embedded()
-    step = TrainStep(net, torch.optim.SGD(net.parameters(), lr=0.1), functional.cross_entropy, "fp32", diagnose_every=1)
+    step = TrainStep(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), functional.cross_entropy, "fp32", grad_stats_every=1
+    )
     step(torch.tensor([[1, 2], [2, 3]]), torch.tensor([0, 1]))
     assert by_layer(step.read().diagnosed)["words"].values == 3 * 4
 
@@ -250,6 +252,6 @@ def test_gradients_that_are_freed_as_they_arrive_are_left_out() -> None:
     for parameter in net.first.parameters():
         parameter.register_post_accumulate_grad_hook(free)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    step = TrainStep(net, optimizer, functional.cross_entropy, "fp32", diagnose_every=1)
+    step = TrainStep(net, optimizer, functional.cross_entropy, "fp32", grad_stats_every=1)
     step(torch.randn(8, 16), torch.arange(8) % 4)
     assert [look.layer for look in step.read().diagnosed if look.values] == ["second"]

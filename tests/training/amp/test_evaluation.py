@@ -21,7 +21,7 @@ def test_means_are_over_samples_and_begin_anew() -> None:
     totals = step.read()
     assert totals.samples == 11
     assert totals.loss == pytest.approx(functional.cross_entropy(net(inputs), targets).item())
-    assert totals.quality == pytest.approx((net(inputs).argmax(1) == targets).float().mean().item())
+    assert totals.metric == pytest.approx((net(inputs).argmax(1) == targets).float().mean().item())
     assert step.read().samples == 0
     assert math.isnan(step.read().loss)
 
@@ -51,7 +51,7 @@ def test_a_batch_that_was_rejected_is_not_counted() -> None:
         step(torch.full((4, 1), 100.0), None)
     step(torch.full((4, 1), 3.0), None)
     totals = step.read()
-    assert (totals.samples, totals.loss, totals.quality) == (8, 2.0, 0.5)
+    assert (totals.samples, totals.loss, totals.metric) == (8, 2.0, 0.5)
 
 
 def test_it_sees_the_weights_as_they_are_now() -> None:

@@ -277,7 +277,7 @@ def test_a_step_that_raised_begins_anew(precision: str) -> None:
     expected = step_of(whole, precision)
     train(expected, range(6))
 
-    step = step_of(failed, precision, _FailsOnce(call=6), diagnose_every=1)
+    step = step_of(failed, precision, _FailsOnce(call=6), grad_stats_every=1)
     train(step, range(2))
     with pytest.raises(_Failure):
         train(step, range(2, 6))
@@ -304,15 +304,16 @@ class _OptimizerFailsOnce(torch.optim.Adam):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_an_update_that_raised_can_be_made_again(precision: str, clip_norm: float | None) -> None:
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_an_update_that_raised_can_be_made_again(precision: str, max_grad_norm: float | None) -> None:
     """The scaler has unscaled gradients by then, and would refuse to do it twice."""
     whole, failed = layers(16, 4), layers(16, 4)
     steps = []
     for net, kind in ((whole, torch.optim.Adam), (failed, _OptimizerFailsOnce)):
         optimizer = kind(net.parameters(), lr=1e-2, foreach=False)
         step = TrainStep(
-            net, optimizer, functional.cross_entropy, precision, clip_norm=clip_norm, score=accuracy, diagnose_every=1
+            net, optimizer, functional.cross_entropy, precision, max_grad_norm=max_grad_norm, score=accuracy,
+            grad_stats_every=1
         )  # fmt: skip
         steps.append(step)
         train(step, range(1))

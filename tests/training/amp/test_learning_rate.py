@@ -13,8 +13,8 @@ from amp_track import TrainStep
 from amp_track.training.amp.learning_rate import LearningRates
 
 
-def cosine(updates: int) -> float:
-    return 0.5 + 0.5 * math.cos(updates / 10)
+def cosine(optimizer_steps: int) -> float:
+    return 0.5 + 0.5 * math.cos(optimizer_steps / 10)
 
 
 def network() -> nn.Sequential:
@@ -28,14 +28,14 @@ def groups_of(net: nn.Sequential) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "amp"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_learning_rates_follow_updates_and_not_attempts(precision: str, fused: bool) -> None:
+def test_learning_rates_follow_optimizer_steps_and_not_attempts(precision: str, fused: bool) -> None:
     ours, plain = network(), network()
     step = TrainStep(
         ours, torch.optim.SGD(groups_of(ours), fused=fused), functional.cross_entropy, precision, schedule=cosine
     )  # fmt: skip
     optimizer = torch.optim.SGD(groups_of(plain), fused=fused)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "amp")
-    updates = 0
+    optimizer_steps = 0
     for number in range(60):
         generator = torch.Generator().manual_seed(number)
         inputs = torch.randn(8, 16, generator=generator) * (1e5 if precision == "amp" and number % 6 == 2 else 1.0)
@@ -43,7 +43,10 @@ def test_learning_rates_follow_updates_and_not_attempts(precision: str, fused: b
         step(inputs, targets)
         if number % 9 == 0:
             step.read()
-        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.1 * cosine(updates), 0.02 * cosine(updates)
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = (
+            0.1 * cosine(optimizer_steps),
+            0.02 * cosine(optimizer_steps),
+        )
         dtype = torch.float16 if precision == "amp" else torch.bfloat16
         with torch.autocast("cpu", dtype=dtype, enabled=precision != "fp32"):
             loss = functional.cross_entropy(plain(inputs), targets)
@@ -52,22 +55,22 @@ def test_learning_rates_follow_updates_and_not_attempts(precision: str, fused: b
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        updates += scaler.get_scale() >= before
-    assert updates == (50 if precision == "amp" else 60)
+        optimizer_steps += scaler.get_scale() >= before
+    assert optimizer_steps == (50 if precision == "amp" else 60)
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     rates = [float(group["lr"]) for group in step.optimizer.param_groups]
-    assert rates == pytest.approx([0.1 * cosine(updates), 0.02 * cosine(updates)])
+    assert rates == pytest.approx([0.1 * cosine(optimizer_steps), 0.02 * cosine(optimizer_steps)])
 
 
-def test_the_device_looks_up_to_capacity_updates_ahead() -> None:
+def test_the_device_looks_up_to_capacity_optimizer_steps_ahead() -> None:
     net = network()
     optimizer = torch.optim.SGD(groups_of(net), fused=True)
-    rates = LearningRates(optimizer, lambda updates: 1.0 / (1 + updates), on_device=True, capacity=4)
+    rates = LearningRates(optimizer, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=True, capacity=4)
     made = 0
     for attempt in range(40):
         if attempt % 4 == 0:
-            rates.set_updates(made)
+            rates.set_optimizer_steps(made)
         skipped = attempt % 3 == 0
         rates.after_step(torch.tensor(1.0 if skipped else 0.0))
         made += not skipped
@@ -86,15 +89,19 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 @pytest.mark.parametrize("on_device", [True, False])
 def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: bool) -> None:
     optimizer = optimizer_of(0.5, 0.25, fused=on_device)
-    rates = LearningRates(optimizer, lambda updates: 1.0 / (1 + updates), on_device=on_device, capacity=4)
+    rates = LearningRates(
+        optimizer, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=on_device, capacity=4
+    )
     assert rates_of(optimizer) == [0.5, 0.25]
-    rates.set_updates(3)
+    rates.set_optimizer_steps(3)
     assert rates_of(optimizer) == [0.125, 0.0625]
     state = rates.state_dict()
-    assert state == {"base": [0.5, 0.25], "updates": 3}
+    assert state == {"base": [0.5, 0.25], "optimizer_steps": 3}
 
     resumed = optimizer_of(8.0, 8.0, fused=on_device)
-    others = LearningRates(resumed, lambda updates: 1.0 / (1 + updates), on_device=on_device, capacity=4)
+    others = LearningRates(
+        resumed, lambda optimizer_steps: 1.0 / (1 + optimizer_steps), on_device=on_device, capacity=4
+    )
     others.load_state_dict(state)
     assert rates_of(resumed) == [0.125, 0.0625]
     others.after_step(torch.zeros(()) if on_device else False)
@@ -104,7 +111,7 @@ def test_what_is_set_holds_at_once_and_comes_back_from_a_checkpoint(on_device: b
     assert {type(group["lr"]) for group in resumed.param_groups} == {torch.Tensor if on_device else float}
 
 
-def test_the_device_knows_1024_updates_ahead_unless_told_otherwise() -> None:
+def test_the_device_knows_1024_optimizer_steps_ahead_unless_told_otherwise() -> None:
     optimizer = optimizer_of(1.0, fused=True)
     rates = LearningRates(optimizer, float, on_device=True)
     for _ in range(1024):
@@ -115,12 +122,12 @@ def test_the_device_knows_1024_updates_ahead_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_a_group_added_later_is_refused_and_does_not_keep_a_rate_of_its_own(on_device: bool) -> None:
+def test_a_group_added_later_is_rejected_and_does_not_keep_a_rate_of_its_own(on_device: bool) -> None:
     optimizer = optimizer_of(1.0, fused=on_device)
     rates = LearningRates(optimizer, cosine, on_device=on_device)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 1.0})
     with pytest.raises(ValueError):
-        rates.set_updates(1)
+        rates.set_optimizer_steps(1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
@@ -132,13 +139,13 @@ def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
     net = network()
     step = TrainStep(
         net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
-        schedule=lambda updates: factor if updates == 3 else 1.0,
+        schedule=lambda optimizer_steps: factor if optimizer_steps == 3 else 1.0,
     )  # fmt: skip
     step(torch.full((8, 16), 1e6), torch.zeros(8, dtype=torch.int64))  # amp skips it: no update
-    updates = 0 if precision == "amp" else 1
-    while updates < 3:
+    optimizer_steps = 0 if precision == "amp" else 1
+    while optimizer_steps < 3:
         step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
-        updates += 1
+        optimizer_steps += 1
     before = [parameter.clone() for parameter in net.parameters()]
     for _ in range(2):
         with pytest.raises(ValueError, match=f"schedule returned {factor:g} for 3 updates; it must return a finite"):
@@ -151,7 +158,7 @@ def test_a_first_factor_that_is_none_is_rejected_at_once(fused: bool) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
     with pytest.raises(ValueError, match="schedule returned -1 for 0 updates"):
-        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda updates: -1.0)
+        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda optimizer_steps: -1.0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
@@ -161,7 +168,7 @@ def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -
     net, total = network(), 4
     step = TrainStep(
         net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
-        schedule=lambda updates: 1 - updates / (total - 1),
+        schedule=lambda optimizer_steps: 1 - optimizer_steps / (total - 1),
     )  # fmt: skip
     for _ in range(total):
         step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
@@ -188,9 +195,13 @@ def test_a_factor_that_is_no_number_is_rejected_before_a_step_uses_it(
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
     message = f"schedule returned {returned}; it must return a finite factor"
     with pytest.raises(ValueError, match=message):
-        TrainStep(net, optimizer, functional.cross_entropy, precision, schedule=lambda updates: factor)
+        TrainStep(net, optimizer, functional.cross_entropy, precision, schedule=lambda optimizer_steps: factor)
     step = TrainStep(
-        net, optimizer, functional.cross_entropy, precision, schedule=lambda updates: 1.0 if updates < 2 else factor
+        net,
+        optimizer,
+        functional.cross_entropy,
+        precision,
+        schedule=lambda optimizer_steps: 1.0 if optimizer_steps < 2 else factor,
     )
     for _ in range(2):
         train_once(step)
@@ -208,7 +219,7 @@ def test_a_factor_may_be_any_real_number(fused: bool, number: Any) -> None:
     net = network()
     step = TrainStep(
         net, torch.optim.SGD(net.parameters(), lr=0.5, fused=fused), functional.cross_entropy, "amp",
-        schedule=lambda updates: number,
+        schedule=lambda optimizer_steps: number,
     )  # fmt: skip
     assert rates_of(step.optimizer) == [0.25]
     train_once(step)
@@ -229,7 +240,7 @@ def test_a_schedule_that_raises_ends_no_step_that_was_made(precision: str, fused
     net = network()
     step = TrainStep(
         net, torch.optim.SGD(net.parameters(), lr=0.1, fused=fused), functional.cross_entropy, precision,
-        schedule=lambda updates: factors[updates],
+        schedule=lambda optimizer_steps: factors[optimizer_steps],
     )  # fmt: skip
     for _ in factors:
         train_once(step)
@@ -248,12 +259,12 @@ def test_a_schedule_that_raises_ends_no_step_that_was_made(precision: str, fused
     assert step.read().steps == 1
 
 
-def warm_up(updates: int) -> float:
-    return updates / 10
+def warm_up(optimizer_steps: int) -> float:
+    return optimizer_steps / 10
 
 
 REJECTED: dict[str, Callable[[torch.amp.GradScaler], dict[str, Any]]] = {
-    "factor": lambda used: {"schedule": lambda updates: math.nan},
+    "factor": lambda used: {"schedule": lambda optimizer_steps: math.nan},
     "no function": lambda used: {"schedule": 0.5},
     "scaler in use": lambda used: {"schedule": warm_up, "scaler": used},
     "scaler of another device": lambda used: {"schedule": warm_up, "scaler": torch.amp.GradScaler("xpu")},

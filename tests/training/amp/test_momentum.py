@@ -73,7 +73,7 @@ def test_other_fused_optimizers_fill_their_state_themselves(fused: Any) -> None:
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
-def test_dampening_is_refused_under_amp_alone() -> None:
+def test_dampening_is_rejected_under_amp_alone() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, dampening=0.5, fused=True)
     TrainStep(model, optimizer, nn.functional.mse_loss, "bf16")

@@ -63,7 +63,7 @@ class Weight:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_steps_and_updates_are_counted_from_where_a_checkpoint_left_them(fused: bool) -> None:
+def test_steps_and_optimizer_steps_are_counted_from_where_a_checkpoint_left_them(fused: bool) -> None:
     one = Weight(fused=fused)
     overflows = [False, True, False, False, False, True]
     said = [one.attempt(overflows=each) for each in overflows]
@@ -71,15 +71,15 @@ def test_steps_and_updates_are_counted_from_where_a_checkpoint_left_them(fused: 
     assert {type(skipped) for skipped in said} == {torch.Tensor if fused else bool}
     assert one.history.read() == ScaleChanges(changes=((2, 2.0), (5, 4.0), (6, 2.0)), skipped_steps=(2, 6))
     assert one.history.read() == ScaleChanges()
-    assert one.history.state_dict() == {"steps": 6, "updates": 4}
+    assert one.history.state_dict() == {"steps": 6, "optimizer_steps": 4}
     one.attempt(overflows=True)  # after the checkpoint, so it is no part of what comes back
-    one.history.load_state_dict({"steps": 10, "updates": 7}, one.scaler)
+    one.history.load_state_dict({"steps": 10, "optimizer_steps": 7}, one.scaler)
     assert one.scaler.get_scale() == 1.0
     one.attempt(overflows=True)
     assert one.history.read() == ScaleChanges(changes=((11, 0.5),), skipped_steps=(11,))
     one.attempt(overflows=False)
     one.history.read()
-    assert one.history.state_dict() == {"steps": 12, "updates": 8}
+    assert one.history.state_dict() == {"steps": 12, "optimizer_steps": 8}
 
 
 def test_a_history_holds_1024_steps_unless_told_otherwise() -> None:
@@ -87,20 +87,20 @@ def test_a_history_holds_1024_steps_unless_told_otherwise() -> None:
     for _ in range(1024):
         one.attempt(overflows=False)
     one.history.read()
-    assert one.history.updates == 1024
+    assert one.history.optimizer_steps == 1024
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_history_is_what_get_scale_says(optimizer: str, clip_norm: float | None, accumulate: int) -> None:
-    step = step_of(optimizer, clip_norm=clip_norm)
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize("grad_accum", [1, 3])
+def test_history_is_what_get_scale_says(optimizer: str, max_grad_norm: float | None, grad_accum: int) -> None:
+    step = step_of(optimizer, max_grad_norm=max_grad_norm)
     true, changes, skipped = [step.scaler.get_scale()], [], []
     for number in range(1, 151):
-        for part in range(accumulate):
+        for part in range(grad_accum):
             overflows = number % 13 == 5 and part == 0
-            last = part == accumulate - 1
-            step(*batch(accumulate * number + part, overflows=overflows), share=1 / accumulate, update=last)
+            last = part == grad_accum - 1
+            step(*batch(grad_accum * number + part, overflows=overflows), share=1 / grad_accum, update=last)
         true.append(step.scaler.get_scale())
         if number % 7 == 0:
             totals = step.read()
@@ -221,6 +221,6 @@ def test_a_step_that_could_not_be_made_keeps_no_scaler() -> None:
     with pytest.raises(ValueError, match="nan"):
         TrainStep(
             net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp",
-            scaler=scaler, schedule=lambda updates: math.nan,
+            scaler=scaler, schedule=lambda optimizer_steps: math.nan,
         )  # fmt: skip
     TrainStep(net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp", scaler=scaler)

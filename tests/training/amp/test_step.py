@@ -54,7 +54,7 @@ def test_accumulated_batches_train_as_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "amp"])
-@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.05])
 @pytest.mark.parametrize(
     "make",
     [
@@ -65,12 +65,12 @@ def test_accumulated_batches_train_as_one() -> None:
     ids=["fused", "foreach", "plain"],
 )
 def test_every_precision_is_the_plain_recipe(
-    name: str, clip_norm: float | None, make: Callable[[Any], torch.optim.Optimizer]
+    name: str, max_grad_norm: float | None, make: Callable[[Any], torch.optim.Optimizer]
 ) -> None:
     ours, plain = model(), model()
     optimizer = make(plain.parameters())
     scaler = torch.amp.GradScaler("cpu", enabled=name == "amp")
-    step = TrainStep(ours, make(ours.parameters()), functional.cross_entropy, name, clip_norm=clip_norm)
+    step = TrainStep(ours, make(ours.parameters()), functional.cross_entropy, name, max_grad_norm=max_grad_norm)
     dtype = {"fp32": torch.bfloat16, "bf16": torch.bfloat16, "amp": torch.float16}[name]
     losses = []
     for number in range(20):
@@ -81,9 +81,9 @@ def test_every_precision_is_the_plain_recipe(
         losses.append(loss.item())
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        if clip_norm is not None:
+        if max_grad_norm is not None:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(plain.parameters(), clip_norm)
+            nn.utils.clip_grad_norm_(plain.parameters(), max_grad_norm)
         scaler.step(optimizer)
         scaler.update()
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
@@ -98,7 +98,7 @@ def test_clipping_sees_unscaled_gradients() -> None:
     for name in ("fp32", "amp"):
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0, fused=True)
-        step = TrainStep(net, optimizer, functional.cross_entropy, name, clip_norm=0.01)
+        step = TrainStep(net, optimizer, functional.cross_entropy, name, max_grad_norm=0.01)
         before = copy.deepcopy(net)
         step(*batch(1))
         moved = [(a - b).flatten() for a, b in zip(net.parameters(), before.parameters(), strict=True)]
@@ -220,10 +220,10 @@ def host_reads() -> Iterator[Callable[[], int]]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "clipped": {"clip_norm": 1.0},
-    "scheduled": {"schedule": lambda updates: 1 / (1 + updates)},
+    "clipped": {"max_grad_norm": 1.0},
+    "scheduled": {"schedule": lambda optimizer_steps: 1 / (1 + optimizer_steps)},
     "scored": {"score": accuracy},
-    "diagnosed": {"diagnose_every": 2},
+    "diagnosed": {"grad_stats_every": 2},
 }
 
 
@@ -269,7 +269,9 @@ def test_a_saved_step_resumes_to_the_bit(name: str, fused: bool) -> None:
         return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, 4))
 
     def make(**settings: Any) -> TrainStep:
-        return step_of(network(), name, fused=fused, schedule=lambda updates: 1 / (1 + updates), **settings)
+        return step_of(
+            network(), name, fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps), **settings
+        )
 
     def train(step: TrainStep, numbers: range) -> list[float]:
         noise = []
@@ -309,7 +311,7 @@ def test_a_step_half_done_is_not_saved() -> None:
         step.state_dict()
 
 
-def test_an_optimizer_without_parameters_is_refused() -> None:
+def test_an_optimizer_without_parameters_is_rejected() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.param_groups[0]["params"] = []
@@ -317,7 +319,7 @@ def test_an_optimizer_without_parameters_is_refused() -> None:
         TrainStep(net, optimizer, functional.cross_entropy, "fp32")
 
 
-def test_a_precision_that_does_not_exist_is_refused() -> None:
+def test_a_precision_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
         step_of(model(), "fp16")
 
@@ -368,7 +370,7 @@ def test_a_plain_optimizer_under_amp_syncs_exactly_once_a_step(cuda: torch.devic
 @pytest.mark.parametrize("fused", [True, False])
 def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device) -> None:
     """The first step overflows, which once left a fused optimizer's momentum unwritten."""
-    step = step_of(model().to(cuda), "amp", fused=fused, schedule=lambda updates: 1 / (1 + updates))
+    step = step_of(model().to(cuda), "amp", fused=fused, schedule=lambda optimizer_steps: 1 / (1 + optimizer_steps))
     true = []
     for number in range(60):
         step(*batch(number, overflows=number % 5 == 0))
@@ -381,4 +383,4 @@ def test_history_on_a_gpu_is_what_get_scale_says(fused: bool, cuda: torch.device
     assert scales == true
     assert step.non_finite_weights() == ""
     assert step.history is not None
-    assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + step.history.updates))
+    assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.1 / (1 + step.history.optimizer_steps))

@@ -9,8 +9,8 @@ from support import DIGITS, MEBIBYTE
 from amp_track.config.inspection import resolve
 from amp_track.config.job import ALONE, Job, Rank
 from amp_track.records.errors import BadInput
-from amp_track.records.result import Verdict
-from amp_track.runner.runner import Sandbox
+from amp_track.records.result import JobStatus
+from amp_track.runner.runner import JobRunner
 from amp_track.training.devices.accelerator import (
     AcceleratorDevice,
     reserve_bytes,
@@ -127,37 +127,36 @@ def test_each_process_has_an_accelerator_of_its_own() -> None:
 def test_devices_without_a_way_to_talk_train_alone() -> None:
     device = AcceleratorDevice(torch.device("mps", 0))
     check_processes(device, ALONE)
-    with pytest.raises(BadInput, match=r"--processes: got 2, expected 1 on mps"):
+    with pytest.raises(BadInput, match=r"--nproc: got 2, expected 1 on mps"):
         check_processes(device, Rank(count=2, local_count=2))
     with pytest.raises(BadInput, match=r"torchrun's --nproc-per-node: got 2, expected 1 on mps"):
         check_processes(device, Rank(count=4, local_count=2))
 
 
 @pytest.fixture(scope="module")
-def digits(sandbox: Sandbox) -> Job:
-    found = sandbox.inspect(Job(workload=DIGITS))
+def digits(runner: JobRunner) -> Job:
+    found = runner.inspect(Job(workload=DIGITS))
     return resolve(Job(workload=DIGITS, precision="fp32", memory_budget_bytes=64 * MEBIBYTE), found)
 
 
 @pytest.mark.nightly
-def test_the_peak_of_a_job_is_always_the_same(sandbox: Sandbox, digits: Job) -> None:
+def test_the_peak_of_a_job_is_always_the_same(runner: JobRunner, digits: Job) -> None:
     job = dataclasses.replace(digits, batch_size=300, probe=True)
-    peaks = [sandbox.run(job).max_memory_bytes or 0 for _ in range(4)]
+    peaks = [runner.run(job).peak_bytes or 0 for _ in range(4)]
     assert 0 < max(peaks) <= 1.002 * min(peaks)
 
 
-def test_a_probe_takes_what_the_training_takes(sandbox: Sandbox, digits: Job) -> None:
+def test_a_probe_takes_what_the_training_takes(runner: JobRunner, digits: Job) -> None:
     training = dataclasses.replace(digits, batch_size=300, epochs=2)
-    probed, trained = (sandbox.run(dataclasses.replace(training, probe=probe)) for probe in (True, False))
-    assert trained.max_memory_bytes is not None
-    assert probed.max_memory_bytes == pytest.approx(trained.max_memory_bytes, rel=0.002)
+    probed, trained = (runner.run(dataclasses.replace(training, probe=probe)) for probe in (True, False))
+    assert trained.peak_bytes is not None
+    assert probed.peak_bytes == pytest.approx(trained.peak_bytes, rel=0.002)
 
 
 @pytest.mark.nightly
-def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:
+def test_memory_grows_with_the_batch(runner: JobRunner, digits: Job) -> None:
     peaks = [
-        sandbox.run(dataclasses.replace(digits, batch_size=size, probe=True)).max_memory_bytes or 0
-        for size in (320, 400, 480)
+        runner.run(dataclasses.replace(digits, batch_size=size, probe=True)).peak_bytes or 0 for size in (320, 400, 480)
     ]
     first, second = peaks[1] - peaks[0], peaks[2] - peaks[1]
     assert first > 0
@@ -165,43 +164,43 @@ def test_memory_grows_with_the_batch(sandbox: Sandbox, digits: Job) -> None:
 
 
 @pytest.mark.nightly
-def test_a_budget_just_below_the_peak_is_out_of_memory(sandbox: Sandbox, digits: Job) -> None:
+def test_a_budget_just_below_the_peak_is_out_of_memory(runner: JobRunner, digits: Job) -> None:
     job = dataclasses.replace(digits, batch_size=300, probe=True)
-    peak = sandbox.run(job).max_memory_bytes
+    peak = runner.run(job).peak_bytes
     assert peak is not None
-    assert sandbox.run(dataclasses.replace(job, memory_budget_bytes=peak + MEBIBYTE // 4)).fits
-    tight = sandbox.run(dataclasses.replace(job, memory_budget_bytes=peak - MEBIBYTE))
-    assert tight.verdict is Verdict.OOM
+    assert runner.run(dataclasses.replace(job, memory_budget_bytes=peak + MEBIBYTE // 4)).fits
+    tight = runner.run(dataclasses.replace(job, memory_budget_bytes=peak - MEBIBYTE))
+    assert tight.status is JobStatus.OOM
 
 
 @pytest.mark.gpu
-def test_a_gpu_budget_is_enforced(sandbox: Sandbox, cuda: torch.device) -> None:
-    found = sandbox.inspect(Job(workload=DIGITS, device="cuda"))
+def test_a_gpu_budget_is_enforced(runner: JobRunner, cuda: torch.device) -> None:
+    found = runner.inspect(Job(workload=DIGITS, device="cuda"))
     job = resolve(Job(workload=DIGITS, device="cuda", batch_size=1024, probe=True), found)
-    roomy = sandbox.run(dataclasses.replace(job, memory_budget_bytes=2**30))
+    roomy = runner.run(dataclasses.replace(job, memory_budget_bytes=2**30))
     assert roomy.fits
-    assert roomy.max_memory_bytes is not None
-    assert 0 < roomy.max_memory_bytes <= 2**30
-    tight = sandbox.run(dataclasses.replace(job, memory_budget_bytes=8 * MEBIBYTE))
-    assert tight.verdict is Verdict.OOM
+    assert roomy.peak_bytes is not None
+    assert 0 < roomy.peak_bytes <= 2**30
+    tight = runner.run(dataclasses.replace(job, memory_budget_bytes=8 * MEBIBYTE))
+    assert tight.status is JobStatus.OOM
 
 
 @pytest.mark.gpu
-def test_a_gpu_job_without_a_budget_leaves_a_reserve_free(sandbox: Sandbox, cuda: torch.device) -> None:
-    found = sandbox.inspect(Job(workload=DIGITS, device="cuda"))
+def test_a_gpu_job_without_a_budget_leaves_a_reserve_free(runner: JobRunner, cuda: torch.device) -> None:
+    found = runner.inspect(Job(workload=DIGITS, device="cuda"))
     total = found.hardware.memory_bytes
     assert total is not None
     assert 0 < found.free_bytes <= total - reserve_bytes(total)
-    outcome = sandbox.run(resolve(Job(workload=DIGITS, device="cuda", epochs=1), found))
-    assert outcome.fits
-    assert outcome.allocation_retries == 0
-    assert outcome.max_memory_bytes is not None
-    assert outcome.max_memory_bytes <= found.free_bytes
+    job_result = runner.run(resolve(Job(workload=DIGITS, device="cuda", epochs=1), found))
+    assert job_result.fits
+    assert job_result.allocation_retries == 0
+    assert job_result.peak_bytes is not None
+    assert job_result.peak_bytes <= found.free_bytes
 
 
 @pytest.mark.gpu
-def test_a_gpu_says_what_it_is(sandbox: Sandbox, cuda: torch.device) -> None:
-    hardware = sandbox.inspect(Job(workload=DIGITS, device="cuda")).hardware
+def test_a_gpu_says_what_it_is(runner: JobRunner, cuda: torch.device) -> None:
+    hardware = runner.inspect(Job(workload=DIGITS, device="cuda")).hardware
     assert hardware.capability.startswith("compute capability ")
     assert hardware.memory_bytes == torch.cuda.get_device_properties(cuda).total_memory
     assert hardware.driver.replace(".", "").isdigit()

@@ -45,7 +45,7 @@ print((size() - before) // 4096)
     assert grown == [25 * 9]
 
 
-def test_a_refused_block_finds_less_than_a_page_at_the_end_of_the_heap() -> None:
+def test_a_rejected_block_finds_less_than_a_page_at_the_end_of_the_heap() -> None:
     fits = printed("""
 import resource
 heap.make_exact()

@@ -17,7 +17,7 @@ Threads:\t3
 
 
 @pytest.fixture
-def sandboxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
+def run_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
     """A CPU under a kernel that tells neither VmPeak nor VmHWM, as gVisor's does."""
     file = tmp_path / "status"
     file.write_text(SANDBOXED)
@@ -32,23 +32,23 @@ def test_sizes_are_in_bytes() -> None:
     assert proc_status.size_bytes("VmNoSuch") is None
 
 
-def test_the_peak_of_resident_memory_is_known_either_way(sandboxed: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_resident_memory_is_known_either_way(run_apart: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = proc_status.peak_resident_bytes()
     monkeypatch.undo()
     assert elsewhere == pytest.approx(proc_status.peak_resident_bytes(), rel=0.05)
 
 
-def test_a_job_without_a_budget_is_metered_by_resident_memory(sandboxed: CpuDevice) -> None:
-    assert sandboxed.meter == "peak resident memory"
-    sandboxed.begin(None)
+def test_a_job_without_a_budget_is_metered_by_resident_memory(run_apart: CpuDevice) -> None:
+    assert run_apart.meter == "peak resident memory"
+    run_apart.begin(None)
     taken = torch.ones(600 * 2**20 // 4)  # more than the process has held before
-    sandboxed.reset_peak()
-    peak = sandboxed.peak()
+    run_apart.reset_peak()
+    peak = run_apart.peak()
     assert peak.allocated_bytes == peak.reserved_bytes > 0
     assert taken.sum() > 0
-    sandboxed.lift_budget()
+    run_apart.lift_budget()
 
 
-def test_a_budget_is_refused_there(sandboxed: CpuDevice) -> None:
+def test_a_budget_is_rejected_there(run_apart: CpuDevice) -> None:
     with pytest.raises(BadInput, match=r"--memory-budget: got 1 GiB, expected none: a CPU budget needs VmPeak"):
-        check_budget(sandboxed, 2**30)
+        check_budget(run_apart, 2**30)

@@ -68,26 +68,26 @@ def test_what_an_earlier_worker_has_said_is_kept_and_not_said_again() -> None:
     assert Path("worker-1.err").read_text().startswith("earlier\nfrom now")
 
 
-def refused(folder: Path) -> None:
+def rejected(folder: Path) -> None:
     with made_for_output(folder):
         (folder / "worker-2.err").touch()
         raise BadInput("refused")
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_refused_workers_leave_no_folder(is_kept: bool) -> None:
+def test_rejected_workers_leave_no_folder(is_kept: bool) -> None:
     if is_kept:
         Path("logs/other").mkdir(parents=True)
     with pytest.raises(BadInput, match="refused"):
-        refused(Path("logs/mine/host-1"))
+        rejected(Path("logs/mine/host-1"))
     assert [str(path) for path in Path().rglob("*")] == (["logs", "logs/other"] if is_kept else [])
 
 
-def test_a_folder_that_was_there_is_kept_where_workers_are_refused() -> None:
+def test_a_folder_that_was_there_is_kept_where_workers_are_rejected() -> None:
     Path("logs").mkdir()
     Path("logs/worker-1.err").write_text("earlier")
     with pytest.raises(BadInput, match="refused"):
-        refused(Path("logs"))
+        rejected(Path("logs"))
     assert Path("logs/worker-1.err").read_text() == "earlier"
 
 
@@ -114,13 +114,13 @@ def test_each_worker_has_devices_of_its_own(
         (2, 2, "--workers: got 2 with 2 cuda devices for each, expected at most 1: there are 3 here; give fewer"),
     ],
 )
-def test_more_workers_than_devices_are_refused(
+def test_more_workers_than_devices_are_rejected(
     workers: int, each: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as rejected:
         local.devices(workers, "cuda", each=each)
-    assert str(refused.value) == message
+    assert str(rejected.value) == message
 
 
 def test_a_cpu_is_shared() -> None:

@@ -25,7 +25,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("address", ["local", "ray://here:10001", "host", "host:", "host:many"])
-def test_an_address_that_is_none_of_a_cluster_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_none_of_a_cluster_is_rejected(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(BadInput, match=f"got ray with RAY_ADDRESS={address}, expected host:port of a cluster that"):
         ray.check_available()

@@ -121,7 +121,7 @@ echo "Submitted batch job 42"
 """
 
 
-def test_a_refused_job_cancels_those_before_it(
+def test_a_rejected_job_cancels_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SLURM's programs are stood in for by scripts that say what SLURM would."""
@@ -165,6 +165,6 @@ def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pyte
     assert not queue.is_done("42", "force")
 
 
-def test_jobs_of_another_cluster_are_refused() -> None:
+def test_jobs_of_another_cluster_are_rejected() -> None:
     with pytest.raises(BadInput, match="--sbatch: got clusters, expected jobs on the cluster of this machine"):
         slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={"clusters": "other"}, cluster="local")

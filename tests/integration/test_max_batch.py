@@ -8,7 +8,7 @@ import optuna
 import pytest
 from support import DIGITS, MEBIBYTE, WORKLOADS, request, stores
 
-from amp_track.commands.max_batch import fit
+from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job
 from amp_track.records.errors import NothingFits
@@ -29,22 +29,22 @@ def digits(**settings: object) -> Job:
         pytest.param("bf16", 64, marks=pytest.mark.nightly),
     ],
 )
-def test_the_edge_trains_and_one_more_does_not(precision: str, budget_mib: int) -> None:
+def test_the_max_batch_trains_and_one_more_does_not(precision: str, budget_mib: int) -> None:
     job = digits(epochs=2, memory_budget_bytes=budget_mib * MEBIBYTE)
-    result = fit(request(job, precisions=(precision,)))
-    edge = result.precisions[precision].edge
-    for trial in optuna.load_study(study_name=f"{result.study}/fit", storage=URL).trials:
+    result = max_batch(request(job, precisions=(precision,)))
+    found = result.precisions[precision].max_batch
+    for trial in optuna.load_study(study_name=f"{result.study}/max-batch", storage=URL).trials:
         taken = mlflow.MlflowClient(stores()["tracking_uri"]).get_run(trial.user_attrs["mlflow_run_id"]).data.metrics
         # A plan does not know what libraries take: a third of this budget, or nothing.
         is_planned = "by the plan" in trial.user_attrs["reason"]
         if trial.value and trial.user_attrs["predicted_bytes"] is not None and not is_planned:
             assert taken["memory/max_reserved_mib"] == pytest.approx(taken["memory/predicted_mib"], rel=0.1)
-    assert edge.first_failing_batch == edge.largest_batch + 1
-    assert edge.bound == "memory"
-    assert bytes_taken(job, precision, edge.largest_batch) is not None
+    assert found.first_failing_batch == found.batch_size + 1
+    assert found.bound == "memory"
+    assert bytes_taken(job, precision, found.batch_size) is not None
     # A training now and then gets by with one page less than its probe (amp at 1269 with two threads: 3 of 6), where
     # the end of the heap holds what the system refused.
-    one_more_bytes = bytes_taken(job, precision, edge.first_failing_batch)
+    one_more_bytes = bytes_taken(job, precision, found.first_failing_batch)
     assert one_more_bytes is None or one_more_bytes > budget_mib * MEBIBYTE - mmap.PAGESIZE, (
         "it fits with a page to spare"
     )
@@ -54,7 +54,7 @@ def bytes_taken(job: Job, precision: str, batch_size: int) -> int | None:
     """The memory that a training takes; None if it does not fit."""
     job = dataclasses.replace(job, precision=precision, batch_size=batch_size)
     try:
-        return train(request(job)).outcome.max_memory_bytes
+        return train(request(job)).job_result.peak_bytes
     except NothingFits as error:
         if f": {precision} at batch {batch_size} does not fit the budget of" not in str(error):
             raise
@@ -74,7 +74,7 @@ def bytes_taken(job: Job, precision: str, batch_size: int) -> int | None:
         ("ResNet18", "fp32", 512, 1000),
     ],
 )
-def test_where_the_confirmation_is_cut_short_the_edge_trains_the_whole_job_and_one_more_does_not(
+def test_where_the_confirmation_is_cut_short_the_max_batch_trains_the_whole_job_and_one_more_does_not(
     model: str, precision: str, budget_mib: int, samples: int, epochs: int
 ) -> None:
     """A confirmation of four steps, of the six or more that an epoch has."""
@@ -85,28 +85,28 @@ def test_where_the_confirmation_is_cut_short_the_edge_trains_the_whole_job_and_o
         epochs=epochs,
         memory_budget_bytes=budget_mib * MEBIBYTE,
     )
-    found = fit(request(job, precisions=(precision,), confirm_steps=4)).precisions[precision]
+    found = max_batch(request(job, precisions=(precision,), confirm_steps=4)).precisions[precision]
     assert found.confirmation is not None
     assert found.confirmation.steps == 4 < found.epoch_steps
-    assert found.edge.bound == "memory"
-    assert train(request(dataclasses.replace(job, batch_size=found.edge.largest_batch))).outcome.fits
-    assert found.edge.first_failing_batch == found.edge.largest_batch + 1
+    assert found.found.bound == "memory"
+    assert train(request(dataclasses.replace(job, batch_size=found.found.batch_size))).job_result.fits
+    assert found.found.first_failing_batch == found.found.batch_size + 1
     with pytest.raises(NothingFits, match="out of memory"):
-        train(request(dataclasses.replace(job, batch_size=found.edge.first_failing_batch)))
+        train(request(dataclasses.replace(job, batch_size=found.found.first_failing_batch)))
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "amp", "bf16"])
-def test_the_edge_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
+def test_the_max_batch_on_a_gpu_trains_and_one_more_does_not(precision: str) -> None:
     job = digits(device="cuda", synthetic=True, epochs=1, memory_budget_bytes=512 * MEBIBYTE)
-    fitted = fit(request(job, precisions=(precision,))).precisions[precision]
-    assert fitted.edge.first_failing_batch == fitted.edge.largest_batch + 1
+    fitted = max_batch(request(job, precisions=(precision,))).precisions[precision]
+    assert fitted.found.first_failing_batch == fitted.found.batch_size + 1
     assert fitted.probes <= 10
     job = dataclasses.replace(job, precision=precision)
-    assert train(request(dataclasses.replace(job, batch_size=fitted.edge.largest_batch))).outcome.fits
+    assert train(request(dataclasses.replace(job, batch_size=fitted.found.batch_size))).job_result.fits
     with pytest.raises(NothingFits, match="out of memory"):
-        train(request(dataclasses.replace(job, batch_size=fitted.edge.first_failing_batch)))
+        train(request(dataclasses.replace(job, batch_size=fitted.found.first_failing_batch)))
 
 
 def grows(**settings: object) -> Job:
@@ -115,28 +115,28 @@ def grows(**settings: object) -> Job:
 
 
 @pytest.mark.nightly
-def test_an_edge_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
-    unconfirmed = fit(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
-    confirmed = fit(request(grows(), precisions=("fp32",), study="long"))
+def test_an_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
+    unconfirmed = max_batch(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
+    confirmed = max_batch(request(grows(), precisions=("fp32",), study="long"))
     short, long = unconfirmed.precisions["fp32"], confirmed.precisions["fp32"]
     assert short.confirmation is None
     assert long.confirmation is not None
-    assert short.edge.largest_batch - 17 <= long.edge.largest_batch <= short.edge.largest_batch - 15
-    trials = optuna.load_study(study_name="long/fit", storage=URL).trials
+    assert short.found.batch_size - 17 <= long.found.batch_size <= short.found.batch_size - 15
+    trials = optuna.load_study(study_name="long/max-batch", storage=URL).trials
     confirmations = {t.params["batch_size"]: t.value for t in trials if t.user_attrs["kind"] == "confirm"}
-    assert confirmations[long.edge.largest_batch] == long.edge.largest_batch
-    assert confirmations[long.edge.largest_batch + 1] == 0, "one more fails in a longer training too"
+    assert confirmations[long.found.batch_size] == long.found.batch_size
+    assert confirmations[long.found.batch_size + 1] == 0, "one more fails in a longer training too"
     assert len(confirmations) <= 6
-    assert long.largest_multiple == long.edge.largest_batch, "what only a longer training has run, has run"
+    assert long.max_multiple == long.found.batch_size, "what only a longer training has run, has run"
 
 
 @pytest.mark.nightly
-def test_an_edge_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
+def test_an_max_batch_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
     """In a training of one epoch the evaluation comes last; only the confirming training makes it, if there is one."""
     job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")), epochs=1)
-    probed = fit(request(job, precisions=("fp32",), confirm_steps=0, study="probed")).precisions["fp32"]
-    confirmed = fit(request(job, precisions=("fp32",), study="confirmed")).precisions["fp32"]
-    assert probed.edge == confirmed.edge
+    probed = max_batch(request(job, precisions=("fp32",), confirm_steps=0, study="probed")).precisions["fp32"]
+    confirmed = max_batch(request(job, precisions=("fp32",), study="confirmed")).precisions["fp32"]
+    assert probed.max_batch == confirmed.max_batch
     for found in (probed, confirmed):
         assert found.failure is not None
         assert found.failure.phase == "evaluation"
