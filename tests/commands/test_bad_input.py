@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support import DIGITS, FAULTS, ROOT, WORKLOADS, Done
+from support import DIGITS, ROOT, WORKLOADS, Done
 
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
@@ -103,10 +103,10 @@ INSPECTED = [
     (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
     (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most the 1437 training samples"),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
-    (["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses"),
+    pytest.param(["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses", marks=pytest.mark.nightly),
     (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
     (
-        ["search", FAULTS, "--seeds", "3", "--precision", "amp,bf16"],
+        ["search", DIGITS, "--seeds", "3", "--precision", "amp,bf16"],
         "--seeds: got 3 with --precision amp,bf16, expected",
     ),
     (["compare", DIGITS, "--vary", "width=4,x"], "--vary width: got 'x', expected int"),
@@ -232,6 +232,7 @@ def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Co
     assert "pipe.py: got no such file" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text("-" * 20_000 + "1")
     done = amp_track("train", "deep.py")

@@ -107,7 +107,7 @@ def test_what_to_compare_with_must_be_there() -> None:
         compare(asked(job={"batch_size": 6000}), runner=SimulatedRunner())
 
 
-@pytest.mark.parametrize("state", ["FAIL", "RUNNING"])
+@pytest.mark.parametrize("state", [pytest.param("FAIL", marks=pytest.mark.nightly), "RUNNING"])
 def test_a_training_whose_command_was_killed_before_its_trial_ended_is_made_again(state: str) -> None:
     first = compare(asked(study="k"), runner=SimulatedRunner())
     with closing(sqlite3.connect("optuna.db")) as connection:

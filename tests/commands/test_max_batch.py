@@ -248,6 +248,7 @@ class TestEdges:
         assert (found.batch_size, found.bound) == (7, "max_batch_size")
 
     @pytest.mark.parametrize("headroom", ["25%", pytest.param("2MiB", marks=pytest.mark.nightly)])
+    @pytest.mark.nightly
     def test_headroom_is_bytes_of_the_budget(self, headroom: str) -> None:
         left_free = max_batch(asked(headroom=values.headroom(headroom), study="a"), runner=SimulatedRunner())
         smaller = max_batch(asked(job={"memory_budget_bytes": 6 * MEBIBYTE}, study="b"), runner=SimulatedRunner())

@@ -41,6 +41,7 @@ def test_a_search_is_reported_as_it_was() -> None:
     assert reported() == result
 
 
+@pytest.mark.nightly
 def test_a_fit_is_reported_as_it_was() -> None:
     found = max_batch(asked(multiple_of=8, max_batch_size=200), runner=SimulatedRunner(longer_bytes=10_000))
     assert reported() == found

@@ -85,6 +85,7 @@ def test_more_trials_are_added_to_what_is_known() -> None:
     assert len(runner.jobs) <= 1
 
 
+@pytest.mark.nightly
 def test_the_pareto_front_has_what_nothing_beats_in_both() -> None:
     result = search(asked(trials=4), runner=SimulatedRunner(metric=lambda job: 1 / (job.batch_size or 1)))
     best = max(

@@ -39,6 +39,7 @@ def plots(part: str) -> set[str]:
     return {json.loads(value)["artifact_id"] for name, value in attributes.items() if "artifacts:" in name}
 
 
+@pytest.mark.nightly
 def test_names_of_runs_sort_and_each_precision_has_its_color() -> None:
     found = search(request(JOB, study="s", precisions=("fp32", "bf16"), trials=3, seeds=2), runner=SimulatedRunner())
     runs = children(found.limits.experiment_id, found.limits.run_id)

@@ -254,6 +254,7 @@ def test_every_split_has_each_image_once_and_trains_on_every_class(sizes: list[i
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "too many files"), OSError(errno.EIO, "I/O")])
+@pytest.mark.nightly
 def test_what_fails_of_the_machine_is_not_put_down_to_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

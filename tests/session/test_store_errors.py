@@ -58,7 +58,14 @@ def rollback_journal() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh_stores", "rollback_journal")
 @pytest.mark.parametrize(
     ("file", "change"),
-    [("mlflow.db", "deleted"), ("optuna.db", "deleted"), ("optuna.log", "deleted"), ("optuna.db", "replaced")],
+    [
+        ("mlflow.db", "deleted"),
+        ("optuna.db", "deleted"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.nightly)
+            for rest in (("optuna.log", "deleted"), ("optuna.db", "replaced"))
+        ),
+    ],
 )
 def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str, change: str) -> None:
     def lose_the_store(job: Job) -> None:

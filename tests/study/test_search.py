@@ -47,7 +47,7 @@ def opened(url: str = "sqlite:///optuna.db") -> optuna.Study:
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # `warnings.catch_warnings` is of one thread
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_workers_train_as_often_as_was_asked_for_and_draw_differently(workers: int) -> None:
     space = Space(max_batches={"fp32": 10**6}, reference_batch_size=64)
     trained: list[int] = []

@@ -88,6 +88,7 @@ def test_a_job_that_is_told_to_go_ends_its_runs_and_may_be_queued_again(first: s
     assert ended.exit_code == 0
 
 
+@pytest.mark.nightly
 def test_an_interrupt_cancels_the_jobs() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTER, ENDS_WHEN_TOLD], stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
