@@ -79,7 +79,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dashboard]'
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml $(BIN)/python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import webbrowser
@@ -40,6 +41,8 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     """
     _check(request)
     has_studies = _has_studies(request, study)
+    if has_studies and importlib.util.find_spec("optuna_dashboard") is None:
+        raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install 'amp-track[dashboard]'.")
     found = study_urls.find(request.stores, study) if has_studies else study_urls.find_runs(request.stores)
     # Where the links of a study's page lead.
     usual = {_PORT: addresses.UI_PORT}

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,3 +150,9 @@ def test_bad_arguments_are_told(amp_track: Command, arguments: list[str], messag
     assert message in told
     assert "hunter2" not in told
     assert files() == {}
+
+
+def test_a_dashboard_that_is_not_installed_is_named(amp_track: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_studies("digits/max-batch")
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    assert "pip install 'amp-track[dashboard]'" in rejection(amp_track("ui"))
