@@ -1,6 +1,7 @@
-"""Search on a simulated device, stop it at N moments evenly spread over a search, and search again each time.
+"""Search on a simulated device, stop it at N moments evenly spread over its jobs, and search again each time.
 
-Print a line of JSON for each.
+Print a line of JSON for each. A moment is a job's number and a part of the time that a job takes: by time alone all
+stops may fall into one part of the search on a machine whose load changes.
 
 python tests/integration/interrupted_searches.py N STORAGE SIGNALS, with the tests' folder and the repository on
 PYTHONPATH. STORAGE is the address of Optuna's, SIGNALS the names of those that are used in turn, separated by commas.
@@ -15,6 +16,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  before processes are forked, for all of them
 import optuna
@@ -25,6 +27,7 @@ from support import DIGITS, make_stores, request, write_without_waiting_for_the_
 
 from amp_track.commands.search import search
 from amp_track.config.job import Job
+from amp_track.records.result import JobResult
 
 _LONGEST_SECONDS = 60
 
@@ -52,19 +55,31 @@ def in_a_process(body, *arguments) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+class StoppedRunner(SimulatedRunner):
+    """A device on which a timer starts with one of the jobs."""
+
+    stop_at_job = -1
+    stop_after_seconds = 0.0
+
+    def run(self, job: Job, *arguments: Any, **named: Any) -> JobResult:
+        if len(self.jobs) == self.stop_at_job:
+            signal.setitimer(signal.ITIMER_REAL, self.stop_after_seconds)
+        return super().run(job, *arguments, **named)
+
+
 def search_once(
-    folder: Path, storage: str, stop_after_seconds: float | None, number: signal.Signals = signal.SIGTERM
+    folder: Path, storage: str, stop_at_job: int, stop_after_seconds: float, number: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Search as the command does; the signal comes after that time."""
+    """Search as the command does; the signal comes that long after that job has begun, or never for job -1."""
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process has it ignored
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), number))
-    if stop_after_seconds is not None:
-        signal.setitimer(signal.ITIMER_REAL, stop_after_seconds)
+    runner = StoppedRunner()
+    runner.stop_at_job, runner.stop_after_seconds = stop_at_job, stop_after_seconds
     # Without `owns_process` the handler of SIGTERM is a user's own, which raises wherever it likes.
     search_options = {"precisions": ("fp32",), "trials": 2, "study": "stopped", "storage": storage}
     asked = request(Job(workload=DIGITS), owns_process=True, **search_options)
-    search(asked, runner=SimulatedRunner())
+    search(asked, runner=runner)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -91,17 +106,19 @@ def main(times: int, storage: str, signals: list[signal.Signals]) -> None:
     assert in_a_process(make_stores, templates.resolve()) == 0
     shutil.copytree(templates, "first")
     begun = time.monotonic()
-    assert in_a_process(search_once, Path("first").resolve(), storage, None) == 0
-    takes_seconds = time.monotonic() - begun
+    assert in_a_process(search_once, Path("first").resolve(), storage, -1, 0.0) == 0
+    jobs = len(trial_states(Path("first"), storage))
+    job_seconds = (time.monotonic() - begun) / jobs
     for index in range(times):
         folder = Path(str(index)).resolve()
         shutil.copytree(templates, folder)
         runs = folder / "mlflow.db", "select status from runs"
-        after_seconds, number = 0.8 * takes_seconds * (index + 0.5) / times, signals[index % len(signals)]
-        end = {"signal": number.name, "after_seconds": after_seconds, "of_seconds": takes_seconds}
-        end |= {"interrupted": in_a_process(search_once, folder, storage, after_seconds, number)}
+        stop_at_job, number = jobs * index // times, signals[index % len(signals)]
+        after_seconds = max(job_seconds * (0.618 * index % 1), 1e-4)
+        end = {"signal": number.name, "at_job": stop_at_job, "after_seconds": after_seconds}
+        end |= {"interrupted": in_a_process(search_once, folder, storage, stop_at_job, after_seconds, number)}
         end |= {"trials": trial_states(folder, storage), "runs": column(*runs)}
-        end |= {"resumed": in_a_process(search_once, folder, storage, None)}
+        end |= {"resumed": in_a_process(search_once, folder, storage, -1, 0.0)}
         end |= {"trials_after": trial_states(folder, storage), "runs_after": column(*runs)}
         print(json.dumps(end), flush=True)
 
