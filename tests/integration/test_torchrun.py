@@ -48,7 +48,7 @@ def test_processes_of_two_machines_train_as_one_does_with_their_batch(amp_track:
     command = ("train", PARALLEL, "--precision", "fp32", "--json")
     together = torchrun_groups.run(*command, "--batch-size", "4", per_machine=1)
     assert only_run().info.run_id == together.result["run_id"], "the first command alone is tracked"
-    assert only_run().data.params["processes"] == "2"
+    assert only_run().data.params["nproc"] == "2"
     alone = amp_track(*command, "--batch-size", "8")
     assert alone.returncode == 0, alone.stderr
     expected = losses(json.loads(alone.stdout)["run_id"])
@@ -195,7 +195,7 @@ def test_one_machine_alone_compares_what_changes_the_data(tmp_path: Path) -> Non
     command = ["amp_track", "compare", PARALLEL, "--vary", "samples=16,32", "--precision", "fp32", "--epochs", "1"]
     done = subprocess.run([*torchrun, *command, "--json"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert {run.data.params["processes"] for run in client().search_runs(["1"]) if "seed" in run.data.params} == {"2"}
+    assert {run.data.params["nproc"] for run in client().search_runs(["1"]) if "seed" in run.data.params} == {"2"}
     assert "samples" in done.stdout
 
 

@@ -99,7 +99,7 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         )  # fmt: skip
         known = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
-        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "fit/bf16", "fit/fp32", "train")]
+        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "max-batch/bf16", "max-batch/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
@@ -204,11 +204,11 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         asked = request(TINY, study="a", precisions=("fp32",), tracking_uri=server.address)
         found = max_batch(asked, runner=SimulatedRunner(samples=512))
         storage = open_storage("sqlite:///optuna.db")
-        optuna.create_study(study_name="b/fit", storage=storage)
+        optuna.create_study(study_name="b/max-batch", storage=storage)
         storage.close()
         with ui("a", "--tracking-uri", server.address, DISPLAY=":77", BROWSER=f"{browser} %s") as running:
             assert running.addresses[0] == links.run(server.address, found.experiment_id, found.run_id)
-            assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/fit"]
+            assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/max-batch"]
             assert running.lines[-1] == "Ctrl-C stops optuna-dashboard"
             deadline = time.monotonic() + 20
             while not opened.exists() and time.monotonic() < deadline:

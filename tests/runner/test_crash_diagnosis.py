@@ -76,7 +76,7 @@ box = JobRunner({HOSTILE!r})
 def run(fault, notes=""):
     job = Job(workload={HOSTILE!r}, options=(("fault", fault), ("notes", notes)), precision="fp32", epochs=1)
     outcome = box.run(resolve(job, box.inspect(job)))
-    print(outcome.verdict, flush=True)
+    print(outcome.status, flush=True)
     print(outcome.message, outcome.traceback, file=sys.stderr)
 
 if __name__ == "__main__":

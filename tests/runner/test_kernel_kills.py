@@ -27,8 +27,8 @@ def job_result_of(fault):
 
 box = JobRunner({FAULTS!r})
 outcome = job_result_of(sys.argv[1])
-print(outcome.verdict, outcome.message, sep=": ")
-print(job_result_of("none").verdict)
+print(outcome.status, outcome.message, sep=": ")
+print(job_result_of("none").status)
 """
 _EATS = "import mmap; m = mmap.mmap(-1, 2**31); [m.write(bytes(2**20)) for _ in range(2**11)]"
 

@@ -147,7 +147,7 @@ from amp_track.runner.runner import JobRunner
 box = JobRunner({str(workload)!r})
 job = Job(workload={str(workload)!r}, precision="fp32", epochs=1, device={device!r})
 job = resolve(job, box.inspect(job))
-print(box.run(job).verdict, box.run(job).verdict)
+print(box.run(job).status, box.run(job).status)
 """
     )
     done = subprocess.run(
@@ -209,7 +209,7 @@ from torch.utils.data import TensorDataset
 
 @dataclass(frozen=True)
 class Says(Workload):
-    quality: ClassVar[Metric] = Metric(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
+    metric: ClassVar[Metric] = Metric(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
 
     def model(self): return nn.Linear(1, 1)
     def train_data(self): return TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))

@@ -203,7 +203,7 @@ def test_the_first_process_alone_is_tracked(amp_track: Command) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
     (run,) = client.search_runs(["1"])
     assert run.info.run_id == result["run_id"]
-    assert run.data.params["processes"] == "2"
+    assert run.data.params["nproc"] == "2"
     steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/step_loss")]
     assert sorted(steps) == list(range(1, result["steps"] + 1))
 

@@ -28,7 +28,7 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name and (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tree / name)
-    init = tree / "amp_track" / "__init__.py"
+    init = tree / "amp_track" / "_version.py"
     own, count = re.subn(r'__version__ = ".*"', f'__version__ = "{COPIED_VERSION}"', init.read_text())
     assert count == 1
     init.write_text(own)
