@@ -6,12 +6,12 @@ AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # A test that waits for ever in Python fails, and says where: the longest takes two minutes on a slow machine.
-BOUND := --job-timeout 600
+BOUND := --timeout 600
 
 .PHONY: search test test-slow test-all test-oldest test-nightly fuzz audit lint format gpu benchmark finders published docs docs-all mutants faults clean
 
 search: $(VENV)/installed  ## the digits example: edges and trainings within 64 MiB of main memory
-	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 0.85
+	$(BIN)/amp-track search experiments/digits.py --memory-budget 64MiB --time-limit 51s
 
 test: $(VENV)/installed-dev  ## the quick tests, of every module: three minutes on two cores
 	$(PYTEST) $(BOUND) $(ARGS) -m "not slow and not nightly"
