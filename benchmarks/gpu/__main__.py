@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 try:
+    from amp_track.config.values import duration_seconds
     from amp_track.records.errors import INTERRUPTED_EXIT_CODE, AmpTrackError
     from benchmarks.gpu.results import Machine, Status, describe, read_rows
     from benchmarks.gpu.stage_process import TIME_IS_UP
@@ -67,11 +68,11 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, cpu, … (default cuda)")
     parser.add_argument("--stage", action="append", choices=STAGES, help="may be given several times (default all)")
-    parser.add_argument("--time-limit", type=int, default=math.inf, help="end after so many minutes")
+    parser.add_argument("--time-limit", type=duration_seconds, default=math.inf, help="end after this time: 9m")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results (default benchmarks/results/gpu)")
     parser.add_argument("--smoke", action="store_true", help="small sizes: the same code in minutes on a CPU")
     given = parser.parse_args()
-    end, is_complete = time.time() + given.time_limit * 60, True
+    end, is_complete = time.time() + given.time_limit, True
     try:
         machine = describe(given.device, smoke=given.smoke)
         name = re.sub(r"[^a-z0-9]+", "-", machine.name.lower()).strip("-") + "-smoke" * machine.smoke
