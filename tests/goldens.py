@@ -37,6 +37,7 @@ def normalized(text: str) -> str:
         (r"(?<=%22)[0-9a-f]{32}(?=%22)|\b[0-9a-f]{32}\b", numbered),
         (r"(?<=simulated0-)((?:\w+-)?)[0-9a-f]{6}\b", r"\1<digest>"),
         (r"(?m)\| [0-9a-f]{8}$", "| <run>"),
+        (r"(?m)^mlflow\.source\.name = .*", "mlflow.source.name = <program>"),  # MLflow keeps the first of a process
         (r"(?s)(tiny\.py at \w+ on ).*?(, batch)", r"\1<CPU>\2"),
     ):
         text = re.sub(pattern, replacement, text)

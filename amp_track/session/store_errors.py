@@ -27,7 +27,7 @@ _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", 
 """Modules that call the databases."""
 _READERS = ("json", "sqlalchemy")
 """Modules that make values of what databases hold."""
-_READERS_OF_TRIALS = ("optuna.storages", "amp_track.study.trial_reader")
+_READERS_OF_TRIALS = ("optuna.storages",)
 """Modules that make trials of what Optuna's database holds."""
 _KEEPERS_OF_FILES = ("mlflow.store.artifact",)
 """Modules that import a library when they keep the first file."""

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 
 from amp_track.records.errors import StoreFailed
 from amp_track.records.masking import masked, masked_within
-from amp_track.study import optuna_internals, trial_reader
+from amp_track.study import optuna_internals
 from amp_track.workers import interrupts, processes
 
 Arguments = ParamSpec("Arguments")
@@ -85,7 +85,7 @@ class SharedStorage(RDBStorage):
     @functools.cached_property
     def cached(self) -> BaseStorage:
         """The same storage for the studies of a process, which together read each finished trial once."""
-        return trial_reader.Memory(self)
+        return optuna_internals.with_cache(self)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -108,9 +108,7 @@ class SharedStorage(RDBStorage):
         included_trial_ids: set[int],
         trial_id_greater_than: int,
     ) -> list[FrozenTrial]:
-        return self.patiently(
-            trial_reader.read_trials, self, study_id, states, included_trial_ids, trial_id_greater_than
-        )
+        return self.patiently(super()._get_trials, study_id, states, included_trial_ids, trial_id_greater_than)
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period.

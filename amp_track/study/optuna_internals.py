@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 import sqlalchemy
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._heartbeat import BaseHeartbeat as BaseHeartbeat  # for journals, too
 from optuna.storages._rdb import models
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
@@ -36,6 +37,14 @@ def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
     Should `_storage` change, no other study of the same storage can be opened, and no attribute of a frozen trial set.
     """
     return study._storage
+
+
+def with_cache(storage: optuna.storages.RDBStorage) -> optuna.storages.BaseStorage:
+    """Return a storage with Optuna's cache of finished trials, which the studies of a process share.
+
+    Without it, each study that is opened reads all trials again.
+    """
+    return _CachedStorage(storage)
 
 
 def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

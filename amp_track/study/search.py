@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.config.job import Job
@@ -16,9 +17,7 @@ from amp_track.records.result import JobResult
 from amp_track.results.search import TrialResult
 from amp_track.study import columns, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
-from amp_track.study.bounded_tpe import BoundedTPE, TellingTrials
 from amp_track.study.max_batches import memory_violation
-from amp_track.study.trial_cache import SoFar
 from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
@@ -120,18 +119,18 @@ def train_inside(
     """
     precisions = CategoricalDistribution(tuple(space.max_batches))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
-    so_far = SoFar()
-    telling = TellingTrials(study.directions, so_far)
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
         storage.name_worker(trial)
-        so_far.look(study.get_trials(deepcopy=False))
-        _leave_to_others(trial.number, so_far, wanted=trials)
-        study.sampler = _sampler_of(trial.number, job, telling.beside(trial.number))
+        begun = _begun(study.get_trials(deepcopy=False))
+        _leave_to_others(trial.number, begun, wanted=trials)
+        # A seed of its own: a resumed study, or another search worker, would draw again what was drawn before.
+        study.sampler = TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
-        known = _known(so_far.complete_with(trial.params))
-        job_result, run_id = known or run_training(trial, chosen, len(so_far.complete))
+        complete = [earlier for earlier in begun if earlier.state is TrialState.COMPLETE]
+        known = _known(next((earlier for earlier in complete if earlier.params == trial.params), None))
+        job_result, run_id = known or run_training(trial, chosen, len(complete))
         storage.remember(trial, job_result, run_id)
         columns.show(trial, job_result)
         violation, metric = _violation_and_metric(job_result, job)
@@ -143,22 +142,19 @@ def train_inside(
 
     while True:
         storage.end_stale_trials(study)
-        so_far.look(all_trials := study.get_trials(deepcopy=False))
-        if len(so_far.complete) >= trials or is_time_up():
+        begun = _begun(all_trials := study.get_trials(deepcopy=False))
+        if sum(trial.state is TrialState.COMPLETE for trial in begun) >= trials or is_time_up():
             return
-        if so_far.begun < trials:
+        if len(begun) < trials:
             space.enqueue_landmarks(study, all_trials)  # again where the worker that had one has died
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
 
 
-def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -> BoundedTPE:
-    """Return the sampler of one trial, with a seed of its own.
-
-    A resumed study, or another search worker, would else draw again what was drawn before.
-    """
-    return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
+def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the trials that have trained or are training."""
+    return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
 
 def _known(same: FrozenTrial | None) -> tuple[JobResult, str] | None:
@@ -184,13 +180,13 @@ def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     ]
 
 
-def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
+def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) -> None:
     """Raise TrialPruned where another search worker, with an earlier trial, has begun the same, or the last one."""
-    asked = next((optuna_internals.asked_params(trial) for trial in so_far.running if trial.number == number), None)
-    earlier = (trial for trial in (*so_far.complete, *so_far.running) if trial.number < number)
+    asked = next((optuna_internals.asked_params(trial) for trial in begun if trial.number == number), None)
+    earlier = [trial for trial in begun if trial.number < number]
     if asked and any(optuna_internals.asked_params(trial) == asked for trial in earlier):
         raise optuna.TrialPruned("another search worker has queued it too")
-    if so_far.begun_before(number) >= wanted:
+    if len(earlier) >= wanted:
         raise optuna.TrialPruned("another search worker trains the last one")
 
 
