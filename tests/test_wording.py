@@ -43,9 +43,9 @@ def messages(file: Path) -> Iterator[tuple[int, str]]:
             if is_text and not getattr(node, "name", "").endswith("_command"):
                 unseen.add(id(statement.value))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unseen:
-            if " " in node.value.strip():
-                yield node.lineno, node.value
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unseen
+        if is_text and " " in node.value.strip():
+            yield node.lineno, node.value
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
