@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState, create_trial
 
-from amp_track.study import opening, optuna_internals, reading, storage, trial_reader
+from amp_track.study import opening, optuna_internals, storage, trial_reader
 from amp_track.study.database import SharedStorage
 
 URL = "sqlite:///optuna.db"
@@ -107,7 +107,7 @@ def test_the_studies_of_a_process_read_a_finished_trial_once_and_see_what_others
     sqlalchemy.event.listen(
         opened.engine, "before_cursor_execute", lambda *arguments: asked.append(f"{arguments[2]} {arguments[3]}")
     )
-    again = reading.load_study("s", opened)
+    again = opening.load_study("s", opened)
     assert again is not None
     for trial in again.get_trials(deepcopy=False):
         is_the_same = trial is before[trial.number]
