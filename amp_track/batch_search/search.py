@@ -79,7 +79,7 @@ class Hint:
     """
 
     batch_size: int = 8
-    reason: str = "to begin with"
+    reason: str = "first probe"
     fixed_bytes: float | None = None
     predicted_bytes: int | None = None
     slope_bytes: float | None = None
@@ -148,7 +148,7 @@ def explore(
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
         return dataclasses.replace(
-            guess, batch_size=batch_size, reason=f"the most there is to try ({limit.bound})"
+            guess, batch_size=batch_size, reason=f"upper limit of the search ({limit.bound})"
         )  # fmt: skip
     return dataclasses.replace(guess, batch_size=batch_size)
 
@@ -171,7 +171,7 @@ def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next
 
 def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
     if any_failed:
-        return Next((floor + ceiling) // 2, f"halfway between {floor}, which fits, and {ceiling}, which does not")
+        return Next((floor + ceiling) // 2, f"bisecting between {floor}, which fits, and {ceiling}, which does not")
     return Next(2 * floor, f"twice {floor}, which fits")
 
 
@@ -202,16 +202,17 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         surprise = _surprise(points, room_bytes)
         has_jumped_too_far = bool(failing) and ceiling <= floor + 2 * surprise and points[-2].batch_size < floor - 1
         if surprise <= 0 or has_jumped_too_far:
-            return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
-        return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
+            return to(floor + 1, f"one more than {floor}, to prove the max batch")
+        more = min(floor + 2 * surprise, (floor + ceiling) // 2)
+        return to(more, f"{floor} fits although predicted not to; trying more")
     margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
     if crossing < ceiling:
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
         if margin >= _LEAST_MARGIN and not is_guarded:
-            return to(crossing - margin, f"a little below {crossing}, where the budget should end")
-        return to(crossing, "where the budget should end")
+            return to(crossing - margin, f"slightly below {crossing}, the predicted max batch")
+        return to(crossing, "predicted max batch")
     if not failing:
-        return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
+        return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")
     if line is planned:
         return to(*_below_the_plan(crossing, floor, failing))
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
@@ -236,7 +237,10 @@ def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[in
     failed = sum(floor < probe.batch_size <= crossing for probe in failing)
     less = round((crossing - floor) * (2**failed - 1) / _NEARLY)
     batch_size = max(min(crossing - less, failing[0].batch_size - 1), (floor + failing[0].batch_size) // 2)
-    return batch_size, f"{failing[0].batch_size} failed though it should fit by the plan: a little less"
+    return (
+        batch_size,
+        f"{failing[0].batch_size} failed although the memory plan predicted that it fits; trying slightly less",
+    )
 
 
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:
@@ -258,12 +262,13 @@ def _below_a_surprise(
     """Choose a batch below one that failed though the line says it fits: memory rises faster up there, or jumps."""
     last, first = points[-1], failing[0]
     ceiling, floor = first.batch_size, last.batch_size
-    surprised = f"{ceiling} failed though it should fit"
+    surprised = f"{ceiling} ran out of memory although predicted to fit"
+    bisecting = f"{surprised}; bisecting between {floor} and {ceiling}"
     if first.status is JobStatus.KERNEL_LIMIT:
-        return (floor + ceiling) // 2, f"halfway between {floor} and {ceiling}, which a kernel does not take"
+        return (floor + ceiling) // 2, f"bisecting between {floor} and {ceiling}, which exceeds a kernel limit"
     if len(points) == 2 and ceiling - floor > _TOO_FAR * (floor - line.start):
         # The measurements are too far below to correct the line. Measure not far below the failure, if that fits.
-        far = f"{surprised}, by what is known of far smaller ones"
+        far = f"{surprised} from much smaller batches"
         if len(failing) == 1:
             return floor + round(_WELL_BELOW * (ceiling - floor)), far
         return round(math.sqrt(floor * ceiling)), far
@@ -271,15 +276,15 @@ def _below_a_surprise(
     surprises = sum(probe.batch_size <= ceiling + 2 * (ceiling - floor) for probe in failing)
     if (crossing - ceiling) * _NEARLY <= crossing - floor:
         if surprises == 1:
-            return ceiling - max((crossing - floor) // 128, 1), f"{surprised}: a little less"
+            return ceiling - max((crossing - floor) // 128, 1), f"{surprised}; trying slightly less"
         if surprises == 2 and crossing - floor <= SHORT:
-            return max(ceiling - 2, halfway), f"{surprised}: a little less again"
-        return halfway, f"{surprised}, and a little less too: halfway to {floor}, which fits"
+            return max(ceiling - 2, halfway), f"{surprised}; trying slightly less again"
+        return halfway, bisecting
     steeper = _line_to_failure(last, first, budget_bytes)
     if steeper is None:
-        return halfway, f"{surprised}: halfway to {floor}, which fits"
+        return halfway, bisecting
     below = steeper.reaches(room_bytes)
-    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}: reduced by the memory that it lacked"
+    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}; reduced by the missing memory"
 
 
 def _points(probes: Iterable[Probe]) -> list[Point]:
@@ -322,6 +327,6 @@ def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
     batch_size = point.batch_size
     sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
     if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
-        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not tell what each sample takes")
+        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not show the memory per sample")
     guess = min(max(sure, batch_size + 1), (batch_size + ceiling) // 2)
-    return Next(guess, f"{sure} would fit if nothing but samples took memory")
+    return Next(guess, f"{sure} would fit if memory were proportional to the batch size")
