@@ -50,7 +50,7 @@ def read(folder: Path) -> Records:
         folder / "optuna.db",
         # NAME/max-batch/PRECISION repeats the trials of NAME/max-batch for people, and stands for no work.
         "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id) "
-        "where s.study_name not like '%/fit/%'",
+        "where s.study_name not like '%/max-batch/%'",
     )
     params = _rows(folder / "optuna.db", "select trial_id, param_name, param_value from trial_params order by 2")
     (backwards,) = _rows(folder / "mlflow.db", "select count(*) from runs where end_time < start_time") or [(0,)]
