@@ -1,4 +1,4 @@
-"""Memory as a line of the batch size: which measurements it goes through, and where it reaches a budget. Pure."""
+"""Model memory as a line of the batch size: choose its measurements, and find where it reaches a budget. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 _PLAUSIBLE = 2
 """Factor by which the slope between two nearby points may differ from the overall slope."""
 _LONG = 4
-"""A stretch of at least `SHORT` samples and 1/4 of all that is measured is too long for noise to explain its slope."""
+"""Noise cannot explain a slope over at least `SHORT` samples and 1/4 of the measured range."""
 SHORT = 64
-"""Samples. Over a shorter way a failure is more often noise of the meter than a bend of the line."""
+"""Samples. Over a shorter distance a failure is more often noise of the meter than a bend of the line."""
 _BLOCKS = 20 * 2**20, 2 * 2**20, 4096
-"""Block sizes in bytes that memory may be counted in: the segments of PyTorch's caching allocator (kLargeBuffer and
+"""Block sizes in bytes in which memory may be counted: the segments of PyTorch's caching allocator (kLargeBuffer and
 kRoundLarge of c10/cuda/CUDACachingAllocator.cpp), and pages."""
 _METER_ERROR = 4
-"""Number of such blocks by which two measurements of the same thing may differ."""
+"""Number of blocks by which two measurements of the same batch may differ."""
 
 
 class Point(NamedTuple):
@@ -27,7 +27,7 @@ class Point(NamedTuple):
     size_bytes: float
 
     def slope_to(self, other: Point) -> float:
-        """Return the bytes for each sample between the two points."""
+        """Return the slope between the two points in bytes per sample."""
         return (other.size_bytes - self.size_bytes) / (other.batch_size - self.batch_size)
 
 
@@ -35,8 +35,7 @@ class Point(NamedTuple):
 class Line:
     """Memory as a linear function of the batch size.
 
-    It goes through `point`, with `slope_bytes` for each sample, and was measured between batch size `start` and
-    `point`.
+    It goes through `point` with `slope_bytes` per sample, and was measured between batch size `start` and `point`.
     """
 
     start: int
@@ -44,7 +43,7 @@ class Line:
     slope_bytes: float
 
     def at(self, batch_size: int) -> float:
-        """Return the bytes that a batch takes."""
+        """Return the predicted bytes of a batch."""
         return self.point.size_bytes + self.slope_bytes * (batch_size - self.point.batch_size)
 
     def reaches(self, size_bytes: float) -> int:
@@ -53,16 +52,16 @@ class Line:
 
     @property
     def fixed_bytes(self) -> float:
-        """Bytes that a batch without samples would take."""
+        """The predicted bytes of a batch without samples."""
         return max(self.at(0), 0.0)
 
 
 def line_through(points: Sequence[Point], room_bytes: float, *, planned_slope: float | None = None) -> Line | None:
     """Return the line that predicts where memory reaches `room_bytes`, or None if memory does not rise.
 
-    It goes through the last point and the nearest one before it that is far enough away for the line to be exact where
-    it reaches `room_bytes`, and near enough to show how memory rises up there. A slope far from the overall one, and
-    from what a plan says, is left out where it may be noise between two near points.
+    The line goes through the last point and the nearest earlier one that is far enough away for the line to be exact at
+    `room_bytes`. A near point shows best how memory rises at the end. A slope that differs much from the overall and
+    the planned one is skipped if it may be noise between two near points.
     """
     if len(points) < 2:
         return None
@@ -87,6 +86,6 @@ def line_through(points: Sequence[Point], room_bytes: float, *, planned_slope: f
 
 
 def block_bytes(sizes: Iterable[float | None]) -> int:
-    """Return the block size that sizes were counted in: the largest of the known ones that divides them all, or 1."""
+    """Return the block size of a meter: the largest known one that divides all sizes, or 1."""
     divisor = math.gcd(*(int(size or 0) for size in sizes))
     return next((block for block in _BLOCKS if divisor % block == 0), 1)

@@ -1,12 +1,12 @@
-"""Choose which batch size to probe next to find the largest one that fits. Pure Python: no torch, no optuna, no clock.
+"""Choose which batch size to probe next to find the max batch. Pure Python: no torch, no optuna, no clock.
 
-Peak memory is approximately `a + b·batch`, so a line through the measurements predicts the edge, and a bracket of what
-fits and what fails makes sure that every probe brings it closer, however wrong the line is. On a device that is exactly
-linear that takes at most 5 probes whatever the edge; doubling and bisection takes 2·log2(edge). A plan of what the
-tensors take says where to begin and how steep the line is: then it takes 3, below the edge, at it, and above.
+Peak memory is approximately `a + b·batch`, so a line through the measurements predicts the max batch. A bracket of
+fitting and failing batches guarantees that every probe makes progress, however wrong the line is. An exactly linear
+device takes at most 5 probes for any max batch; doubling and bisection takes 2·log2(max batch). A memory plan gives the
+first batch and the slope: then 3 probes are enough, one below the max batch, one at it and one above.
 
-No finder can tell n batches apart in fewer than log2(n) probes if the measurements say nothing about them: that is so
-for a jump of memory right at the edge, at an unknown one of n batches, and for noise that hides n of them.
+No search can tell n batches apart in fewer than log2(n) probes if the measurements do not distinguish them. Examples:
+memory jumps at the max batch, which is an unknown one of n batches, or noise hides n of them.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from amp_track.batch_search.memory_line import SHORT, Line, Point, block_bytes, 
 from amp_track.records.result import JobStatus
 
 _MARGIN = 1 / 12
-"""Fraction of the way to a far guess that is left out: a guess that fits is measured, one that fails says little."""
+"""Fraction of the way to a far guess that is left out: a batch that fits yields a measurement, a failing one little."""
 _FAR = 1 / 3
-"""A guess is far if it lies more than this fraction of the measured stretch beyond that stretch."""
+"""A guess is far if it lies beyond the measured range by more than this fraction of the range."""
 _LEAST_MARGIN = 6
-"""Samples. Where the margin would be smaller, a line is exact enough without."""
+"""Samples. A line is exact enough without a margin if the margin would be smaller."""
 _TOO_FAR = 8
-"""A bracket this many times as long as the measured stretch is too long to correct a line that was wrong."""
+"""A bracket this many times as long as the measured range is too long to correct a wrong line."""
 _NEARLY = 16
-"""A failure in the last 1/16 of the way to where the line ends may be just a small error of the line."""
+"""A failure in the last 1/16 of the way to the predicted max batch may be just a small error of the line."""
 _WELL_BELOW = 0.7
 """Fraction of the way to a failed batch at which the next one is tried."""
 _LEAST_OF_PLAN = 0.8
-"""A line that rises by less than this part of what a plan says is not believed: tensors alone take that much."""
+"""A slope below this fraction of the planned one is ignored: tensors alone take that much."""
 _BISECT_AFTER = range(12, 10_000, 2)
-"""Numbers of probes after which the search bisects: whatever the device does, it ends within twice log2 of what is
-left."""
+"""Numbers of probes after which the search bisects. It then ends within 2·log2(remaining batches) on any device."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """The result of trying one batch size.
 
-    If it fits, `peak_bytes` is the peak of the meter that the budget limits; otherwise it is roughly what the batch is
-    known to need: the peak when it failed, and what it then asked for. `allocated_bytes` is the peak of a finer meter,
-    for devices on which the first one counts in large blocks.
+    If it fits, `peak_bytes` is the peak of the meter that the budget limits. Otherwise it is roughly the memory that a
+    batch needs at least: the peak at the failure plus the failed request. `allocated_bytes` is the peak of a finer
+    meter, for devices on which the first one counts in large blocks.
     """
 
     batch_size: int
@@ -54,13 +53,13 @@ class Probe:
 
     @property
     def fits(self) -> bool:
-        """True if the batch ran to its end."""
+        """Whether the batch ran to its end."""
         return self.status is JobStatus.FITS
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest batch worth trying, and what limits it: `dataset` or `max_batch_size`."""
+    """The largest batch size to try, and the reason for it: `dataset` or `max_batch_size`."""
 
     batch_size: int
     bound: str
@@ -68,18 +67,18 @@ class Limit:
 
 @dataclass(frozen=True)
 class Hint:
-    """What is known before the first probe.
+    """Knowledge before the first probe.
 
     Args:
-        batch_size: the first batch size to try: one that someone trains with, or the edge at another precision.
-        reason: why it is tried, for people.
+        batch_size: the first batch size to try: the workload's, a planned one, or the max batch of another precision.
+        reason: the reason for it, shown to users.
         fixed_bytes: the memory of a batch without samples, according to another precision's line.
-        predicted_bytes: the memory of that first batch, according to a plan.
-        slope_bytes: how much memory each sample adds there, according to a plan.
+        predicted_bytes: the memory of that first batch, according to a memory plan.
+        slope_bytes: the memory of each further sample, according to a memory plan.
     """
 
     batch_size: int = 8
-    reason: str = "to begin with"
+    reason: str = "first probe"
     fixed_bytes: float | None = None
     predicted_bytes: int | None = None
     slope_bytes: float | None = None
@@ -87,23 +86,23 @@ class Hint:
 
 @dataclass(frozen=True)
 class Next:
-    """The batch size to probe next, the memory that it is expected to take, and the reason for it."""
+    """The batch size to probe next, its predicted memory, and the reason for it."""
 
     batch_size: int
     reason: str
     predicted_bytes: int | None = None
-    """The expected peak of the finest meter that all measurements have; None without a line."""
+    """The predicted peak of the finest meter that all measurements have; None without a line."""
     should_fit: bool = True
-    """Whether that is within the budget."""
+    """Whether the predicted peak is within the budget."""
 
 
 @dataclass(frozen=True)
 class MaxBatch:
     """The largest batch that fits, with its proof: it ran to its end, and `first_failing_batch` did not.
 
-    `max_batch` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
-    search. `bound` is what ends it: `memory`, `kernel` (of the device), `dataset`, `max_batch_size`; or `unsupported`
-    where the device has no kernel for any batch.
+    `batch_size` is 0 if not even one sample fits. `first_failing_batch` is None if a limit, not the device, ends the
+    search. `bound` is `memory`, `kernel` (of the device), `dataset` or `max_batch_size`; or `unsupported` if the device
+    has no kernel for any batch.
     """
 
     batch_size: int
@@ -114,16 +113,16 @@ class MaxBatch:
 def explore(
     probes: Iterable[Probe], limit: Limit, *, budget_bytes: int | None = None, hint: Hint | None = None
 ) -> Next | MaxBatch:
-    """Return the next batch size to probe, or the edge once it is proven. Depends on the set of probes alone.
+    """Return the next batch size to probe, or the max batch once it is proven. Depends only on the set of probes.
 
-    A batch that once ran and once failed counts as failed, because an edge has to be reliable. Without `budget_bytes`
-    no line can be followed, and the search doubles and bisects.
+    A batch that ran once and failed once counts as failed, because a max batch must be reliable. Without `budget_bytes`
+    no line can be used, and the search doubles and bisects.
 
     Args:
         probes: every batch size tried so far, in any order.
-        limit: the largest batch worth trying.
+        limit: the largest batch size to try.
         budget_bytes: the memory that a batch may take.
-        hint: where to begin.
+        hint: the first batch size to try.
     """
     probes = list(probes)
     if any(probe.status is JobStatus.UNSUPPORTED for probe in probes):
@@ -148,7 +147,7 @@ def explore(
     batch_size = min(max(guess.batch_size, floor + 1), ceiling - 1)
     if batch_size == limit.batch_size and not failing:
         return dataclasses.replace(
-            guess, batch_size=batch_size, reason=f"the most there is to try ({limit.bound})"
+            guess, batch_size=batch_size, reason=f"upper limit of the search ({limit.bound})"
         )  # fmt: skip
     return dataclasses.replace(guess, batch_size=batch_size)
 
@@ -171,12 +170,12 @@ def _before_anything_fits(ceiling: int, hint: Hint, *, any_failed: bool) -> Next
 
 def _by_bisection(floor: int, ceiling: int, *, any_failed: bool) -> Next:
     if any_failed:
-        return Next((floor + ceiling) // 2, f"halfway between {floor}, which fits, and {ceiling}, which does not")
+        return Next((floor + ceiling) // 2, f"bisecting between {floor}, which fits, and {ceiling}, which does not")
     return Next(2 * floor, f"twice {floor}, which fits")
 
 
 def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_bytes: int, hint: Hint) -> Next:
-    """Return the batch at which the line through what fits crosses the budget, or another one if the line was wrong."""
+    """Return the batch at which the line through the fitting batches reaches the budget, or correct a wrong line."""
     points = _points(fitting)
     room_bytes = _usable_bytes(fitting, budget_bytes)
     floor = points[-1].batch_size
@@ -184,7 +183,7 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
         points = [Point(0, hint.fixed_bytes), *points]
     line = line_through(points, room_bytes, planned_slope=hint.slope_bytes)
     planned = _by_the_plan(points, failing, hint, room_bytes)
-    # A kernel that changes its ways may take less at a larger batch. Tensors never do.
+    # A larger batch may select a kernel that takes less memory. Tensors never take less.
     if planned is not None and (line is None or line.slope_bytes < _LEAST_OF_PLAN * planned.slope_bytes):
         line = planned
     if line is None:
@@ -197,30 +196,30 @@ def _by_memory(fitting: list[Probe], failing: list[Probe], ceiling: int, budget_
     crossing = line.reaches(room_bytes)
     distance, measured = crossing - floor, floor - line.start
     if distance <= 0:
-        # Nothing larger should fit, which one more sample proves; unless a line predicted the same before, and was
-        # wrong.
+        # Nothing larger should fit: one more sample proves it, unless the same prediction was already wrong before.
         surprise = _surprise(points, room_bytes)
         has_jumped_too_far = bool(failing) and ceiling <= floor + 2 * surprise and points[-2].batch_size < floor - 1
         if surprise <= 0 or has_jumped_too_far:
-            return to(floor + 1, f"one more than {floor}, to prove that it is the largest")
-        return to(min(floor + 2 * surprise, (floor + ceiling) // 2), f"{floor} fits though the line says it should not")
+            return to(floor + 1, f"one more than {floor}, to prove the max batch")
+        more = min(floor + 2 * surprise, (floor + ceiling) // 2)
+        return to(more, f"{floor} fits although predicted not to; trying more")
     margin = round(distance * _MARGIN) if distance > _FAR * measured else 0
     if crossing < ceiling:
         is_guarded = bool(failing) and ceiling - floor < 2 * distance
         if margin >= _LEAST_MARGIN and not is_guarded:
-            return to(crossing - margin, f"a little below {crossing}, where the budget should end")
-        return to(crossing, "where the budget should end")
+            return to(crossing - margin, f"slightly below {crossing}, the predicted max batch")
+        return to(crossing, "predicted max batch")
     if not failing:
-        return to(min(crossing - margin, ceiling - 1), f"the line ends at {crossing}, beyond all there is")
+        return to(min(crossing - margin, ceiling - 1), f"predicted max batch {crossing} is above the upper limit")
     if line is planned:
         return to(*_below_the_plan(crossing, floor, failing))
     return to(*_below_a_surprise(line, crossing, points, failing, budget_bytes, room_bytes))
 
 
 def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_bytes: float) -> Line | None:
-    """Return the line through the last measurement that rises as a plan says, or None if there is a better one.
+    """Return the line through the last measurement with the planned slope, or None if it should not be used.
 
-    Three measurements know better than a plan, and a batch that failed well below where this line ends disproves it.
+    Three measurements are better than a plan. A batch that failed well below the end of this line disproves the plan.
     """
     if hint.slope_bytes is None or hint.slope_bytes <= 0 or len(points) > 2:
         return None
@@ -232,17 +231,20 @@ def _by_the_plan(points: list[Point], failing: list[Probe], hint: Hint, room_byt
 
 
 def _below_the_plan(crossing: int, floor: int, failing: list[Probe]) -> tuple[int, str]:
-    """Choose a batch below one that failed though a plan said it fits: kernels take a little more than tensors."""
+    """Choose a batch below one that failed although a plan predicted that it fits: kernels need more than tensors."""
     failed = sum(floor < probe.batch_size <= crossing for probe in failing)
     less = round((crossing - floor) * (2**failed - 1) / _NEARLY)
     batch_size = max(min(crossing - less, failing[0].batch_size - 1), (floor + failing[0].batch_size) // 2)
-    return batch_size, f"{failing[0].batch_size} failed though it should fit by the plan: a little less"
+    return (
+        batch_size,
+        f"{failing[0].batch_size} failed although the memory plan predicted that it fits; trying slightly less",
+    )
 
 
 def _surprise(points: Sequence[Point], room_bytes: float) -> int:
-    """Return how far the measurements go beyond where a line through the smaller ones said that nothing more fits.
+    """Return by how many samples the measurements exceed the max batch predicted from the smaller ones.
 
-    The first such line counts: a later one is drawn through what surprised the first.
+    The first line that ends below a fitting batch counts: a later one includes the measurements that contradicted it.
     """
     for count in range(1, len(points)):
         line = line_through(points[:count], room_bytes)
@@ -255,15 +257,16 @@ def _surprise(points: Sequence[Point], room_bytes: float) -> int:
 def _below_a_surprise(
     line: Line, crossing: int, points: list[Point], failing: list[Probe], budget_bytes: int, room_bytes: float
 ) -> tuple[int, str]:
-    """Choose a batch below one that failed though the line says it fits: memory rises faster up there, or jumps."""
+    """Choose a batch below an unpredicted failure: memory rises faster there, or it jumps."""
     last, first = points[-1], failing[0]
     ceiling, floor = first.batch_size, last.batch_size
-    surprised = f"{ceiling} failed though it should fit"
+    surprised = f"{ceiling} ran out of memory although predicted to fit"
+    bisecting = f"{surprised}; bisecting between {floor} and {ceiling}"
     if first.status is JobStatus.KERNEL_LIMIT:
-        return (floor + ceiling) // 2, f"halfway between {floor} and {ceiling}, which a kernel does not take"
+        return (floor + ceiling) // 2, f"bisecting between {floor} and {ceiling}, which exceeds a kernel limit"
     if len(points) == 2 and ceiling - floor > _TOO_FAR * (floor - line.start):
-        # The measurements are too far below to correct the line. Measure not far below the failure, if that fits.
-        far = f"{surprised}, by what is known of far smaller ones"
+        # The measurements are too far below to correct the line: measure closer to the failure.
+        far = f"{surprised} from much smaller batches"
         if len(failing) == 1:
             return floor + round(_WELL_BELOW * (ceiling - floor)), far
         return round(math.sqrt(floor * ceiling)), far
@@ -271,15 +274,15 @@ def _below_a_surprise(
     surprises = sum(probe.batch_size <= ceiling + 2 * (ceiling - floor) for probe in failing)
     if (crossing - ceiling) * _NEARLY <= crossing - floor:
         if surprises == 1:
-            return ceiling - max((crossing - floor) // 128, 1), f"{surprised}: a little less"
+            return ceiling - max((crossing - floor) // 128, 1), f"{surprised}; trying slightly less"
         if surprises == 2 and crossing - floor <= SHORT:
-            return max(ceiling - 2, halfway), f"{surprised}: a little less again"
-        return halfway, f"{surprised}, and a little less too: halfway to {floor}, which fits"
+            return max(ceiling - 2, halfway), f"{surprised}; trying slightly less again"
+        return halfway, bisecting
     steeper = _line_to_failure(last, first, budget_bytes)
     if steeper is None:
-        return halfway, f"{surprised}: halfway to {floor}, which fits"
+        return halfway, bisecting
     below = steeper.reaches(room_bytes)
-    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}: reduced by the memory that it lacked"
+    return max(below - round((below - floor) * _MARGIN), halfway), f"{surprised}; reduced by the missing memory"
 
 
 def _points(probes: Iterable[Probe]) -> list[Point]:
@@ -293,8 +296,8 @@ def _points(probes: Iterable[Probe]) -> list[Point]:
 def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
     """Return how far the finest meter may rise, in bytes.
 
-    If the budget's meter counts in blocks, an incomplete block at the end of the budget cannot be used; nor can what
-    that meter shows beyond the finer one, which are whole blocks that stay unused.
+    If the budget's meter counts in blocks, an incomplete block at the end of the budget cannot be used. Blocks that it
+    counts beyond the finer meter stay unused, too.
     """
     block = block_bytes(probe.peak_bytes for probe in fitting)
     largest = fitting[-1]
@@ -306,7 +309,7 @@ def _usable_bytes(fitting: list[Probe], budget_bytes: int) -> float:
 
 
 def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | None:
-    """Return the line from the last fitting batch to what a failed one needs at least, or None if it does not rise."""
+    """Return the line from the last fitting batch to the minimum need of a failed one, or None if it does not rise."""
     if failure.peak_bytes is None or failure.peak_bytes <= budget_bytes:
         return None
     slope = last.slope_to(Point(failure.batch_size, failure.peak_bytes))
@@ -316,12 +319,12 @@ def _line_to_failure(last: Point, failure: Probe, budget_bytes: int) -> Line | N
 def _without_a_line(point: Point, ceiling: int, room_bytes: float) -> Next:
     """Choose the second batch to measure after a single one.
 
-    If no memory were independent of the batch, `sure` would fit. If it is hardly more than what was measured, there is
-    such a fixed part (or this is the edge), and twice as many samples are tried.
+    `sure` fits if all memory is proportional to the batch. If it is hardly larger than the measured batch, there is a
+    fixed part (or this is the max batch), so twice as many samples are tried.
     """
     batch_size = point.batch_size
     sure = math.floor(batch_size * room_bytes / max(point.size_bytes, 1.0))
     if (sure - batch_size) * 4 < batch_size and 2 * batch_size < ceiling:
-        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not tell what each sample takes")
+        return Next(2 * batch_size, f"twice {batch_size}: one measurement does not show the memory per sample")
     guess = min(max(sure, batch_size + 1), (batch_size + ceiling) // 2)
-    return Next(guess, f"{sure} would fit if nothing but samples took memory")
+    return Next(guess, f"{sure} would fit if memory were proportional to the batch size")

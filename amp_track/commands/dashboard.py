@@ -24,7 +24,7 @@ def command(host: str, port: int) -> list[str]:
 def main(host: str, port: int) -> None:
     """Serve optuna-dashboard, with the pictures of MLflow's runs, until the process is stopped."""
     from amp_track.study import dashboard
-    from amp_track.tracking import plots
+    from amp_track.tracking import lookup
 
-    open_plot = functools.partial(plots.open_plot, os.environ[TRACKING_VARIABLE])
+    open_plot = functools.partial(lookup.open_plot, os.environ[TRACKING_VARIABLE])
     dashboard.serve(host, port, storage_url=os.environ[STORAGE_VARIABLE], open_plot=open_plot)

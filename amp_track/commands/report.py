@@ -46,9 +46,9 @@ def report(request: Request) -> Result:
         store_checks.check_storage("--storage", request.stores.storage)
         if write is None:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
-    from amp_track.study import reading
+    from amp_track.study import opening
 
-    with reading.reading(request.stores.storage) as shared:
+    with opening.reading(request.stores.storage) as shared:
         name, part, study = study_manifest.load(request.stores, shared)
         result = _read(request, name, part, study, shared)
         ui = addresses.ui(tracking_uri)

@@ -122,9 +122,9 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
     with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
         store_checks.check_storage("--storage", request.stores.storage)
         store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
-    from amp_track.study import reading
+    from amp_track.study import opening
 
-    with reading.reading(request.stores.storage) as shared:
+    with opening.reading(request.stores.storage) as shared:
         name, _, study = study_manifest.load(request.stores, shared)
         known = study_manifest.of(study)
     stored = StoredWorkload(

@@ -139,7 +139,7 @@ def _line_in_notebook(text: str) -> Iterator[None]:
 
 
 def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None = None, why: str = "") -> str:
-    """Return one job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (where the budget should end)`."""
+    """Return one job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (predicted max batch)`."""
     parts = [f"{job.precision:<4} batch {job.batch_size:<6} {job_result.status}"]
     if job_result.peak_bytes is not None and job_result.fits:
         parts.append(format_bytes(job_result.peak_bytes))

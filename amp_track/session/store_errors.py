@@ -89,7 +89,7 @@ def _of_mlflow(error: BaseException | None, stores: Stores) -> str | None:
         error = error.__cause__
     if error is None:
         return None
-    from amp_track.tracking.answers import reason_of
+    from amp_track.tracking.client import reason_of
 
     uri = masking.masked(addresses.tracking_uri(stores.tracking_uri))
     return f"{uri}: MLflow cannot do that ({reason_of(error)}); restore a copy of the store, or name another"

@@ -129,21 +129,21 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
     Raises:
         BadInput: there is no such study, or nothing of it that remembers a command.
     """
-    from amp_track.study import names, reading
+    from amp_track.study import catalogue, opening
 
-    name, part = _named(stores, names.parts_by_study(reading.study_names(shared)))
-    study = reading.load_study(f"{name}/{part}", shared)
+    name, part = _named(stores, catalogue.parts_by_study(opening.study_names(shared)))
+    study = opening.load_study(f"{name}/{part}", shared)
     assert study is not None, "its name has just been read"
     return name, part, study
 
 
 def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """Return the name of a study, and of its part that remembers its command: that of its edges comes first."""
-    from amp_track.study import names
+    from amp_track.study import catalogue
 
     assert stores.study is not None
     storage = masking.masked(stores.storage)
-    name = names.known_study(stores.study, known, storage=storage)
+    name = catalogue.known_study(stores.study, known, storage=storage)
     asked = stores.study.partition("/")[2]
     parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
     if asked == "compare" or "max-batch" not in parts:

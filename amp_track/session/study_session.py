@@ -92,9 +92,9 @@ class Studies:
 
     def existing(self, part: str) -> Study | None:
         """Return a part of the study as it is, to read it; None if it is not there."""
-        from amp_track.study import reading
+        from amp_track.study import opening
 
-        return reading.load_study(f"{self.name}/{part}", self.storage)
+        return opening.load_study(f"{self.name}/{part}", self.storage)
 
     def end_stale_trials(self, *parts: str) -> None:
         """End the trials whose process is gone, also of a part that this command has left behind."""
@@ -244,12 +244,12 @@ def _varied(session: Session) -> set[str]:
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
     """Say so, and end what a killed process has left running."""
-    from amp_track.study import finished, storage
+    from amp_track.study import storage
 
     progress.say(f"resuming study {studies.name}")
     if (then_bytes := storage.free_bytes_of(study)) is not None:
         _warn_of_other_free_memory(studies.session, then_bytes)
-    trials = finished.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
+    trials = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, trials):
         progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")
 

@@ -76,11 +76,11 @@ def find(stores: Stores, study: str | None) -> Found:
     """
     with progress.working("looking for the study"):
         with interrupts.nothing_to_end():
-            from amp_track.study import catalogue, names
+            from amp_track.study import catalogue
             from amp_track.tracking.lookup import Lookup
         known = catalogue.studies(stores.storage)
         if study is not None:
-            study = names.known_study(study, known, storage=masking.masked(stores.storage))
+            study = catalogue.known_study(study, known, storage=masking.masked(stores.storage))
             if not catalogue.have_measured(stores.storage, known[study]):
                 raise nothing_finished(study)
         elif len(known) == 1 and catalogue.have_measured(stores.storage, *known.values()):

@@ -180,7 +180,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         if max_batch.bound != "memory" or not max_batch.batch_size or max_batch.first_failing_batch is None:
             return None
         above = max_batch.first_failing_batch + 1
-        why = f"whether any above {max_batch.first_failing_batch} fits"
+        why = f"checking whether a batch above {max_batch.first_failing_batch} fits"
         if was_refuted(done, precision):
             failed = {
                 proposal.batch_size
@@ -224,7 +224,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             if any(probe.batch_size == max_batch.batch_size for probe in long):
                 return self._repeated(max_batch, precision, [*short, *long])
             at_max_batch = next(probe for probe in short if probe.batch_size == max_batch.batch_size)
-            reason = "a longer training, to confirm the edge"
+            reason = "confirmation run"
             return Proposal(precision, max_batch.batch_size, "confirm", reason, at_max_batch.peak_bytes)
         step = _step_down(short, long, goal)
         if isinstance(step, MaxBatch):
@@ -236,15 +236,15 @@ class BatchSampler(optuna.samplers.BaseSampler):
         ran = [probe for probe in probes if probe.batch_size == max_batch.batch_size and probe.fits]
         if not max_batch.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
             return max_batch
-        return Proposal(precision, max_batch.batch_size, "repeat", "once more, to rely on it", ran[0].peak_bytes)
+        return Proposal(precision, max_batch.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
         """Return where to begin: as a plan says, else at another precision's edge, else at the workload's own batch."""
-        first = Hint(self.goal.first_batch, "the workload's own batch size")
+        first = Hint(self.goal.first_batch, "the workload's batch size")
         if (planned := self.goal.forecasts().get(precision)) is not None:
             return Hint(
                 max(planned.batch_size, 1),
-                "most of the memory, by the plan",
+                "predicted to use most of the budget",
                 predicted_bytes=planned.allocated_bytes,
                 slope_bytes=planned.slope_bytes,
             )
@@ -253,7 +253,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
             probes = _probes(done, other, ("probe",)) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
-                hints.append(Hint(max_batch.batch_size, f"the edge of {other}, to begin with", line.fixed_bytes))
+                hints.append(Hint(max_batch.batch_size, f"start from the max batch of {other}", line.fixed_bytes))
         return min(hints, key=lambda hint: hint.batch_size, default=first)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -359,5 +359,5 @@ def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | MaxB
         return explore([*long, *failed], goal.limit, budget_bytes=goal.budget_bytes)
     lacking = max((lowest.peak_bytes or 0) - line.at(lowest.batch_size), line.slope_bytes)
     guess = line.reaches(goal.budget_bytes - lacking * 2 ** (len(long) - 1))
-    reason = f"a longer training at {lowest.batch_size} ran out of memory: less by what it lacked"
+    reason = f"the confirmation run at {lowest.batch_size} ran out of memory; reduced by the missing memory"
     return Next(min(max(guess, 1), lowest.batch_size - 1), reason)

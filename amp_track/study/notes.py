@@ -1,4 +1,4 @@
-"""Notes on studies and trials, which optuna-dashboard shows as Markdown."""
+"""Write what optuna-dashboard shows of studies and trials: Markdown notes, plots and columns."""
 
 from __future__ import annotations
 
@@ -47,3 +47,24 @@ def _failure(job_result: JobResult) -> str:
     if job_result.message:
         lines.append("\n".join(f"    {line}" for line in job_result.message.splitlines()))
     return "\n\n".join(lines)
+
+
+_MEBIBYTE = 2**20
+
+
+def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
+    """Set the columns of a training."""
+    columns: dict[str, str | float | None] = {
+        "status": job_result.ended,
+        "wall seconds": round(job_result.wall_seconds, 1),
+        "peak MiB": mebibytes(job_result.peak_bytes),
+        "skipped steps": job_result.skipped_steps if job_result.scale is not None else None,
+    }
+    for name, value in columns.items():
+        if value is not None:
+            trial.set_user_attr(name, value)
+
+
+def mebibytes(size_bytes: int | None) -> float | None:
+    """Return a size as people read it in a column."""
+    return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None

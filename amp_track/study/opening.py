@@ -1,10 +1,12 @@
-"""Storages are opened here: a database, with its tables made, or a journal file."""
+"""Open a storage of studies, a database or a journal file: to write (its tables are made) or to read."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import optuna
 import sqlalchemy
@@ -117,3 +119,26 @@ def _statements() -> tuple[str, ...]:
     finally:
         connection.close()
         storage.engine.dispose()
+
+
+@contextmanager
+def reading(url: str) -> Iterator[Storage]:
+    """Open the storage at `url`, which the command has checked, for the block. Raises BadInput if there is none yet."""
+    storage = open_existing_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def study_names(storage: Storage) -> list[str]:
+    """Return the names of all studies of a storage."""
+    return optuna.get_all_study_names(storage)
+
+
+def load_study(name: str, storage: Storage) -> optuna.Study | None:
+    """Return a study; None if there is none of that name."""
+    try:
+        return optuna.load_study(study_name=name, storage=storage.cached)
+    except KeyError:
+        return None

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.results.search import TrialResult
-from amp_track.study import columns, optuna_internals, storage
+from amp_track.study import notes, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
 from amp_track.study.trials import run_one
@@ -132,7 +132,7 @@ def train_inside(
         known = _known(next((earlier for earlier in complete if earlier.params == trial.params), None))
         job_result, run_id = known or run_training(trial, chosen, len(complete))
         storage.remember(trial, job_result, run_id)
-        columns.show(trial, job_result)
+        notes.show_columns(trial, job_result)
         violation, metric = _violation_and_metric(job_result, job)
         storage.constrain(trial, "trains", violation)
         if metric is not None:

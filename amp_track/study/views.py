@@ -12,8 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.results.max_batch import ProbeResult
 from amp_track.study import optuna_internals
-from amp_track.study.columns import mebibytes
 from amp_track.study.max_batches import memory_violation, probe_results
+from amp_track.study.notes import mebibytes
 
 _TRIAL = "trial of the search"
 

@@ -1,10 +1,16 @@
-"""Where the pages of a store's runs are. Reads only."""
+"""Read from a store of runs: which experiment a run is in, and its plot."""
 
 from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
 
 import mlflow
 
 from amp_track.records import masking
+from amp_track.records.artifacts import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
 from amp_track.tracking import environment, mlflow_internals, views
@@ -48,3 +54,19 @@ class Lookup:
         """Return the id of the experiment that new runs go to; None if there is none yet."""
         found = environment.known_experiment(self._client)
         return None if found is None else str(found.experiment_id)
+
+
+def open_plot(tracking_uri: str, run_id: str) -> BinaryIO:
+    """Return the picture of a run. Raises FileNotFoundError if the store has no such run, or the run no picture."""
+    hush()
+    client = open_client(tracking_uri)
+    try:
+        kept = {item.path for item in client.list_artifacts(run_id)}
+        file = next((name for name in (SEARCH_PLOT, COMPARE_PLOT, CURVES_PLOT) if name in kept), None)
+        if file is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                return io.BytesIO(Path(client.download_artifacts(run_id, file, folder)).read_bytes())
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code not in environment.NOT_THERE:
+            raise
+    raise FileNotFoundError(f"run {run_id} has no picture")

@@ -20,13 +20,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import mlflow
 
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
-from amp_track.tracking import answers, writes
+from amp_track.tracking import writes
+from amp_track.tracking.client import is_of_the_server, is_rejection, reason_of
 from amp_track.tracking.outbox import Entry, Outbox
 from amp_track.tracking.writes import CreateRun, GoOn, Write
 from amp_track.workers import interrupts
@@ -205,8 +207,8 @@ class Sender:
             if not outbox.holds(merged):  # a newer checkpoint has replaced it
                 self._doubts = 0
                 return False
-            self._doubts = 0 if answers.is_of_the_server(error) else self._doubts + 1
-            if not answers.is_rejection(error) and self._doubts < _ATTEMPTS:
+            self._doubts = 0 if is_of_the_server(error) else self._doubts + 1
+            if not is_rejection(error) and self._doubts < _ATTEMPTS:
                 raise
             self._doubts = 0
             if len(taken) > 1:
@@ -245,7 +247,7 @@ class Sender:
             self._said_down = time.monotonic()
             _log.warning(
                 "%s takes no records now (%s): they are kept in %s until it does", self._address,
-                answers.reason_of(error), self._root,
+                reason_of(error), self._root,
             )  # fmt: skip
 
     def _note_success(self) -> None:
@@ -258,7 +260,7 @@ class Sender:
         if not self._has_rejected:
             self._has_rejected = True
             _log.warning(
-                "%s refuses records, which are set aside in %s: %s", self._address, folder, answers.reason_of(error)
+                "%s refuses records, which are set aside in %s: %s", self._address, folder, reason_of(error)
             )  # fmt: skip
 
 
@@ -286,3 +288,57 @@ def _merged(entries: Iterator[Entry], most: int) -> tuple[Entry | None, list[Ent
             break
         taken.append(entry)
     return merged, taken
+
+
+class Sink(Protocol):
+    """Takes the writes of runs, in order."""
+
+    def create(self, write: CreateRun) -> str:
+        """Make a run; return its key, by which it is written to."""
+
+    def write(self, run: str, write: Write, *, takes: bool = False) -> None:
+        """Write to the run with this key. `takes`: its file is removed once it is stored."""
+
+    def id_of(self, run: str) -> str:
+        """Return the id of the run with this key."""
+
+    def drain(self, *, seconds: float = ...) -> bool:
+        """Wait until all that was written is stored, at most so many seconds; return whether it is."""
+
+    def finish(self, *, seconds: float = ...) -> None:
+        """Wait likewise, and say where the rest is kept."""
+
+
+class Direct:
+    """Writes to a store at once: to a database file, which answers within milliseconds."""
+
+    def __init__(self, client: mlflow.MlflowClient) -> None:
+        self._client = client
+
+    def create(self, write: CreateRun) -> str:
+        """Make a run and return its id."""
+        return str(writes.create(self._client, write).info.run_id)
+
+    def write(self, run: str, write: Write, *, takes: bool = False) -> None:
+        """Do a write."""
+        writes.apply(self._client, run, write)
+        if takes and (file := writes.file_of(write)) is not None:
+            file.unlink()
+
+    def id_of(self, run: str) -> str:
+        """Return the id, which is the key."""
+        return run
+
+    def drain(self, *, seconds: float = 0) -> bool:
+        """Return True: everything is stored."""
+        return True
+
+    def finish(self, *, seconds: float = 0) -> None:
+        """Return at once: everything is stored."""
+
+
+def sink_for(uri: str, client: mlflow.MlflowClient, outbox_folder: Path) -> Direct | Sender:
+    """Return where the writes to the store at `uri` go: to a sender for every store that is reached over a network."""
+    if addresses.sqlite_file(uri) is not None:
+        return Direct(client)
+    return sender_of(uri, outbox_folder.resolve(), os.getpid())

@@ -36,101 +36,105 @@ def tried(text: str) -> list[Probe]:
 # fmt: off
 STEPS: list[tuple[str, int | None, dict[str, Any], Next]] = [
     # Before anything fits: the hint, then far less; half of it where another precision's line is known.
-    ("", 1000, {}, Next(8, "to begin with")),
-    ("", 1000, {"limit": 5}, Next(5, "the most there is to try (dataset)")),
+    ("", 1000, {}, Next(8, "first probe")),
+    ("", 1000, {"limit": 5}, Next(5, "upper limit of the search (dataset)")),
     ("8!", 1000, {}, Next(1, "a sixteenth of 8, which does not fit")),
     ("500!", 1000, {}, Next(31, "a sixteenth of 500, which does not fit")),
     ("500!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(250, "half of 500, which does not fit")),
     ("250!", 1000, {"hint": Hint(500, "fp32's edge", 100.0)}, Next(15, "a sixteenth of 250, which does not fit")),
     # Without a meter: it doubles, and bisects.
     ("8=100", None, {}, Next(16, "twice 8, which fits")),
-    ("8=100 15!", None, {}, Next(11, "halfway between 8, which fits, and 15, which does not")),
+    ("8=100 15!", None, {}, Next(11, "bisecting between 8, which fits, and 15, which does not")),
     ("4= 8=100", 1000, {}, Next(16, "twice 8, which fits")),
     # One measurement: what samples alone would take is an upper bound.
-    ("8=100", 1000, {}, Next(80, "80 would fit if nothing but samples took memory")),
-    ("8=250", 1000, {}, Next(32, "32 would fit if nothing but samples took memory")),
-    ("8=300", 1000, {}, Next(26, "26 would fit if nothing but samples took memory")),
-    ("8=800", 1000, {}, Next(10, "10 would fit if nothing but samples took memory")),
-    ("8=900", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
-    ("5=800", 1000, {}, Next(10, "twice 5: one measurement does not tell what each sample takes")),
-    ("8=900 16!", 1000, {}, Next(9, "8 would fit if nothing but samples took memory")),
-    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
-    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if nothing but samples took memory")),
-    ("8=0", 100, {}, Next(16, "twice 8: one measurement does not tell what each sample takes")),
+    ("8=100", 1000, {}, Next(80, "80 would fit if memory were proportional to the batch size")),
+    ("8=250", 1000, {}, Next(32, "32 would fit if memory were proportional to the batch size")),
+    ("8=300", 1000, {}, Next(26, "26 would fit if memory were proportional to the batch size")),
+    ("8=800", 1000, {}, Next(10, "10 would fit if memory were proportional to the batch size")),
+    ("8=900", 1000, {}, Next(16, "twice 8: one measurement does not show the memory per sample")),
+    ("5=800", 1000, {}, Next(10, "twice 5: one measurement does not show the memory per sample")),
+    ("8=900 16!", 1000, {}, Next(9, "8 would fit if memory were proportional to the batch size")),
+    ("8=900 20!", 1000, {}, Next(16, "twice 8: one measurement does not show the memory per sample")),
+    ("8=10 50!", 10000, {}, Next(29, "8000 would fit if memory were proportional to the batch size")),
+    ("8=0", 100, {}, Next(16, "twice 8: one measurement does not show the memory per sample")),
     ("8=180", 1000, {"hint": Hint(8, "fp32's edge", 100.0)},
-     Next(83, "a little below 90, where the budget should end", 930)),
+     Next(83, "slightly below 90, the predicted max batch", 930)),
     # A line: a far crossing is approached from below, unless a failure or a straight line guards it.
-    ("8=181 16=261", 1001, {}, Next(84, "a little below 90, where the budget should end", 941)),
-    ("8=180 16=260", 860, {}, Next(76, "where the budget should end", 860)),
-    ("8=180 16=260", 7700, {}, Next(698, "a little below 760, where the budget should end", 7080)),
-    ("8=180 16=260", 1000, {"limit": 88}, Next(84, "the line ends at 90, beyond all there is", 940)),
-    ("8=180 16=260", 1000, {"limit": 80}, Next(80, "the most there is to try (dataset)", 900)),
-    ("8=8100 80=80100 170!", 152100, {}, Next(152, "where the budget should end", 152100)),
-    ("8=180 16=260 164!", 1000, {}, Next(84, "a little below 90, where the budget should end", 940)),
-    ("100=100100 400=400100", 500100, {}, Next(500, "where the budget should end", 500100)),
-    ("100=100100 400=400100", 480100, {}, Next(480, "where the budget should end", 480100)),
-    ("100=100100 400=400100", 550100, {}, Next(538, "a little below 550, where the budget should end", 538100)),
-    ("1=1100 8=8100 80=80100", 1000000, {}, Next(922, "a little below 999, where the budget should end", 922100)),
-    ("1=1079 8=8100 80=80100", 1000000, {}, Next(922, "a little below 999, where the budget should end", 922100)),
+    ("8=181 16=261", 1001, {}, Next(84, "slightly below 90, the predicted max batch", 941)),
+    ("8=180 16=260", 860, {}, Next(76, "predicted max batch", 860)),
+    ("8=180 16=260", 7700, {}, Next(698, "slightly below 760, the predicted max batch", 7080)),
+    ("8=180 16=260", 1000, {"limit": 88}, Next(84, "predicted max batch 90 is above the upper limit", 940)),
+    ("8=180 16=260", 1000, {"limit": 80}, Next(80, "upper limit of the search (dataset)", 900)),
+    ("8=8100 80=80100 170!", 152100, {}, Next(152, "predicted max batch", 152100)),
+    ("8=180 16=260 164!", 1000, {}, Next(84, "slightly below 90, the predicted max batch", 940)),
+    ("100=100100 400=400100", 500100, {}, Next(500, "predicted max batch", 500100)),
+    ("100=100100 400=400100", 480100, {}, Next(480, "predicted max batch", 480100)),
+    ("100=100100 400=400100", 550100, {}, Next(538, "slightly below 550, the predicted max batch", 538100)),
+    ("1=1100 8=8100 80=80100", 1000000, {}, Next(922, "slightly below 999, the predicted max batch", 922100)),
+    ("1=1079 8=8100 80=80100", 1000000, {}, Next(922, "slightly below 999, the predicted max batch", 922100)),
     # Which line: the nearest measurement that is exact enough and no noise.
-    ("8=180000 12=180000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
-    ("8=180000 12=240000 16=260000", 400000, {}, Next(30, "where the budget should end", 400000)),
-    ("187=392900 291=391800 380=477800", 512000, {}, Next(415, "where the budget should end", 511620)),
+    ("8=180000 12=180000 16=260000", 400000, {}, Next(30, "predicted max batch", 400000)),
+    ("8=180000 12=240000 16=260000", 400000, {}, Next(30, "predicted max batch", 400000)),
+    ("187=392900 291=391800 380=477800", 512000, {}, Next(415, "predicted max batch", 511620)),
     ("187=392900 317=391800 380=477800", 512000, {},
-     Next(451, "a little below 457, where the budget should end", 509033)),
-    ("187=392900 220=391800 300=477800", 512000, {}, Next(331, "where the budget should end", 511125)),
-    ("100=400000 200=390000 280=477800", 512000, {}, Next(311, "where the budget should end", 511822)),
-    ("8=300000 400=390000 480=477800", 512000, {}, Next(570, "where the budget should end", 511703)),
-    ("4=130 8=180 16=260", 360, {}, Next(26, "where the budget should end", 360)),
-    ("4=130 8=180 16=260", 380, {}, Next(27, "where the budget should end", 379)),
+     Next(451, "slightly below 457, the predicted max batch", 509033)),
+    ("187=392900 220=391800 300=477800", 512000, {}, Next(331, "predicted max batch", 511125)),
+    ("100=400000 200=390000 280=477800", 512000, {}, Next(311, "predicted max batch", 511822)),
+    ("8=300000 400=390000 480=477800", 512000, {}, Next(570, "predicted max batch", 511703)),
+    ("4=130 8=180 16=260", 360, {}, Next(26, "predicted max batch", 360)),
+    ("4=130 8=180 16=260", 380, {}, Next(27, "predicted max batch", 379)),
     ("8=100M 64=160M 76=180M", 400 * MEBIBYTE, {},
-     Next(247, "a little below 263, where the budget should end", 399692499)),
+     Next(247, "slightly below 263, the predicted max batch", 399692499)),
     # Blocks: what is left of the last block cannot be had, nor what lies unused.
-    ("8=40M/35M 16=60M/55M", 101 * MEBIBYTE, {}, Next(34, "where the budget should end", 104857600)),
-    ("8=42M/41M 16=64M/58M", 105 * MEBIBYTE, {}, Next(34, "where the budget should end", 100925440)),
-    ("8=42M/37.5M 16=64M/58M", 105 * MEBIBYTE, {}, Next(31, "where the budget should end", 101122048)),
-    ("8=40M/44M 16=60M/64M", 110 * MEBIBYTE, {}, Next(30, "where the budget should end", 103809024)),
-    ("8=42M 16=64M/57M", 105 * MEBIBYTE, {}, Next(30, "where the budget should end", 107479040)),
-    ("8=0 16=40M", 110 * MEBIBYTE, {}, Next(28, "where the budget should end", 104857600)),
-    ("8=40960 16=49152", 99999, {}, Next(64, "where the budget should end", 98304)),
+    ("8=40M/35M 16=60M/55M", 101 * MEBIBYTE, {}, Next(34, "predicted max batch", 104857600)),
+    ("8=42M/41M 16=64M/58M", 105 * MEBIBYTE, {}, Next(34, "predicted max batch", 100925440)),
+    ("8=42M/37.5M 16=64M/58M", 105 * MEBIBYTE, {}, Next(31, "predicted max batch", 101122048)),
+    ("8=40M/44M 16=60M/64M", 110 * MEBIBYTE, {}, Next(30, "predicted max batch", 103809024)),
+    ("8=42M 16=64M/57M", 105 * MEBIBYTE, {}, Next(30, "predicted max batch", 107479040)),
+    ("8=0 16=40M", 110 * MEBIBYTE, {}, Next(28, "predicted max batch", 104857600)),
+    ("8=40960 16=49152", 99999, {}, Next(64, "predicted max batch", 98304)),
     # At the end of the line: one more proves the edge, unless the line was wrong already.
-    ("8=8100 80=80100", 81100, {}, Next(81, "where the budget should end", 81100)),
+    ("8=8100 80=80100", 81100, {}, Next(81, "predicted max batch", 81100)),
     ("8=8100 80=80100", 80500, {},
-     Next(81, "one more than 80, to prove that it is the largest", 81100, should_fit=False)),
+     Next(81, "one more than 80, to prove the max batch", 81100, should_fit=False)),
     ("8=8100 16=16100 20=18900", 19100, {},
-     Next(22, "20 fits though the line says it should not", 20300, should_fit=False)),
+     Next(22, "20 fits although predicted not to; trying more", 20300, should_fit=False)),
     ("8=8100 16=16100 20=18000 30!", 18100, {},
-     Next(24, "20 fits though the line says it should not", 19900, should_fit=False)),
+     Next(24, "20 fits although predicted not to; trying more", 19900, should_fit=False)),
     ("8=8100 16=16100 20=17050 30!", 17100, {},
-     Next(25, "20 fits though the line says it should not", 20779, should_fit=False)),
+     Next(25, "20 fits although predicted not to; trying more", 20779, should_fit=False)),
     ("8=8100 16=16100 20=17050 60!", 17100, {},
-     Next(26, "20 fits though the line says it should not", 21525, should_fit=False)),
+     Next(26, "20 fits although predicted not to; trying more", 21525, should_fit=False)),
     # A surprise: a failure that the line does not explain.
-    ("8=180 16=260 50x", 10000, {}, Next(33, "halfway between 16 and 50, which a kernel does not take", 430)),
-    ("8=180 16=260 80!", 10000, {}, Next(48, "80 failed though it should fit: halfway to 16, which fits", 580)),
+    ("8=180 16=260 50x", 10000, {}, Next(33, "bisecting between 16 and 50, which exceeds a kernel limit", 430)),
+    ("8=180 16=260 80!", 10000, {},
+     Next(48, "80 ran out of memory although predicted to fit; bisecting between 16 and 80", 580)),
     ("8=180 16=260 86!", 10000, {},
-     Next(65, "86 failed though it should fit, by what is known of far smaller ones", 750)),
+     Next(65, "86 ran out of memory although predicted to fit from much smaller batches", 750)),
     ("8=180 16=260 500!", 10000, {},
-     Next(355, "500 failed though it should fit, by what is known of far smaller ones", 3650)),
+     Next(355, "500 ran out of memory although predicted to fit from much smaller batches", 3650)),
     ("8=180 16=260 400! 500!", 10000, {},
-     Next(80, "400 failed though it should fit, by what is known of far smaller ones", 900)),
-    ("8=8100 80=80100 140!", 140100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
-    ("8=8100 80=80100 140!", 144100, {}, Next(139, "140 failed though it should fit: a little less", 139100)),
+     Next(80, "400 ran out of memory although predicted to fit from much smaller batches", 900)),
+    ("8=8100 80=80100 140!", 140100, {},
+     Next(139, "140 ran out of memory although predicted to fit; trying slightly less", 139100)),
+    ("8=8100 80=80100 140!", 144100, {},
+     Next(139, "140 ran out of memory although predicted to fit; trying slightly less", 139100)),
     ("8=8100 80=80100 141! 263!", 144100, {},
-     Next(139, "141 failed though it should fit: a little less again", 139100)),
-    ("8=8100 80=80100 141! 264!", 144100, {}, Next(140, "141 failed though it should fit: a little less", 140100)),
+     Next(139, "141 ran out of memory although predicted to fit; trying slightly less again", 139100)),
+    ("8=8100 80=80100 141! 264!", 144100, {},
+     Next(140, "141 ran out of memory although predicted to fit; trying slightly less", 140100)),
     ("8=8100 80=80100 141! 142! 143!", 144100, {},
-     Next(110, "141 failed though it should fit, and a little less too: halfway to 80, which fits", 110100)),
+     Next(110, "141 ran out of memory although predicted to fit; bisecting between 80 and 141", 110100)),
     ("8=8100 80=80100 142! 143!", 145100, {},
-     Next(111, "142 failed though it should fit, and a little less too: halfway to 80, which fits", 111100)),
+     Next(111, "142 ran out of memory although predicted to fit; bisecting between 80 and 142", 111100)),
     ("100=100100 10000=10000100 26000!", 26384100, {},
-     Next(25872, "26000 failed though it should fit: a little less", 25872100)),
+     Next(25872, "26000 ran out of memory although predicted to fit; trying slightly less", 25872100)),
     ("4=4100 8=8100 80=80100 138!", 142100, {},
-     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+     Next(109, "138 ran out of memory although predicted to fit; bisecting between 80 and 138", 109100)),
     ("8=8100 80=80100 138!142100", 142100, {},
-     Next(109, "138 failed though it should fit: halfway to 80, which fits", 109100)),
+     Next(109, "138 ran out of memory although predicted to fit; bisecting between 80 and 138", 109100)),
     ("8=8100 80=80100 138!150000", 142100, {},
-     Next(127, "138 failed though it should fit: reduced by the memory that it lacked", 127100)),
+     Next(127, "138 ran out of memory although predicted to fit; reduced by the missing memory", 127100)),
 ]
 # fmt: on
 
@@ -158,7 +162,7 @@ def test_after_twelve_probes_every_second_one_bisects() -> None:
         explore([Probe(batch, JobStatus.FITS, batch) for batch in range(1, count + 1)], UNLIMITED, budget_bytes=1000)
         for count in range(11, 16)
     ]
-    below = "a little below 1000, where the budget should end"
+    below = "slightly below 1000, the predicted max batch"
     assert [step.reason for step in steps if isinstance(step, Next)] == [
         below, "twice 12, which fits", below, "twice 14, which fits", below,
     ]  # fmt: skip
@@ -333,7 +337,7 @@ def test_a_batch_that_ran_and_failed_counts_as_failed() -> None:
 
 @given(st.permutations([Probe(b, JobStatus.FITS if b <= 20 else JobStatus.OOM, 10 * b) for b in (1, 2, 8, 19, 22, 32)]))
 def test_the_order_of_probes_does_not_matter(probes: list[Probe]) -> None:
-    assert explore(probes, UNLIMITED, budget_bytes=205) == Next(20, "where the budget should end", 200)
+    assert explore(probes, UNLIMITED, budget_bytes=205) == Next(20, "predicted max batch", 200)
 
 
 def test_another_precisions_line_spares_a_probe() -> None:
@@ -353,7 +357,7 @@ def test_another_precisions_line_spares_a_probe() -> None:
 def test_predictions_are_what_the_line_says() -> None:
     probes = [Probe(10, JobStatus.FITS, 1100), Probe(20, JobStatus.FITS, 2100)]
     step = explore(probes, UNLIMITED, budget_bytes=3150)
-    assert step == Next(30, "where the budget should end", 3100)
+    assert step == Next(30, "predicted max batch", 3100)
 
 
 def test_every_step_of_a_search_can_be_gone_on_from() -> None:

@@ -17,9 +17,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from amp_track.records.errors import BadInput, StoreFailed
-from amp_track.study import database, opening, reading, storage, trials
-from amp_track.study.journal import SharedJournal
-from amp_track.study.journal_file import JournalLock
+from amp_track.study import database, opening, storage, trials
+from amp_track.study.journal import JournalLock, SharedJournal
 from amp_track.workers import interrupts
 from amp_track.workers.processes import this_process
 
@@ -131,7 +130,7 @@ def test_a_journal_that_is_yet_to_be_made_is_not_made_by_reading(content: bytes 
         Path(URL).write_bytes(content)
     with (
         pytest.raises(BadInput, match="expected a storage that holds studies, and there is none yet"),
-        reading.reading(URL),
+        opening.reading(URL),
     ):
         pass
     assert Path(URL).exists() == (content is not None)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_track.study import journal_file
-from amp_track.study.journal_file import JournalFile, JournalLock
+from amp_track.records.errors import StoreFailed
+from amp_track.study import journal
+from amp_track.study.journal import JournalFile, JournalLock
 
 LINES = 30
 _spawn = multiprocessing.get_context("spawn")
@@ -20,13 +21,13 @@ _spawn = multiprocessing.get_context("spawn")
 
 def append(name: str, go: str, lock_seconds: float) -> None:
     """Append lines as soon as there is a file, as each of several processes."""
-    journal_file.LOCK_SECONDS = lock_seconds
-    journal = JournalFile(Path("x.log"))
+    journal.LOCK_SECONDS = lock_seconds
+    backend = JournalFile(Path("x.log"))
     Path(f"{name}.ready").touch()
     while not Path(go).exists():
         time.sleep(0.001)
     for number in range(LINES):
-        journal.append_logs([{"op_code": 2, "name": name, "number": number}])
+        backend.append_logs([{"op_code": 2, "name": name, "number": number}])
 
 
 @pytest.mark.nightly
@@ -55,7 +56,7 @@ def test_no_line_is_lost_where_many_wait_for_a_lock_that_was_left_behind(left_be
 
 @pytest.fixture
 def lock(monkeypatch: pytest.MonkeyPatch) -> JournalLock:
-    monkeypatch.setattr(journal_file, "LOCK_SECONDS", 1.0)
+    monkeypatch.setattr(journal, "LOCK_SECONDS", 1.0)
     Path("x.log").touch()
     return JournalLock(Path("x.log").resolve())
 
@@ -114,7 +115,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_line_that_a_full_disk_cut_off_is_taken_out(full_disk: Path) -> None:
     journal = JournalFile(full_disk / "x.log")
     journal.append_logs([{"op_code": 2}])
-    with pytest.raises(journal_file.StoreFailed, match=r"cannot be read or written \(No space left on device\)"):
+    with pytest.raises(StoreFailed, match=r"cannot be read or written \(No space left on device\)"):
         journal.append_logs([{"op_code": 3, "text": "x" * 20_000}])
     assert (full_disk / "x.log").stat().st_size > 1000, "a part of it was written"
     journal.append_logs([{"op_code": 4}])

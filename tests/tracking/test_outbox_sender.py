@@ -12,7 +12,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INVALID_PARAMETER_VALUE, T
 from support import stores
 
 from amp_track.stores import addresses
-from amp_track.tracking import answers
+from amp_track.tracking.client import is_of_the_server, is_rejection
 from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.outbox_sender import Sender
 from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
@@ -148,13 +148,13 @@ def test_what_is_wrong_with_a_write_is_told_from_what_is_wrong_with_the_server()
         MlflowException("", TEMPORARILY_UNAVAILABLE), OSError(28, "No space left on device"),
     ]  # fmt: skip
     of_the_write = [http_error(413), PermissionError(13, "no"), MlflowException("", BAD_REQUEST), ValueError("odd")]
-    assert [answers.is_of_the_server(error) for error in of_the_server] == [True] * 7
-    assert [answers.is_of_the_server(error) for error in of_the_write] == [False] * 4
-    assert answers.is_rejection(MlflowException("", INVALID_PARAMETER_VALUE))
-    assert not any(answers.is_rejection(error) for error in of_the_server + of_the_write)
+    assert [is_of_the_server(error) for error in of_the_server] == [True] * 7
+    assert [is_of_the_server(error) for error in of_the_write] == [False] * 4
+    assert is_rejection(MlflowException("", INVALID_PARAMETER_VALUE))
+    assert not any(is_rejection(error) for error in of_the_server + of_the_write)
 
 
 def test_a_reason_is_that_of_the_first_cause_without_a_password() -> None:
     error = MlflowException("it failed")
     error.__cause__ = http_error(413)
-    assert answers.reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"
+    assert client.reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"

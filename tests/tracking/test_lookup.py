@@ -8,7 +8,7 @@ import mlflow
 import pytest
 from support import stores
 
-from amp_track.tracking.plots import open_plot
+from amp_track.tracking.lookup import open_plot
 
 
 @pytest.mark.usefixtures("fresh_stores")
