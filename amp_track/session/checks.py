@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.units import format_bytes
 
 
@@ -102,3 +103,21 @@ def _headroom(request: Request, inspection: Inspection) -> None:
             f"--headroom: got {headroom}, expected less than the {format_bytes(total)} that it is a part of; "
             "give a smaller one or leave it out"
         )
+
+
+def check_varied(request: Request, names: Collection[str]) -> None:
+    """Raise BadInput if an option that `--vary` gives values is given one by `--set` too."""
+    for name in names:
+        if name in dict(request.job.options):
+            raise BadInput(f"--vary: got {name}, which --set gives a value too, expected one of the two; leave out one")
+
+
+@contextmanager
+def named_by_vary(names: Collection[str]) -> Iterator[None]:
+    """Name the flag that gave a value which the workload does not take: --vary, not --set."""
+    try:
+        yield
+    except BadOption as error:
+        if error.option not in names:
+            raise
+        raise BadOption(error.option, error.problem, "--vary") from None
