@@ -8,14 +8,19 @@ tells neither the last lines nor when it has ended its runs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts
+from amp_track.records.signals import INTERRUPTS
+from amp_track.workers import interrupts, programs
 from amp_track.workers.launchers.worker import Ended, Output, Say, Worker, following, say_new_lines
 
 _POLL_SECONDS = 0.2
@@ -28,6 +33,10 @@ _MOST_LOSSES = 10
 """How often a worker is started again: one that always takes its node's memory would go on for ever."""
 _HANDED_ON = ("AMP_TRACK_", "MLFLOW_", "OMP_NUM_THREADS")
 """How variables begin that workers have from this command, as SLURM hands on all. Others are those of the node."""
+_ADDRESS = "RAY_ADDRESS"
+_CONNECT_SECONDS = 5
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+_ADVICE = "name it in RAY_ADDRESS=host:6379, or start it: ray start --head"
 
 
 def check_available() -> None:
@@ -38,10 +47,8 @@ def check_available() -> None:
         raise BadInput(
             "--launcher: got ray, which is not installed, expected it to be: pip install 'amp-track[ray]'"
         ) from None
-    from amp_track.workers.launchers import ray_connection
-
     if not ray.is_initialized():
-        ray_connection.address()
+        _address()
 
 
 def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
@@ -56,9 +63,7 @@ def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
         BadInput: there is no cluster.
         KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
     """
-    from amp_track.workers.launchers import ray_connection
-
-    with following(workers) as outputs, ray_connection.connected():
+    with following(workers) as outputs, _connected():
         remotes: list[_Remote] = []
         try:
             for number, worker in enumerate(workers):
@@ -211,3 +216,128 @@ class _Remote:
         """Return how the worker ended."""
         assert self.exit_code is not None
         return Ended(exit_code=self.exit_code, last_line=self._reason or output.last_line)
+
+
+def _address() -> str:
+    """Return the address of the cluster, to which something listens.
+
+    Raises:
+        BadInput: there is none. Ray itself looks for two minutes for one that is gone.
+    """
+    given = os.environ.get(_ADDRESS, "")
+    found = given if given not in ("", "auto") else _running_here()
+    host, _, port = found.rpartition(":")
+    if "://" in found or not host or not port.isdigit():
+        raise BadInput(
+            f"--launcher: got ray with {_ADDRESS}={found}, expected host:port of a cluster that runs, of which this "
+            f"machine is a node; {_ADVICE}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise BadInput(
+            f"--launcher: got ray, whose cluster at {found} does not answer ({error}), expected one that runs; "
+            f"{_ADVICE}"
+        ) from None
+    return found
+
+
+def _running_here() -> str:
+    """Return the address of the cluster that this machine is a node of.
+
+    It is Ray's private function: without it, no cluster is found unless RAY_ADDRESS names it.
+    """
+    from ray._private import services
+
+    try:
+        found = services.canonicalize_bootstrap_address("auto")
+    except ConnectionError:
+        found = None
+    if found is None:
+        raise BadInput(f"--launcher: got ray, expected a cluster that this machine is a node of; {_ADVICE}")
+    return found
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    """Be connected to the cluster within the block; a process that is connected already stays so.
+
+    Raises:
+        BadInput: there is no cluster, or it refuses this process, such as one with another version of Ray.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        yield
+        return
+    where = _address()
+    with programs.variables(_QUIET), _silent_nodes():
+        try:
+            with _own_signals(), _private_entrypoint():
+                ray.init(address=where, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            with _own_signals():
+                ray.shutdown()
+            raise BadInput(
+                f"--launcher: got ray, whose cluster at {where} refuses this process, expected one that takes it; its "
+                f"reason: {' '.join(str(error).split())}"
+            ) from None
+        try:
+            yield
+        finally:
+            with _own_signals():
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's handlers of signals over a block of Ray's, which sets some of its own and resets others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # One that came to Ray's handler would end this process without ending what it has begun. It waits here.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _silent_nodes() -> Iterator[None]:
+    """Keep what Ray says of a node that is gone, in dozens of lines, off stdout, where the result goes, and stderr.
+
+    It is Ray's private function that prints them: under another name, it does.
+    """
+    from ray._private import worker
+
+    original: Any = getattr(worker, "print_worker_logs", None)
+    if original is None:
+        yield
+        return
+    worker.print_worker_logs = lambda *arguments, **keywords: None
+    try:
+        yield
+    finally:
+        worker.print_worker_logs = original
+
+
+@contextlib.contextmanager
+def _private_entrypoint() -> Iterator[None]:
+    """Keep this command's line, in which `--storage` may have a password, from Ray's list of jobs.
+
+    It is Ray's private function: without it, `ray list jobs` and the dashboard show the whole line.
+    """
+    from ray._private import utils
+
+    original = utils.get_entrypoint_name
+    utils.get_entrypoint_name = lambda: "amp-track worker"
+    try:
+        yield
+    finally:
+        utils.get_entrypoint_name = original
