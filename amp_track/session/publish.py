@@ -1,4 +1,4 @@
-"""Keep reports, tables and pictures with the MLflow run of a study or a plan."""
+"""Store a study's report, tables and plots with its MLflow run, and its notes and plots for optuna-dashboard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGE, _PLAN = "report.html", "report.txt"
 
 
 def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
-    """Keep page, table and picture of a search. Return the path of the report."""
+    """Store page, table and plot of a search. Return the path of the report."""
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
@@ -40,7 +40,7 @@ def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
 
 
 def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: str) -> str:
-    """Keep page, table and pictures of a comparison. Return the path of the report."""
+    """Store page, table and plots of a comparison. Return the path of the report."""
     parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
         plot = folder / COMPARE_PLOT
@@ -53,18 +53,21 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
 
 
 def keep_page(result: Result, parent: Run, *, ui: str) -> str:
-    """Keep the page of a study as HTML and Markdown, and its answer as the run's description. Return the HTML's path.
+    """Store the page of a study as HTML and Markdown, and its summary as the run's description.
 
     Args:
         result: of the study.
         parent: its run.
-        ui: the address of MLflow's UI, which the page's links lead to.
+        ui: the URL of MLflow's UI, for the links of the page.
+
+    Returns:
+        The path of the HTML page; "" if it could not be rendered.
     """
     try:
         page = page_of(result)
         texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
-    except Exception as error:  # a defect of the page is no reason to lose what a search has found
-        progress.say(f"the page could not be made ({type(error).__name__}: {error}); please report it")
+    except Exception as error:  # a defect of the page must not lose the result of a search
+        progress.say(f"cannot render the report page ({type(error).__name__}: {error}). Please report this bug.")
         return ""
     for file, text in texts.items():
         parent.text(file, text)
@@ -78,7 +81,7 @@ def page_of_run(parent: Run) -> str:
 
 
 def keep_plan(result: PlanResult, run: Run) -> str:
-    """Keep tables, numbers, picture and snapshots of a plan. Return the path of the report."""
+    """Store tables, metrics, plot and memory snapshots of a plan. Return the path of the report."""
     run.text(_PLAN, render_text(plan.plan_tables(result), plan.plan_notes(result)))
     run.text("plan.json", json.dumps(result.as_json(), indent=2))
     for name, value in plan.metrics(result).items():
@@ -95,12 +98,12 @@ def keep_plan(result: PlanResult, run: Run) -> str:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows, all with the same names, as the columns of a table."""
+    """Return the columns of a table, by name; all rows have the same names."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 
 def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_plots.Plots:
-    """Fetch the pictures that the training of the first seed has left, for each value and precision."""
+    """Fetch the plots of the first seed's training, for each value and precision."""
     plots = {}
     for cell in result.cells:
         first = cell.trainings[0]
@@ -111,13 +114,13 @@ def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_
 
 
 def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
-    """Show the search of each precision, as far as it has come, as a study of its own.
+    """Copy the trials of each precision into a separate study for optuna-dashboard.
 
     Args:
         studies: of the command.
         study: NAME/max-batch.
-        limit_bytes: the memory that a job may take.
-        most: the largest batch worth trying.
+        limit_bytes: the memory budget of a job.
+        most: the largest batch size to probe.
     """
     from amp_track.study import views
 
@@ -126,12 +129,12 @@ def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: 
 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
-    """Write on each precision's study how its edge is proven."""
+    """Add a note with the proof of the max batch to each precision's study."""
     _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
 
 
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
-    """Write the answer as the note on parts of a study, and on its precisions, each with its proof first."""
+    """Add the summary as a note to parts of a study, and to its precisions, each after its proof."""
     text = dashboard_markdown(result, ui=studies.session.ui)
     texts = dict.fromkeys(parts, text)
     if not isinstance(result, CompareResult):
@@ -142,10 +145,10 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
 
 
 def _note(studies: Studies, texts: Mapping[str, str]) -> None:
-    """Write notes on parts of a study, by their name; a part that is not there gets none."""
+    """Add notes to parts of a study, by name. Skip parts that do not exist."""
     from amp_track.study import notes
 
-    with studies.alone("views"):  # else the pieces of two search workers' notes may mix
+    with studies.alone("views"):  # the notes of two search workers could interleave
         for part, text in texts.items():
             study = studies.existing(part)
             if study is not None:
@@ -153,13 +156,13 @@ def _note(studies: Studies, texts: Mapping[str, str]) -> None:
 
 
 def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
-    """Show the picture of a study and those of its best trainings, which are in MLflow.
+    """Show MLflow's plots of a study and of its best trainings in optuna-dashboard.
 
     Args:
         studies: of the command.
         part: `train` or `compare`.
-        run_id: of the run that stands for the study.
-        trials: those of the trainings, by the number of their trial. What a server has yet to make is left to the next
+        run_id: of the study's parent run.
+        trials: the run ids of the trainings, by trial number. Runs that wait in the outbox are left to the next
             command.
     """
     from amp_track.study import notes
