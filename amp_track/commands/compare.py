@@ -15,7 +15,7 @@ from amp_track.report import progress
 from amp_track.report.pace import Pace
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
-from amp_track.session import checks, publish, publish_notes, study_manifest, varied_option
+from amp_track.session import checks, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
@@ -64,13 +64,13 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
         _train(tracked_study, sessions)
         tracker.settle()
         result = result_of(base, study, sessions, tracked_study.run)
-        publish_notes.note_answer(studies, result, parts=("compare",))
+        publish.note_answer(studies, result, parts=("compare",))
         result = dataclasses.replace(
             result, report=publish.keep_compare(result, tracked_study.parent, tracker, ui=base.ui)
         )
         if not any(training.job_result.fits for cell in result.cells for training in cell.trainings):
             raise NothingFits(_why_nothing_ran(result), result.as_json())
-        publish_notes.show_plots(studies, "compare", result.run_id, trials={})
+        publish.show_plots(studies, "compare", result.run_id, trials={})
         return result
 
 
@@ -90,9 +90,9 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
         return base, {"": base}
     option, texts = request.compare_options.vary
     options = request.job.options
-    varied_option.check(request, [option])
+    checks.check_varied(request, [option])
     first = dataclasses.replace(request, job=dataclasses.replace(request.job, options=(*options, (option, texts[0]))))
-    with varied_option.named([option]):
+    with checks.named_by_vary([option]):
         base = Session.prepare(first, request.max_batch_options.precisions, runner=runner)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
     by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value

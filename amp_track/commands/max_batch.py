@@ -12,7 +12,7 @@ from amp_track.records.errors import NothingFits
 from amp_track.records.result import JobResult
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.session import probe_jobs, publish, publish_notes, study_manifest
+from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.failures import limit_in_words, why_nothing_fits
 from amp_track.session.run_job import run_trial
 from amp_track.session.session import Runner, Session, interrupted_safely
@@ -52,7 +52,7 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
         result = find_max_batches(tracked_study, studies, sampler)
         if study_manifest.is_searched(study):  # whose page says more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
-        publish_notes.note_answer(studies, result, parts=("max-batch",))
+        publish.note_answer(studies, result, parts=("max-batch",))
         page = publish.keep_page(result, tracked_study.parent, ui=studies.session.ui)
         return dataclasses.replace(result, report=page)
 
@@ -89,7 +89,7 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
 
     def show_max_batches() -> None:
         goal = sampler.goal
-        publish_notes.show_max_batches(studies, study, limit_bytes=goal.budget_bytes, most=goal.limit.batch_size)
+        publish.show_max_batches(studies, study, limit_bytes=goal.budget_bytes, most=goal.limit.batch_size)
 
     def run_proposal(trial: Trial, proposal: Proposal) -> tuple[JobResult, str]:
         trials = study.get_trials(deepcopy=False)
@@ -105,7 +105,7 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
-    publish_notes.note_proofs(studies, result)
+    publish.note_proofs(studies, result)
     parent.table("probes.json", publish.columns([probe.as_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)

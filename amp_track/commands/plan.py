@@ -18,7 +18,7 @@ from amp_track.records.plan import PlanTarget, PlanTask
 from amp_track.report import progress
 from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
 from amp_track.runner.runner import JobRunner
-from amp_track.session import checks, probe_jobs, publish, varied_option
+from amp_track.session import checks, probe_jobs, publish
 from amp_track.session.session import Session, interrupted_safely
 from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts
@@ -82,7 +82,7 @@ def _check(request: Request) -> None:
     if request.plan_options.track:
         with interrupts.waiting():  # for a server that may not answer
             store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
-    varied_option.check(request, _values(request))
+    checks.check_varied(request, _values(request))
 
 
 def _values(request: Request) -> dict[str, list[str]]:
@@ -110,7 +110,7 @@ class _Planner:
         self._runner = JobRunner(request.job.workload, steps_back=request.owns_process)
         self.varied = _values(request)
         combinations = itertools.product(*([(name, text) for text in texts] for name, texts in self.varied.items()))
-        with varied_option.named(self.varied):
+        with checks.named_by_vary(self.varied):
             self._sessions = self._inspected(request, list(combinations))
         self.session = next(iter(self._sessions.values()))
         assert self.session.job.batch_size is not None

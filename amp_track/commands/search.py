@@ -18,7 +18,7 @@ from amp_track.report.pace import Pace
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
-from amp_track.session import publish, publish_notes, study_manifest
+from amp_track.session import publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
@@ -58,10 +58,10 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
         studies.end_stale_trials("max-batch", "train", "seeds")
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
-        publish_notes.note_answer(studies, result, parts=("max-batch", "train", "seeds"))
+        publish.note_answer(studies, result, parts=("max-batch", "train", "seeds"))
         result = dataclasses.replace(result, report=publish.keep_search(result, tracked_study.parent, ui=session.ui))
         best = {trial.number: trial.run_id for trial in result.trials if trial.number in result.pareto}
-        publish_notes.show_plots(studies, "train", fitted.run_id, trials=best)
+        publish.show_plots(studies, "train", fitted.run_id, trials=best)
         return result
 
 

@@ -1,39 +1,40 @@
-"""Checks of a request against device and workload, before anything is written. Each function raises BadInput."""
+"""Checks of a request against device and workload, before anything is written. They raise BadInput."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.units import format_bytes
 
 
 def workload_exists(workload: str) -> None:
-    """Check that the workload can be named in the stores, and that its file exists. Quick: before torch is imported."""
+    """Check the workload's name, and that its file exists. Quick: runs before torch is imported."""
     try:
         workload.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"{workload}: got a name that is no UTF-8, expected one that is; rename the file") from None
+        raise BadInput(f"{workload}: the file name is not valid UTF-8. Rename the file.") from None
     module, colon, name = workload.partition(":")
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(
-            f"{workload}: got no name of a class, expected package.module:Class or a Python file with one Workload; "
-            "see experiments/digits.py for one to copy"
+            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. "
+            "See experiments/digits.py for an example."
         )
     if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
         raise BadInput(
-            f"{workload}: got no such file, expected a Python file with one Workload or package.module:Class; "
-            "see experiments/digits.py for one to copy"
+            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. "
+            "See experiments/digits.py for an example."
         )
 
 
 def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:
-    """Check that device and data meet the request."""
+    """Check that device and data set support the request."""
     data_has_a_batch(request, request.job, inspection)
     _effective_batch_size(request, inspection)
     _headroom(request, inspection)
@@ -41,30 +42,30 @@ def check_supported(request: Request, inspection: Inspection, precisions: Sequen
     for precision in precisions:
         support = inspection.support(precision)
         if not support.supported:
-            there = ", ".join(name for name in PRECISIONS if inspection.support(name).supported)
-            raise BadInput(f"--precision: got {precision}, expected one this device has ({there}): {support.reason}")
+            supported = ", ".join(name for name in PRECISIONS if inspection.support(name).supported)
+            raise BadInput(f"--precision: got {precision}, expected one of {supported}: {support.reason}.")
 
 
 def data_has_a_batch(request: Request, job: Job, inspection: Inspection) -> None:
-    """Check that the data has as many samples as a resolved job of a request takes in a batch."""
+    """Check that the training data has at least one batch for a resolved job."""
     batch_size, processes = job.batch_size, job.nproc
     if batch_size is None or _has(batch_size * processes, job, inspection):
         return
-    times = f" for each of {processes} processes" if processes > 1 else ""
+    times = f" for each of {processes} ranks" if processes > 1 else ""
     samples = f"{inspection.training_samples} training samples"
     if request.resumption.resume is not None:
         raise BadInput(
-            f"{job.workload}: the run's batch size {batch_size}{times} is larger than the {samples} that the workload "
-            "has now; resume the run with the data that it had"
+            f"{job.workload}: the run's batch size {batch_size}{times} exceeds the {samples} that the workload has "
+            "now. Resume the run with its original data."
         )
     if request.job.batch_size is None:
         raise BadInput(
-            f"{job.workload}: the workload's own batch size {batch_size}{times} is larger than its {samples}; give a "
-            "smaller --batch-size"
+            f"{job.workload}: the workload's batch size {batch_size}{times} exceeds its {samples}. "
+            "Set a smaller --batch-size."
         )
     raise BadInput(
-        f"--batch-size: got {batch_size}{times}, expected at most the {samples} that {job.workload} has; give a "
-        "smaller one"
+        f"--batch-size: got {batch_size}{times}, expected at most {inspection.training_samples}, the number of "
+        f"training samples of {job.workload}."
     )
 
 
@@ -72,8 +73,8 @@ def _effective_batch_size(request: Request, inspection: Inspection) -> None:
     effective = request.max_batch_options.effective_batch_size
     if effective is not None and not _has(effective, request.job, inspection):
         raise BadInput(
-            f"--effective-batch-size: got {effective}, expected at most the {inspection.training_samples} training "
-            f"samples that {request.job.workload} has; give a smaller one"
+            f"--effective-batch-size: got {effective}, expected at most {inspection.training_samples}, the number of "
+            f"training samples of {request.job.workload}."
         )
 
 
@@ -85,8 +86,8 @@ def _loader_workers(request: Request, inspection: Inspection) -> None:
     asked, budget = request.job.num_workers, request.job.memory_budget_bytes
     if asked and loads_in_its_own_process(inspection.hardware.kind, budget):
         raise BadInput(
-            f"--num-workers: got {asked} with --memory-budget on a CPU, whose budget is of one process, expected 0; "
-            "leave one of the two out"
+            f"--num-workers {asked} is not supported with --memory-budget on a CPU: the budget covers one process. "
+            "Omit one of the two."
         )
 
 
@@ -95,10 +96,30 @@ def _headroom(request: Request, inspection: Inspection) -> None:
     if headroom is None:
         return
     if budget is None and not inspection.budget_support.supported:
-        raise BadInput(f"--headroom: got {headroom}, expected none: {inspection.budget_support.reason}; leave it out")
+        raise BadInput(
+            f"--headroom is not supported on this device: {inspection.budget_support.reason}. Omit --headroom."
+        )
     total = budget if budget is not None else inspection.free_bytes
     if headroom.of(total) >= total:
         raise BadInput(
-            f"--headroom: got {headroom}, expected less than the {format_bytes(total)} that it is a part of; "
-            "give a smaller one or leave it out"
+            f"--headroom: got {headroom}, expected less than {format_bytes(total)}, "
+            f"the {'memory budget' if budget is not None else 'free memory'}."
         )
+
+
+def check_varied(request: Request, names: Collection[str]) -> None:
+    """Check that no workload option is given by both `--vary` and `--set`."""
+    for name in names:
+        if name in dict(request.job.options):
+            raise BadInput(f"{name} is given by both --vary and --set. Omit one of the two.")
+
+
+@contextmanager
+def named_by_vary(names: Collection[str]) -> Iterator[None]:
+    """Name --vary instead of --set in the error about a value that the workload does not take."""
+    try:
+        yield
+    except BadOption as error:
+        if error.option not in names:
+            raise
+        raise BadOption(error.option, error.problem, "--vary") from None

@@ -1,4 +1,4 @@
-"""What went wrong, in one line: a crash, a batch that does not fit, or nothing that fits at all."""
+"""One-line messages about a failed job: a crash, a batch that does not fit, or no batch that fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amp_track.session.session import Session
 
 
 def raise_on_crash(job: Job, job_result: JobResult) -> None:
-    """Raise TargetFailed if the job crashed or was given up."""
+    """Raise TargetFailed if the job crashed or timed out."""
     if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
         raise TargetFailed(
             f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}",
@@ -24,11 +24,11 @@ def raise_on_crash(job: Job, job_result: JobResult) -> None:
 
 
 def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> str:
-    """Say why a job did not fit, and how many bytes it needs. May run it once more, without its budget."""
+    """Return why a job did not fit, and how many bytes it needs. May run it again without its memory budget."""
     if job_result.status is JobStatus.OVER_DATASET:
         return job_result.message
     if job_result.status is JobStatus.KERNEL_LIMIT:
-        return f"batch {job.batch_size} is more than a kernel of this device takes: {job_result.message}"
+        return f"batch {job.batch_size} exceeds the limit of a kernel on this device: {job_result.message}"
     if job_result.status is JobStatus.UNSUPPORTED:
         return f"{not_possible(job.precision, job_result.message)}; choose another --precision"
     needed = session.bytes_needed(job)
@@ -40,14 +40,14 @@ def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> st
 
 
 def _it_needs(session: Session) -> str:
-    """Without a limit, a caching allocator keeps memory that it would give back under one."""
+    """Return `it needs`, or `it needs at most` if an unlimited caching allocator keeps memory that it could free."""
     return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
-    """Say that not even one sample fits, and how many bytes each precision lacks."""
+    """Return that not even one sample fits, and how many bytes each precision lacks."""
     needs = ", ".join(
-        f"{name} {fitted.bytes_needed:,} bytes, {fitted.bytes_needed - budget_bytes:,} more than there are"
+        f"{name} {fitted.bytes_needed:,} bytes ({fitted.bytes_needed - budget_bytes:,} over the limit)"
         for name, fitted in fits.items()
         if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
     )
@@ -59,6 +59,6 @@ def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> 
 
 
 def limit_in_words(job: Job) -> str:
-    """Return `the budget of 64 MiB` or `the memory that is free`."""
+    """Return `the budget of 64 MiB` or `the free memory`."""
     budget = job.memory_budget_bytes
-    return f"the budget of {format_bytes(budget)}" if budget is not None else "the memory that is free"
+    return f"the budget of {format_bytes(budget)}" if budget is not None else "the free memory"

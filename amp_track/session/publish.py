@@ -1,4 +1,4 @@
-"""Keep reports, tables and pictures with the MLflow run of a study or a plan."""
+"""Store a study's report, tables and plots with its MLflow run, and its notes and plots for optuna-dashboard."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from amp_track.memory_plan.snapshot import snapshot
 from amp_track.records.artifacts import COMPARE_PLOT, SEARCH_PLOT
 from amp_track.report import compare_plots, memory_plot, plan, progress, search
 from amp_track.report.page.content import page_of
-from amp_track.report.page.render import note_markdown, page_html, page_markdown
-from amp_track.report.summary import Result
+from amp_track.report.page.render import dashboard_markdown, note_markdown, page_html, page_markdown
+from amp_track.report.summary import Result, proof
 from amp_track.report.terminal import render_text
 from amp_track.results.compare import CompareResult
+from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
+from amp_track.session.study_session import Studies
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
+    from amp_track.study.types import Study
     from amp_track.tracking import Run, Tracker
 
 _PAGE, _PLAN = "report.html", "report.txt"
 
 
 def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
-    """Keep page, table and picture of a search. Return the path of the report."""
+    """Store page, table and plot of a search. Return the path of the report."""
     rows = [trial.as_json() | {"optimizer_steps": trial.job_result.optimizer_steps} for trial in result.trials]
     parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
@@ -37,7 +40,7 @@ def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
 
 
 def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: str) -> str:
-    """Keep page, table and pictures of a comparison. Return the path of the report."""
+    """Store page, table and plots of a comparison. Return the path of the report."""
     parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
         plot = folder / COMPARE_PLOT
@@ -50,18 +53,21 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
 
 
 def keep_page(result: Result, parent: Run, *, ui: str) -> str:
-    """Keep the page of a study as HTML and Markdown, and its answer as the run's description. Return the HTML's path.
+    """Store the page of a study as HTML and Markdown, and its summary as the run's description.
 
     Args:
         result: of the study.
         parent: its run.
-        ui: the address of MLflow's UI, which the page's links lead to.
+        ui: the URL of MLflow's UI, for the links of the page.
+
+    Returns:
+        The path of the HTML page; "" if it could not be rendered.
     """
     try:
         page = page_of(result)
         texts = {_PAGE: page_html(page, ui=ui), "report.md": page_markdown(page, ui=ui)}
-    except Exception as error:  # a defect of the page is no reason to lose what a search has found
-        progress.say(f"the page could not be made ({type(error).__name__}: {error}); please report it")
+    except Exception as error:  # a defect of the page must not lose the result of a search
+        progress.say(f"cannot render the report page ({type(error).__name__}: {error}). Please report this bug.")
         return ""
     for file, text in texts.items():
         parent.text(file, text)
@@ -75,7 +81,7 @@ def page_of_run(parent: Run) -> str:
 
 
 def keep_plan(result: PlanResult, run: Run) -> str:
-    """Keep tables, numbers, picture and snapshots of a plan. Return the path of the report."""
+    """Store tables, metrics, plot and memory snapshots of a plan. Return the path of the report."""
     run.text(_PLAN, render_text(plan.plan_tables(result), plan.plan_notes(result)))
     run.text("plan.json", json.dumps(result.as_json(), indent=2))
     for name, value in plan.metrics(result).items():
@@ -92,12 +98,12 @@ def keep_plan(result: PlanResult, run: Run) -> str:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows, all with the same names, as the columns of a table."""
+    """Return the columns of a table, by name; all rows have the same names."""
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 
 def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_plots.Plots:
-    """Fetch the pictures that the training of the first seed has left, for each value and precision."""
+    """Fetch the plots of the first seed's training, for each value and precision."""
     plots = {}
     for cell in result.cells:
         first = cell.trainings[0]
@@ -105,3 +111,65 @@ def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_
         of_run.mkdir(exist_ok=True)
         plots[cell.value, cell.precision] = tracker.fetch_plots(first.run_id, of_run)
     return plots
+
+
+def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
+    """Copy the trials of each precision into a separate study for optuna-dashboard.
+
+    Args:
+        studies: of the command.
+        study: NAME/max-batch.
+        limit_bytes: the memory budget of a job.
+        most: the largest batch size to probe.
+    """
+    from amp_track.study import views
+
+    with studies.alone("views"):
+        views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
+
+
+def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
+    """Add a note with the proof of the max batch to each precision's study."""
+    _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
+
+
+def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
+    """Add the summary as a note to parts of a study, and to its precisions, each after its proof."""
+    text = dashboard_markdown(result, ui=studies.session.ui)
+    texts = dict.fromkeys(parts, text)
+    if not isinstance(result, CompareResult):
+        fitted = result.limits if isinstance(result, SearchResult) else result
+        of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
+        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
+    _note(studies, texts)
+
+
+def _note(studies: Studies, texts: Mapping[str, str]) -> None:
+    """Add notes to parts of a study, by name. Skip parts that do not exist."""
+    from amp_track.study import notes
+
+    with studies.alone("views"):  # the notes of two search workers could interleave
+        for part, text in texts.items():
+            study = studies.existing(part)
+            if study is not None:
+                notes.note_on(study, text)
+
+
+def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
+    """Show MLflow's plots of a study and of its best trainings in optuna-dashboard.
+
+    Args:
+        studies: of the command.
+        part: `train` or `compare`.
+        run_id: of the study's parent run.
+        trials: the run ids of the trainings, by trial number. Runs that wait in the outbox are left to the next
+            command.
+    """
+    from amp_track.study import notes
+    from amp_track.tracking.outbox_sender import is_key
+
+    study = studies.existing(part)
+    if study is not None and not is_key(run_id):
+        made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
+        with studies.alone("views"):
+            notes.show_plots(study, run_id, made)

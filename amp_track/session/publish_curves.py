@@ -1,4 +1,4 @@
-"""Keep the picture of each training's curves with its MLflow run, drawn beside the next job where there is one."""
+"""Store the plot of each training's curves with its MLflow run, drawn while the next job runs if there is one."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ _log = logging.getLogger("amp_track.commands")
 
 
 class LatePlots:
-    """The pictures of a study's trainings: each is drawn while the next job starts. Make it with `late_plots`.
+    """The plots of a study's trainings, each drawn while the next job starts. Make it with `late_plots`.
 
-    A picture takes 0.15 s of a processor, and a job's process at first loads its data with one, so the study does not
-    wait for pictures. They are drawn by a thread that lives no longer than that job, and are stored from there. It has
-    the priority of the process, which is below the job's: a lower one would hold Python's lock for long, and with it
-    the reading of the job's events.
+    A plot takes 0.15 s on one core. A job process uses only one core while it loads its data, so a thread draws and
+    stores the plots then, and ends before the job's result is used. It has the priority of this process, which is
+    below the job's: with a lower one it would hold the GIL for long and delay the reading of the job's events.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Run, Curves]] = []
 
     def add(self, run: Run, curves: Curves) -> None:
-        """Draw this picture later."""
+        """Draw this plot later."""
         self._waiting.append((run, curves))
 
     @contextmanager
     def drawn_beside(self) -> Iterator[None]:
-        """Draw what waits beside the block, which runs a job."""
+        """Draw the waiting plots in a thread while the block runs a job."""
         thread = threading.Thread(target=self._draw, args=(warnings := list[str](),), name="amp_track curves")
         if self._waiting:
             thread.start()
@@ -48,7 +47,7 @@ class LatePlots:
             _warn(warnings)
 
     def finish(self) -> None:
-        """Draw what still waits."""
+        """Draw the plots that still wait."""
         warnings: list[str] = []
         self._draw(warnings)
         _warn(warnings)
@@ -60,7 +59,7 @@ class LatePlots:
 
 @contextmanager
 def late_plots() -> Iterator[LatePlots]:
-    """Let pictures be drawn beside the jobs within the block, and the last of them at its end, however it ends."""
+    """Draw plots while the jobs of the block run, and the remaining ones at its end, also after an error."""
     plots = LatePlots()
     try:
         yield plots
@@ -72,14 +71,14 @@ def late_plots() -> Iterator[LatePlots]:
 def kept_curves(
     run: Run, title: str, metric_name: str, *, steps_per_epoch: int, later: LatePlots | None = None
 ) -> Iterator[Curves]:
-    """Collect the curves of a training and store their picture when the block ends, however it does.
+    """Collect the curves of a training and store their plot when the block ends, also after an error.
 
     Args:
-        run: the training's run; what a resumed one has on record is drawn too.
-        title: the title of the picture.
-        metric_name: the label of the quality's axis.
-        steps_per_epoch: how many optimizer steps an epoch has.
-        later: draws the picture beside the next job; None to draw it when the block ends.
+        run: the training's run; recorded values of a resumed run are included.
+        title: the title of the plot.
+        metric_name: the label of the metric's axis.
+        steps_per_epoch: the number of optimizer steps in an epoch.
+        later: draws the plot while the next job runs; None to draw it when the block ends.
     """
     curves = Curves(title, metric_name)
     curves.restore(run.on_record, steps_per_epoch=steps_per_epoch)
@@ -93,7 +92,7 @@ def kept_curves(
 
 
 def _drawn(run: Run, curves: Curves) -> list[str]:
-    """Draw and store one picture, and return what to warn of: it is no reason for a training to fail."""
+    """Draw and store one plot. Return warnings, because a missing plot must not fail a training."""
     try:
         with processes.scratch_folder() as folder:
             if curves.draw(folder / CURVES_PLOT):
@@ -104,6 +103,6 @@ def _drawn(run: Run, curves: Curves) -> list[str]:
 
 
 def _warn(warnings: list[str]) -> None:
-    """Log warnings, from the main thread: a notebook shows those of another one anywhere."""
+    """Log warnings from the main thread; a notebook shows those of other threads in any cell."""
     for warning in warnings:
         _log.warning("%s", warning)

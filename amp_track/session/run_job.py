@@ -1,4 +1,4 @@
-"""Run a job and track it: as a run of its own, or as a trial of a study."""
+"""Run a job and track it, as a separate run or as a trial of a study."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _MOST_DIGITS = 5
-"""Of a batch size in a name: more zeros in front than help."""
+"""Longest zero-padded batch size in a run name."""
 
 
 def run_trial(
@@ -40,12 +40,12 @@ def run_trial(
         tracked: the study.
         trial: of that study.
         job: resolved.
-        task: what the fit study wants to know; None for a training.
-        note: what tells a training from others like it.
-        where: what is known of the search so far, for people who watch.
+        proposal: of the max-batch study; None for a training.
+        note: distinguishes a training from similar ones.
+        where: the state of the search, for the progress display.
 
     Returns:
-        The outcome, and the id of its MLflow run.
+        The job result, and the id of its MLflow run.
 
     Raises:
         TargetFailed: the job crashed, or a probe took longer than --job-timeout.
@@ -55,7 +55,7 @@ def run_trial(
     kind = "train" if proposal is None else "confirm" if proposal.kind == "confirm" else "probe"
     what = (f" {kind}" if proposal else "") + (f" {note}" if note else "")
     title = f"{job.precision} batch {job.batch_size}{what}"
-    # MLflow sorts names as text.
+    # MLflow sorts run names as text.
     name = f"{job.precision} batch {job.batch_size:0{_digits(tracked.session)}}{what}"
     tags = {"optuna.study": tracked.study.study_name, "optuna.trial": str(trial.number)}
     if proposal is not None:
@@ -64,12 +64,12 @@ def run_trial(
         trial.set_user_attr(storage.RUN_ID, run.run_id)
         run.predicted(proposal.predicted_bytes if proposal is not None else None)
         job_result = run_tracked(tracked.session, job, run, kind=kind, title=title, plots=tracked.plots, where=where)
-        if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training says something too
+        if proposal is not None or job_result.status is not JobStatus.TIMED_OUT:  # a slow training is a result too
             if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
-                with contextlib.suppress(StoreFailed):  # the crash is what is to be told
+                with contextlib.suppress(StoreFailed):  # report the crash, not the store's failure
                     notes.note_failure(trial, job_result)
             raise_on_crash(job, job_result)
-    metric_name = tracked.session.inspection.metric_name if proposal is None else None  # a probe teaches nothing
+    metric_name = tracked.session.inspection.metric_name if proposal is None else None  # a probe has no useful metric
     why = proposal.reason if proposal is not None else note
     line = progress.job_result_line(job, job_result, metric_name=metric_name, why=why)
     progress.say(line, precision=job.precision)
@@ -77,14 +77,14 @@ def run_trial(
 
 
 def _digits(session: Session) -> int:
-    """Return how many digits the batch sizes of a study have in names, with zeros in front."""
+    """Return the number of digits of the zero-padded batch sizes in the run names of a study."""
     if session.request.compare_options is not None:
-        return 1  # all have the same
+        return 1  # all trials have the same batch size
     return min(len(str(probe_jobs.limit_of(session).batch_size)), _MOST_DIGITS)
 
 
 def seed_text(seed: int, seeds: range) -> str:
-    """Return `seed 7`, or `seed 07` where the last of the seeds has two digits: names are sorted as text."""
+    """Return `seed 7`, or `seed 07` if the last seed has two digits: run names are sorted as text."""
     return f"seed {seed:0{len(str(seeds[-1]))}}"
 
 
@@ -101,20 +101,20 @@ def run_tracked(
     plots: LatePlots | None = None,
     where: str = "",
 ) -> JobResult:
-    """Run a job and log it to `run`, whatever becomes of it.
+    """Run a job and log it to `run`, also if it fails.
 
     Args:
-        session: whose sandbox runs it.
+        session: has the job runner.
         job: resolved.
         run: of MLflow, new or resumed.
         kind: `train`, `probe` or `confirm`.
-        title: shown beside the progress bar and above the curves.
+        title: of the progress bar and of the plot of the curves.
         epoch_lines: print a line at the end of each epoch.
         resume_from: a checkpoint to resume from.
-        keep_weights: store the weights that the training ends with.
-        pictures: draws the curves of this training beside the next job, and of the last one beside this; None to draw
-            them when this job ends.
-        where: what is known of the search that the job belongs to.
+        keep_weights: store the final weights of the training.
+        plots: draws the curves of this training during the next job, and the previous ones during this job; None to
+            draw them when this job ends.
+        where: the state of the search that the job belongs to.
     """
     from amp_track import tracking
 
@@ -130,13 +130,13 @@ def run_tracked(
 
         def on_event(event: Event) -> None:
             if isinstance(event, CheckpointWritten) and not is_training:
-                Path(event.file).unlink()  # it was made for the memory that takes
+                Path(event.file).unlink()  # written only to measure the memory that this takes
                 return
             if curves is not None:
                 curves.add(event)
             run.event(event, metric_name)
             if isinstance(event, Started):
-                run.flush()  # what describes the run: written while the job has begun
+                run.flush()  # writes the description of the run while the job starts
             show(event)
 
         job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_plots=is_training)
@@ -157,7 +157,7 @@ def _curves_of(
 
 
 def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
-    """Return what to say about a training: what the GradScaler did, and whether data kept it waiting."""
+    """Return advice on a training: about the GradScaler's skipped steps, and about slow data loading."""
     return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
 
 

@@ -1,4 +1,4 @@
-"""One command at work: good arguments first, then a fresh process that looks at device and workload."""
+"""The session of one command: its checked request, the inspected device and workload, and the job runner."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Result = TypeVar("Result")
 def interrupted_safely(
     command: Callable[Concatenate[Request, Arguments], Result],
 ) -> Callable[Concatenate[Request, Arguments], Result]:
-    """Make a command raise KeyboardInterrupt only where it waits, and so leave no run, trial or table half written.
+    """Make a command raise KeyboardInterrupt only while it waits, so that no run, trial or table is half written.
 
-    It raises StoreFailed where a database or a disk fails it.
+    It raises StoreFailed if a database or a disk fails.
     """
 
     @functools.wraps(command)
@@ -51,35 +51,35 @@ def interrupted_safely(
 
 
 class Runner(Protocol):
-    """What runs the jobs of a session: the `JobRunner`, or a simulated device."""
+    """The runner of a session's jobs: the `JobRunner`, or a simulated device."""
 
     def start(self) -> None:
-        """Begin what takes a while before the first job, and do not wait for it."""
+        """Start the slow preparations of the first job, without waiting for them."""
 
     def inspect(self, job: Job) -> Inspection:
-        """Return what device and workload say of themselves. Raises BadInput or TargetFailed."""
+        """Return the properties of device and workload. Raises BadInput or TargetFailed."""
 
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
-        """Run a resolved job under its budget and pass its events on."""
+        """Run a resolved job under its memory budget and pass its events on."""
 
     def measure(self, job: Job) -> JobResult:
-        """Probe a job's batch and limit nothing: what it would take."""
+        """Probe a job's batch size without a memory budget, to measure how much memory it needs."""
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
-        """Return where memory is predicted to end, or why that cannot be said."""
+        """Return the predicted max batch by precision, or the reason why it cannot be predicted."""
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
-        """Return which operation of a job's model runs in which dtype, or what went wrong."""
+        """Return the dtype of each operation of a job's model, or the result of a failed job."""
 
 
 class Session:
     """A command whose request was checked against the device and the workload. Make it with `prepare`.
 
     Args:
-        request: what was asked for.
-        sandbox: runs its jobs.
-        inspection: what device and workload say of themselves.
-        precisions: those to look at, all of them supported here.
+        request: the parsed request.
+        runner: runs the jobs.
+        inspection: the properties of device and workload.
+        precisions: the precisions to use, all of them supported by the device.
     """
 
     def __init__(self, request: Request, runner: Runner, inspection: Inspection, precisions: tuple[str, ...]) -> None:
@@ -91,15 +91,15 @@ class Session:
 
     @classmethod
     def prepare(cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None) -> Session:
-        """Check everything that can be checked before anything is written, the cheap things before torch is imported.
+        """Check the request before anything is written; cheap checks come before torch is imported.
 
         Args:
-            request: what was asked for.
-            precisions: those asked for; None for every one that the device supports.
-            sandbox: what runs the jobs; by default fresh processes on this machine.
+            request: the parsed request.
+            precisions: the requested precisions; None for every one that the device supports.
+            runner: runs the jobs; by default in fresh processes on this machine.
 
         Raises:
-            BadInput: the request cannot be met here.
+            BadInput: the device or the workload does not support the request.
             TargetFailed: the workload's data cannot be loaded.
         """
         tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
@@ -113,7 +113,7 @@ class Session:
     def prepare_readonly(
         cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None
     ) -> Session:
-        """Check a request as `prepare` does, but for the stores: for a command that writes nothing."""
+        """Check a request as `prepare` does, except for the stores: for a command that writes nothing."""
         return cls._inspected(request, precisions, runner)
 
     @classmethod
@@ -125,10 +125,10 @@ class Session:
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Session:
-        """Return the session of a request that device and workload can meet; `meanwhile` runs as torch is imported."""
+        """Inspect device and workload and return the session; `meanwhile` runs while torch is imported."""
         checks.workload_exists(request.job.workload)
         runner = runner or _runner(request)
-        with progress.working("importing torch, looking at device and workload"), interrupts.nothing_to_end():
+        with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
             runner.start()
             meanwhile()
             interrupts.check()
@@ -139,40 +139,40 @@ class Session:
         return cls(request, runner, inspection, precisions)
 
     def with_options(self, options: tuple[tuple[str, str], ...]) -> Session:
-        """Return the same command with other options of the workload. Raises BadInput if it does not take them."""
+        """Return the session with other workload options. Raises BadInput if the workload does not take them."""
         request = dataclasses.replace(self.request, job=dataclasses.replace(self.request.job, options=options))
         return Session(request, self.runner, _inspect(self.runner, request.job), self.precisions)
 
     @property
     def unsupported(self) -> dict[str, str]:
-        """The precisions that this device lacks, with the reason."""
+        """The precisions that this device does not support, with the reason."""
         return {name: support.reason for name, support in self.inspection.precisions if not support.supported}
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The precisions that are left out, with the reason."""
+        """The precisions that are skipped, with the reason."""
         return self.unsupported | {
             name: "not asked for" for name in PRECISIONS if name not in self.precisions and name not in self.unsupported
         }
 
     @property
     def cautions(self) -> dict[str, str]:
-        """What to expect of the precisions that this device emulates."""
+        """The warnings about precisions that this device emulates."""
         return {name: caution for name, caution in self.inspection.cautions.items() if name in self.precisions}
 
     def say_cautions(self) -> None:
-        """Say which precisions are emulated here, once nothing can be bad input any more."""
+        """Print the warnings about emulated precisions. Call it after all input is checked."""
         for name, caution in self.cautions.items():
             progress.say(f"{name}: {caution}")
 
     @property
     def tracking_uri(self) -> str:
-        """The address of MLflow's store."""
+        """The store address of MLflow."""
         return addresses.tracking_uri(self.request.stores.tracking_uri)
 
     @property
     def ui(self) -> str:
-        """The address of the UI that shows that store."""
+        """The URL of the UI that shows MLflow's store."""
         return addresses.ui(self.tracking_uri)
 
     def open_tracker(self) -> Tracker:
@@ -182,11 +182,11 @@ class Session:
         return tracking.Tracker(self.tracking_uri, outbox_folder=addresses.outbox_folder(self.request.stores.storage))
 
     def training_samples(self, job: Job) -> int:
-        """Return the samples of one epoch of a job."""
+        """Return the number of samples in one epoch of a job."""
         return synthetic_samples(job) if job.synthetic else self.inspection.training_samples
 
     def bytes_needed(self, job: Job) -> int | None:
-        """Return the smallest budget that a job would fit; None when it has no budget, or fails without one too."""
+        """Return the smallest memory budget that a job fits, in bytes; None if it has none, or fails without."""
         if job.memory_budget_bytes is None:
             return None
         job_result = self.runner.measure(job)
@@ -194,30 +194,30 @@ class Session:
 
 
 def _inspect(runner: Runner, job: Job) -> Inspection:
-    """Return an inspection, and say so while it takes long: a workload may download its data, or hang."""
+    """Return an inspection. Print a line if it takes long: the workload may download its data, or hang."""
     limit = (
-        f"--job-timeout {job.job_timeout_seconds:g} limits it"
+        f"--job-timeout {job.job_timeout_seconds:g} stops it"
         if job.job_timeout_seconds
-        else "Ctrl-C ends it (train, fit, search and compare take --job-timeout)"
+        else "Ctrl-C stops it (train, max-batch, search and compare also take --job-timeout)"
     )
-    text = f"{job.workload}: still importing it or loading its data after {_LONG_SECONDS:g} s; {limit}"
+    text = f"{job.workload}: still importing the workload or loading its data after {_LONG_SECONDS:g} s; {limit}"
     with progress.saying_after(_LONG_SECONDS, text):
         return runner.inspect(job)
 
 
 def _runner(request: Request) -> Runner:
-    """Return what runs the jobs: fresh processes here, and on other machines where torchrun has started commands there.
+    """Return the job runner: on this machine, or on all machines where torchrun has started this command.
 
     Raises:
-        BadInput: torchrun has started another number of them than the job has processes.
+        BadInput: torchrun has started a different number of commands than the job has ranks.
     """
     launch = torchrun.launch() if request.owns_process else None
     if launch is None:
         return JobRunner(request.job.workload, steps_back=request.owns_process)
     if launch.rank.count != request.job.nproc:
         raise BadInput(
-            f"torchrun: got {launch.rank.count} commands (WORLD_SIZE), expected {request.job.nproc}, the processes "
-            "that the training had; start as many"
+            f"torchrun has started {launch.rank.count} commands (WORLD_SIZE), but the training had "
+            f"{request.job.nproc} ranks. Start {request.job.nproc} commands."
         )
     from amp_track.runner.distributed import DistributedRunner  # late: seldom needed
 
@@ -225,9 +225,9 @@ def _runner(request: Request) -> Runner:
 
 
 def _get_ready(request: Request, tracking_uri: str) -> None:
-    """Import mlflow, optuna and matplotlib, and prepare what opens their stores, while the fork server imports torch.
+    """Import mlflow, optuna and matplotlib while the fork server imports torch on another core (three seconds).
 
-    That takes as long on another core: three seconds. Nothing is written.
+    Write nothing.
     """
     with _collector_paused():
         from amp_track import tracking
@@ -240,12 +240,12 @@ def _get_ready(request: Request, tracking_uri: str) -> None:
         interrupts.check()
         curves.warm_up()
     if request.owns_process:
-        gc.freeze()  # else every later collection walks through all of these modules: 0.2 s each
+        gc.freeze()  # or every later collection walks through all of these modules: 0.2 s each
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Collect no garbage within the block: imports leave little, and looking for it takes a fifth of their time."""
+    """Pause the garbage collector: it takes a fifth of the time of imports, which leave little garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

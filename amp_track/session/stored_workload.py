@@ -1,4 +1,4 @@
-"""The workload that a store names: whether its file may run here, decided before it is imported."""
+"""Decide whether the workload file that a store names may run here, before it is imported."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from amp_track.session import checks
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWorkload:
-    """The workload of a run or of a study, as the store has it.
+    """The workload of a run or of a study, as recorded in the store.
 
     Args:
         owner: the run or the study, for messages.
         reference: its file, or `package.module:Class`.
         digest: of its source files.
-        imports: those besides the workload's own file, relative to its folder; None if that is not on record.
-        with_workload: the command line that names the workload itself.
-        if_changed: what to do where the source files have changed.
+        imports: the other source files, relative to the folder of the workload's file; None if they are not recorded.
+        with_workload: the command line that names the workload explicitly.
+        if_changed: advice if the source files have changed.
     """
 
     owner: str
@@ -34,32 +34,32 @@ class StoredWorkload:
 
 
 def checked(stored: StoredWorkload, request: Request) -> str:
-    """Return the workload to run: the one given on the command line, else the one that the store names.
+    """Return the workload to run: the one given on the command line, or the one that the store names.
 
-    Whoever can write to the store can name any file there. Such a file runs only if it lies in the working folder, and
-    without the symbolic links that led to it: modules beside a link are not those beside the file.
+    Everyone who can write to the store can name any file there. Such a file runs only if it is in the working folder.
+    Its symbolic links are resolved first, because the modules in a link's folder are not those in the file's folder.
 
     Raises:
-        BadInput: the store names a file that is missing here or lies elsewhere, or the source files are not those on
-            record.
+        BadInput: the store names a file that is missing or outside the working folder, or the source files differ from
+            the recorded ones.
     """
     is_given = "workload" in request.given
     reference = request.job.workload if is_given else stored.reference
     if not is_given and ":" not in reference and not os.path.isfile(reference):
         raise BadInput(
-            f"{stored.owner} trains {reference}, which is no file here. Start the command in the folder that has it, "
+            f"{stored.owner} trains {reference}, which does not exist here. Run the command in the folder that has it, "
             f"or name the file: {stored.with_workload}"
         )
     checks.workload_exists(reference)
     files = sources.workload_files(reference)
     if not (is_given or request.trust.trust_store) and not _are_in_the_working_folder(files):
         raise BadInput(
-            f"{stored.owner} trains {reference}, which is outside the working folder. Name it yourself "
+            f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "
             f"({stored.with_workload}), or add --trust-store if everyone who can write to the store may run code here."
         )
     if not is_given and ":" not in reference and os.path.abspath(reference) != str(files[0]):
         reference = str(files[0])
-    # A module that only its import finds, and one whose imports are not on record, are compared after the import.
+    # A module that only its import finds, or without recorded imports, is compared after its import.
     if request.resumption.allow_changed_workload or not files or stored.imports is None:
         return reference
     if stored.digest not in [sources.digest(file, stored.imports) for file in files]:
@@ -68,9 +68,9 @@ def checked(stored: StoredWorkload, request: Request) -> str:
 
 
 def changed(stored: StoredWorkload, reference: str) -> BadInput:
-    """Return the error that the source files are not those on record."""
+    """Return the error about source files that differ from the recorded ones."""
     return BadInput(
-        f"{stored.owner} was made with another version of {reference}, or of a file that it imports. "
+        f"{stored.owner} was created with another version of {reference} or of a file that it imports. "
         f"{stored.if_changed}"
     )
 

@@ -1,4 +1,4 @@
-"""What the answers of a study depend on: with another of these settings it is another study."""
+"""The settings that the results of a study depend on: other settings require another study."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from amp_track.session.session import Session
 
 _METER_VERSION = 6
-"""Raise it when the same job is limited, metered or confirmed otherwise: edges found before are others then."""
+"""Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 
 
 def max_batch_settings(session: Session) -> dict[str, str]:
-    """Return everything that a proven edge depends on, by name."""
+    """Return every setting that a proven max batch depends on, by name."""
     options, inspection, job = session.request.max_batch_options, session.inspection, session.job
-    # An evaluation leaves kernels behind: only trainings that continue after it need memory for them. What confirms an
-    # edge ends with the first steps of one epoch more.
+    # Kernels of an evaluation stay loaded: only trainings that continue after it need memory for them. A confirmation
+    # run ends with the first steps of an additional epoch.
     epochs, most = job.epochs or 1, MOST_EPOCHS + 1
     training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
     on_cpu = {
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
-    }  # the memory of an accelerator depends on neither, and machines with the same one differ in both
+    }  # GPU memory depends on neither, and machines with the same GPU differ in both
     return _settings_that_affect(job, Affects.MAX_BATCH) | {
         "workload": inspection.workload_name,
         "workload source": inspection.workload_digest,
@@ -49,7 +49,7 @@ def max_batch_settings(session: Session) -> dict[str, str]:
 
 
 def training_settings(session: Session) -> dict[str, str]:
-    """Return everything that the result of a training depends on, but for what each trial chooses."""
+    """Return every setting that the result of a training depends on, except those that each trial chooses."""
     return (
         max_batch_settings(session)
         | _settings_that_affect(session.job, Affects.TRAINING)
@@ -61,10 +61,9 @@ def training_settings(session: Session) -> dict[str, str]:
 
 
 def compare_settings(session: Session) -> dict[str, str]:
-    """Return what the trainings of a comparison have in common.
+    """Return the settings that the trainings of a comparison share.
 
-    The values compared, the seeds and the data (which may depend on the option) are each training's own: a study of
-    them may grow.
+    Compared values, seeds and data (which may depend on the option) differ between trainings: such a study may grow.
     """
     assert session.request.compare_options is not None
     vary, _ = session.request.compare_options.vary or ("nothing", ())
@@ -75,7 +74,7 @@ def compare_settings(session: Session) -> dict[str, str]:
 
 
 def default_study_name(session: Session) -> str:
-    """Return the same name for the same question, so that asking again resumes, and another for any other."""
+    """Return a name derived from the settings: the same command resumes its study, any other makes a new one."""
     is_comparison = session.request.compare_options is not None
     settings = compare_settings(session) if is_comparison else max_batch_settings(session)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]

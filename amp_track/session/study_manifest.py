@@ -1,4 +1,4 @@
-"""What a study remembers of the command that made it: enough to report it from the stores alone."""
+"""The manifest of a study: the command that made it, enough to report the study from the stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """A command that has worked on a study: what it was asked for, but for its stores, and what it found there."""
+    """The manifest: the options of a command that worked on a study, without its stores, and the inspection."""
 
     command: Literal["max-batch", "search", "compare"]
     job: Job
@@ -35,12 +35,12 @@ class Remembered:
     inspection: Inspection
     precisions: tuple[str, ...]
     datasets: tuple[tuple[str, str], ...] = ()
-    """By value that a comparison varies, the digest of the data at it."""
+    """The digest of the data set for each value that a comparison varies."""
     experiment_id: str
-    """Of the study's MLflow run."""
+    """Of the study's MLflow parent run."""
 
     def request(self, stores: Stores, *, owns_process: bool = False) -> Request:
-        """Return what the command was asked for, with stores that hold its study."""
+        """Return the request of the command, with the stores of its study."""
         return Request(
             job=self.job,
             stores=stores,
@@ -51,11 +51,11 @@ class Remembered:
         )
 
     def session(self, stores: Stores) -> Session:
-        """Return the command's session, for what is read of the study: its sandbox has not been started."""
+        """Return the command's session for reading the study; its job runner is not started."""
         return Session(self.request(stores), JobRunner(self.job.workload), self.inspection, self.precisions)
 
     def compared(self, base: Session) -> dict[str, Session]:
-        """Return a session for each value that a comparison varies."""
+        """Return the session of each value that a comparison varies."""
         return {
             value: Session(
                 base.request,
@@ -73,10 +73,11 @@ def keep(
     *,
     compared: Mapping[str, Session] | None = None,
 ) -> None:
-    """Let a study remember the command that works on it now; a fit of what was searched adds its precisions.
+    """Store the manifest of the command that works on a study. `max-batch` on a searched study adds its precisions.
 
     Args:
-        tracked_study: the part of the study whose trials come first.
+        tracked_study: the first part of the study.
+        command: its name.
         compared: the sessions of a comparison, by value.
     """
     from amp_track.study import storage
@@ -94,7 +95,7 @@ def keep(
         experiment_id=tracked_study.parent.experiment_id,
     )
     known = _known(tracked_study.study)
-    if known is not None and session.request.joins:  # a search worker may find the same file elsewhere
+    if known is not None and session.request.joins:  # its path on this machine may differ
         new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
     if known is not None and (known.command, command) == ("search", "max-batch"):
         either = {*known.precisions, *new.precisions}
@@ -104,13 +105,13 @@ def keep(
 
 
 def is_searched(study: Study) -> bool:
-    """Return whether a search has worked on a study."""
+    """Return whether `search` has worked on a study."""
     known = _known(study)
     return known is not None and known.command == "search"
 
 
 def _known(study: Study) -> Remembered | None:
-    """Return what a study remembers; None for what another version of amp_track has written."""
+    """Return the manifest of a study; None if another version of amp_track has written it."""
     from amp_track.study import storage
 
     try:
@@ -120,25 +121,25 @@ def _known(study: Study) -> Remembered | None:
 
 
 def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
-    """Return the name of a study, and its part that remembers its command, by name and opened to be read.
+    """Return the name of a study, the name of its part that has the manifest, and that part, opened for reading.
 
     Args:
-        stores: the name that was given, which may be that of a part.
-        shared: the storage, opened.
+        stores: have the given name, of a study or of a part.
+        shared: the open storage.
 
     Raises:
-        BadInput: there is no such study, or nothing of it that remembers a command.
+        BadInput: there is no such study, or none of its parts has a manifest.
     """
     from amp_track.study import catalogue, opening
 
     name, part = _named(stores, catalogue.parts_by_study(opening.study_names(shared)))
     study = opening.load_study(f"{name}/{part}", shared)
-    assert study is not None, "its name has just been read"
+    assert study is not None, "its name was just read"
     return name, part, study
 
 
 def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """Return the name of a study, and of its part that remembers its command: that of its edges comes first."""
+    """Return the names of a study and of its part that has the manifest, preferably max-batch."""
     from amp_track.study import catalogue
 
     assert stores.study is not None
@@ -150,21 +151,20 @@ def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str
         parts = parts[::-1]
     if not parts:
         raise BadInput(
-            f"STUDY: got {name}, of which {storage} holds {', '.join(known[name])}, expected {name}/max-batch too; "
-            "give the command that made it again"
+            f"Study {name} is incomplete: {storage} has only {', '.join(known[name])}, not {name}/max-batch. "
+            "Run the command that created it again."
         )
     return name, parts[0]
 
 
 def of(study: Study) -> Remembered:
-    """Return what a study remembers. Raises BadInput if it does not remember its command."""
+    """Return the manifest of a study. Raises BadInput if it has none."""
     from amp_track.study import storage
 
     known = storage.command_of(study, TypeAdapter(Json[Remembered]))
     if known is None:
         raise BadInput(
-            f"STUDY: got {study.study_name}, which an older version of amp-track has made, or which is just being "
-            "begun, expected one that remembers its command; try again in a minute, or give that command again, which "
-            "resumes the study"
+            f"Study {study.study_name} has no record of its command: it is just being created, or an older version of "
+            "amp-track has made it. Try again in a minute, or run its command again, which resumes the study."
         )
     return known

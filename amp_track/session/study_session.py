@@ -1,4 +1,4 @@
-"""The Optuna studies of one command, and the MLflow run that stands for all of them."""
+"""The Optuna studies of one command, and their MLflow parent run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SETTINGS_OF = {
     "seeds": study_identity.training_settings,
     "compare": study_identity.compare_settings,
 }
-"""By part of a study, what its answers depend on."""
+"""By part of a study, the function that returns the settings its results depend on."""
 _MOST_DRIFT = 0.05
-"""Free memory may differ by this part of it before a study without a budget warns of it."""
+"""Relative change of free memory above which a study without a memory budget prints a warning."""
 
 
 class Studies:
@@ -37,7 +37,7 @@ class Studies:
 
     Args:
         session: the command.
-        storage: their storage, where it is open already; else it is opened when it is first needed.
+        storage: their storage if it is open already; otherwise it is opened on first use.
     """
 
     def __init__(self, session: Session, *, storage: Storage | None = None) -> None:
@@ -48,18 +48,18 @@ class Studies:
 
     @functools.cached_property
     def storage(self) -> Storage:
-        """Their storage, opened."""
+        """The open storage."""
         from amp_track.study import opening
 
         return self._opened or opening.open_storage(self._url)
 
     def close(self) -> None:
-        """Let go of the storage."""
+        """Close the storage."""
         if "storage" in vars(self):
             self.storage.close()
 
     def check(self, *parts: str) -> None:
-        """Raise BadInput when a part exists and was made with other settings. Writes nothing."""
+        """Raise BadInput if a part exists and was created with other settings. Write nothing."""
         from amp_track.study import storage
 
         if addresses.exists(self._url):
@@ -70,7 +70,7 @@ class Studies:
                 storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
 
     def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
-        """From here on, end the run of each trial that this process finds dead, or has been taken for dead with."""
+        """From now on, end the MLflow run of each trial that this process finds, or that was taken for, stale."""
         from amp_track.study import storage
 
         storage.when_buried(self.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
@@ -86,18 +86,18 @@ class Studies:
             objectives=self._objectives(part),
             settings=_SETTINGS_OF[part](self.session),
         )
-        if part != "max-batch":  # whose sampler has claims of its own, and no queue
+        if part != "max-batch":  # the max-batch sampler assigns its probes itself, without a queue
             storage.ask_in_turn(study, self._url)
         return study
 
     def existing(self, part: str) -> Study | None:
-        """Return a part of the study as it is, to read it; None if it is not there."""
+        """Return a part of the study for reading; None if it does not exist."""
         from amp_track.study import opening
 
         return opening.load_study(f"{self.name}/{part}", self.storage)
 
     def end_stale_trials(self, *parts: str) -> None:
-        """End the trials whose process is gone, also of a part that this command has left behind."""
+        """End stale trials, also those of a part that this command no longer works on."""
         from amp_track.study import storage
 
         for study in map(self.existing, parts):
@@ -105,13 +105,13 @@ class Studies:
                 storage.end_stale_trials(study)
 
     def alone(self, part: str) -> AbstractContextManager[None]:
-        """Keep all other search workers of this storage out of a block; see `study.alone`."""
+        """Hold a lock of this storage that all search workers share; see `study.study_lock`."""
         from amp_track.study.study_lock import alone
 
         return alone(self._url, part, storage=self.storage)
 
     def free_bytes(self, study: Study) -> int:
-        """Return the bytes that were free when the fit study began: without a budget its edges are those."""
+        """Return the bytes that were free when the max-batch study began: without a budget they are its limit."""
         from amp_track.study import storage
 
         with self.alone("memory"):
@@ -122,7 +122,7 @@ class Studies:
         return known_bytes
 
     def _objectives(self, part: str) -> list[tuple[str, Direction]]:
-        """Return the objectives of a part: the name of each, and whether it is wanted high or low."""
+        """Return the objectives of a part: names and directions."""
         inspection = self.session.inspection
         metric: tuple[str, Direction] = (
             inspection.metric_name,
@@ -140,34 +140,34 @@ class Studies:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
-    """A study's name, and the MLflow run that stands for it."""
+    """A study's name and its MLflow parent run."""
 
     name: str
     run_id: str
     experiment_id: str
     id_of: Callable[[str], str]
-    """Returns the id of a trial's run, which a server that was down may have given it since."""
+    """Returns the id of a trial's run. A run that waited in the outbox gets its id when it is delivered."""
 
 
 @dataclass(frozen=True)
 class TrackedStudy:
-    """An Optuna study whose trials are runs of MLflow under one parent run."""
+    """An Optuna study whose trials are MLflow runs under one parent run."""
 
     session: Session
     name: str
-    """Of the whole study: that of `study` is NAME/part."""
+    """Of all parts: the name of `study` is NAME/part."""
     study: Study
     tracker: Tracker
     parent: Run
     plots: LatePlots
 
     def beside(self, study: Study) -> TrackedStudy:
-        """Return another part of the same study, under the same run."""
+        """Return another part of the same study, under the same parent run."""
         return dataclasses.replace(self, study=study)
 
     @property
     def run(self) -> StudyRun:
-        """The run that stands for the study."""
+        """The study's name and parent run."""
         parent = self.parent
         return StudyRun(
             name=self.name, run_id=parent.run_id, experiment_id=parent.experiment_id, id_of=self.tracker.id_of
@@ -176,22 +176,22 @@ class TrackedStudy:
 
 @contextmanager
 def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None) -> Iterator[TrackedStudy]:
-    """Open the MLflow run that stands for a study: one, however often the study is resumed. Close the studies after.
+    """Open the MLflow parent run of a study, a new one or that of the resumed study. Close the studies at the end.
 
     Args:
         studies: of the command.
-        study: the first part that is opened; it remembers the run's id.
-        tracker: the store the run is in.
-        given_run_id: the id of a run that exists already, to be this one if the study has none yet.
+        study: the first part that is opened; it stores the run's id.
+        tracker: of the store that has the run.
+        given_run_id: the id of an existing run, which becomes the parent run if the study has none yet.
     """
     from amp_track.study import storage
 
     with closing(studies), _hint_on_interrupt(), ExitStack() as stack:
-        # Else two workers that begin at the same time make a run each.
+        # Otherwise two search workers that start at the same time would create a run each.
         with studies.alone(f"run of {study.study_name}"):
             known = storage.parent_run_id_of(study)
             if known is not None and not tracker.exists(known):
-                known = None  # another tracking store, or deleted there
+                known = None  # it is in another tracking store, or was deleted
             tags = {"amp_track.kind": "study", "amp_track.study": studies.name}
             parent = stack.enter_context(tracker.run(studies.name, tags=tags, run_id=known or given_run_id))
             if known is None:
@@ -218,7 +218,7 @@ def _describe(session: Session, parent: Run) -> None:
 
 
 def _options(request: Request) -> dict[str, str]:
-    """Return what was asked of the edges of a study, where it is not the default, and the option that is compared."""
+    """Return the max-batch options that are not the default, and the option that is compared."""
     max_batch = {
         item.name: (item.default, getattr(request.max_batch_options, item.name)) for item in fields(MaxBatchOptions)
     }
@@ -230,7 +230,7 @@ def _options(request: Request) -> dict[str, str]:
 
 
 def _varied(session: Session) -> set[str]:
-    """Return the fields of a job that differ among the trials of a study."""
+    """Return the fields of a job that differ between the trials of a study."""
     request = session.request
     varied = {"precision", "probe", "probe_to_the_end", "epoch_steps"}
     if request.compare_options is None:
@@ -243,7 +243,7 @@ def _varied(session: Session) -> set[str]:
 
 
 def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str) -> None:
-    """Say so, and end what a killed process has left running."""
+    """Print that the study is resumed, and end the runs of killed processes."""
     from amp_track.study import storage
 
     progress.say(f"resuming study {studies.name}")
@@ -251,16 +251,16 @@ def _resume(studies: Studies, study: Study, tracker: Tracker, parent_run_id: str
         _warn_of_other_free_memory(studies.session, then_bytes)
     trials = storage.finished_trials(study, f"{studies.name}/train", f"{studies.name}/seeds")
     if killed := tracker.kill_orphans(parent_run_id, trials):
-        progress.say(f"ended {killed} {'runs' if killed > 1 else 'run'} whose process had died")
+        progress.say(f"ended {killed} stale {'runs' if killed > 1 else 'run'} of killed processes")
 
 
 def _warn_of_other_free_memory(session: Session, then_bytes: int) -> None:
-    """Say so where the edges of a study without a budget hold for another amount of free memory than there is now."""
+    """Print a warning if a study without a memory budget was measured with another amount of free memory."""
     now_bytes = session.inspection.free_bytes
     if session.job.memory_budget_bytes is None and abs(now_bytes - then_bytes) > _MOST_DRIFT * then_bytes:
         progress.say(
-            f"its edges are for the {format_bytes(then_bytes)} that were free then, now {format_bytes(now_bytes)} "
-            "are: give a --memory-budget, or another --study to find them again"
+            f"the max batches of this study were found with {format_bytes(then_bytes)} free, now "
+            f"{format_bytes(now_bytes)} are free; set a --memory-budget, or use another --study"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where the pages of a study are: its parts in Optuna, its runs in MLflow. Reads both stores, and writes nothing."""
+"""Find the pages of a study: its parts in Optuna and its runs in MLflow. Write nothing."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad 
     from amp_track.tracking.lookup import Lookup
 
 _TRAINS = ("train", "seeds", "compare")
-"""The parts whose trials are trainings."""
+"""The parts of a study whose trials are trainings."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """An MLflow run that stands for a study, or for the part of it that a command has made."""
+    """The MLflow parent run of a study, or of the part that a command has made."""
 
     part: str
     experiment_id: str
     run_id: str
     has_trainings: bool
     has_view: bool
-    """Whether charts of them are kept."""
+    """Whether MLflow has charts of the trainings."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A study with its parts and runs; or what leads to all studies."""
+    """A study with its parts and runs, or the names of all studies."""
 
     study: str | None
     parts: tuple[Part, ...] = ()
     runs: tuple[ShownRun, ...] = ()
     others: tuple[str, ...] = ()
-    """The studies to choose from, where there is no `study`."""
+    """The studies to choose from if `study` is None."""
     experiment_id: str | None = None
-    """That of new runs, where there is no run to show."""
+    """The experiment of new runs, if there is no run to show."""
 
     def pages(self, mlflow: str, dashboard: str | None) -> tuple[Page, ...]:
-        """Return the pages, of MLflow's UI and of optuna-dashboard at these addresses; None where that is not shown."""
+        """Return the pages of MLflow's UI and of optuna-dashboard at these URLs; None if the dashboard is not shown."""
         pages = []
         for run in self.runs:
             name = self.study if len(self.runs) == 1 else run.part
@@ -69,10 +69,10 @@ class Found:
 
 
 def find(stores: Stores, study: str | None) -> Found:
-    """Return where a study is; without a name that of the only one, or what leads to all.
+    """Return the parts and runs of a study; without a name those of the only study, or the names of all.
 
     Raises:
-        BadInput: there is no such study, none of its trials is finished, or one of the two stores is not there yet.
+        BadInput: there is no such study, none of its trials is finished, or one of the two stores does not exist yet.
     """
     with progress.working("looking for the study"):
         with interrupts.nothing_to_end():
@@ -94,7 +94,7 @@ def find(stores: Stores, study: str | None) -> Found:
 
 
 def find_runs(stores: Stores) -> Found:
-    """Return what leads to all runs, where there is no study. Raises BadInput if there are no runs either."""
+    """Return the experiment of all runs, if there is no study. Raises BadInput if there are no runs either."""
     with progress.working("looking for the runs"):
         with interrupts.nothing_to_end():
             from amp_track.tracking.lookup import Lookup
@@ -105,15 +105,12 @@ def find_runs(stores: Stores) -> Found:
 
 
 def nothing_finished(study: str) -> BadInput:
-    """Return the error for a study that has nothing to show yet."""
-    return BadInput(
-        f"STUDY: got {study}, none of whose trials is finished, expected one that has measured something; give its "
-        "command again, or wait for its first trial"
-    )
+    """Return the error about a study without a finished trial."""
+    return BadInput(f"Study {study} has no finished trial yet. Run its command again, or wait for its first trial.")
 
 
 def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:
-    """Return the runs that the parts of a study remember, and say so where the store does not have one."""
+    """Return the parent runs of the parts of a study. Print a line for a run that the store does not have."""
     kinds = {_kind(part) for part in parts}
     runs: dict[str, ShownRun] = {}
     for part in parts:
@@ -121,7 +118,7 @@ def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownR
             continue
         if (experiment_id := lookup.experiment_of(run_id)) is None:
             uri = masking.masked(addresses.tracking_uri(stores.tracking_uri))
-            progress.say(f"{part.name}: its run {run_id} is not in {uri}; name the store it is in with --tracking-uri")
+            progress.say(f"{part.name}: its run {run_id} is not in {uri}; set --tracking-uri to the store that has it")
             continue
         of_its_run = {"compare"} if _kind(part) == "compare" else kinds - {"compare"}
         has_trainings = not of_its_run.isdisjoint(_TRAINS)

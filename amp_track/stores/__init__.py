@@ -1,1 +1,1 @@
-"""Addresses of MLflow's and Optuna's databases."""
+"""Store addresses of MLflow and Optuna, checks of the stores, and locks."""

@@ -1,4 +1,4 @@
-"""Locks for what only one process of this machine may do at a time."""
+"""Locks for operations that only one process may do at a time."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger("amp_track.workers")
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 _MODE = 0o644
-"""Of a lock file whose store is yet to be made, or on a server."""
+"""Permissions of a lock file whose store does not exist yet, or is on a server."""
 
 
 @contextmanager
 def store_lock(url: str, *, part: str = "") -> Iterator[None]:
-    """Hold the lock of a store, which has to be held while the store creates its tables.
+    """Hold the lock of a store. It is required while the store creates its tables.
 
-    The first use of a fresh database by several processes at once destroys it (MLflow: 8 of 8 processes failed, and
+    Several processes that create the tables of a new database at once destroy it (MLflow: 8 of 8 processes failed, and
     later ones too).
 
     Args:
-        url: the store's address. Different spellings of the same address share one lock.
-        part: names another lock than that of the store, which may be held meanwhile.
+        url: the store address. Different spellings of the same address share one lock.
+        part: names an additional lock, independent of the lock of the store.
 
     Raises:
-        StoreFailed: the lock file cannot be made or locked.
+        StoreFailed: the lock file cannot be created or locked.
     """
     file = lock_file(url, part)
     interrupts.check()
@@ -48,20 +48,20 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
         interrupts.sleep(_POLL_SECONDS)
         if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
             has_warned = True
-            _log.warning("waiting for %s, which another process has locked: is one of them stopped?", file)
+            _log.warning("waiting for %s, locked by another process; is that process stopped?", file)
     try:
         yield
     finally:
-        # A journal and a user's folder may lie on a network file system, where two processes could hold a deleted lock.
+        # On a network file system (journal, user's folder) two processes could hold a deleted lock file.
         if journal_file(url) is None and sqlite_file(url) is not None:
             file.unlink(missing_ok=True)
         lock.release()
 
 
 def lock_file(url: str, part: str = "") -> Path:
-    """Return the lock file of a store: beside its file, or in the user's cache folder for a server.
+    """Return the lock file of a store: in the same folder as its file, or in the user's cache folder for a server.
 
-    The lock beside a journal holds for all machines if its file system locks files for all of them, as NFS 4 does.
+    The lock of a journal works across machines if its file system does (NFS 4).
     """
     suffix = f".{_digest(part)[:2]}.lock" if part else ".lock"
     store = identity(url)
@@ -72,14 +72,14 @@ def lock_file(url: str, part: str = "") -> Path:
 
 
 def why_unusable(file: Path) -> str:
-    """Return why a lock file cannot be opened, before anything is written; "" if it can be, or is not there yet."""
-    if file.is_symlink():  # which may lead to somebody's file
+    """Return why a lock file cannot be opened; "" if it can be, or does not exist. Write nothing."""
+    if file.is_symlink():  # it may point to another user's file
         return "it is a symbolic link"
     return "it is a folder" if file.is_dir() else ""
 
 
 def _mode_of_lock(url: str) -> int:
-    """Return the permissions of a store's lock file: those who may write to the store may lock it."""
+    """Return the permissions of a store's lock file: everyone who may write to the store may lock it."""
     store = identity(url)
     try:
         return stat.S_IMODE(os.stat(store).st_mode) if isinstance(store, Path) else _MODE
@@ -88,8 +88,8 @@ def _mode_of_lock(url: str) -> int:
 
 
 def _acquire(file: Path, mode: int) -> FileLock | None:
-    """Return the lock, held; None while another process holds it."""
-    from filelock import FileLock, Timeout  # 60 ms that a command without stores need not pay
+    """Return the acquired lock; None if another process holds it."""
+    from filelock import FileLock, Timeout  # late: takes 60 ms
 
     lock = FileLock(file, mode=mode, fallback_to_soft=False)  # the kernel releases the lock of a killed process
     try:
@@ -99,8 +99,8 @@ def _acquire(file: Path, mode: int) -> FileLock | None:
         return None
     except OSError as error:
         raise StoreFailed(
-            f"{file}: the lock file cannot be locked ({why_unusable(file) or error.strerror}); move it away, or put "
-            "the store into a folder whose file system locks files"
+            f"{file}: cannot lock this file ({why_unusable(file) or error.strerror}). Move it away, or put the store "
+            "on a file system that supports locks."
         ) from error
     return lock
 

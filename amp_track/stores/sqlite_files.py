@@ -1,4 +1,4 @@
-"""SQLite files: what one holds, found out without writing, and tables made in an empty one, all or none."""
+"""SQLite files: read the schema without writing, and create all tables of an empty file in one transaction."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SECONDS_FOR_OTHERS = 60
-"""How long another process may take to finish what it writes."""
+"""Timeout for the lock of a process that writes."""
 _SMALL_BYTES = 4 * 2**20
-"""A file up to this size is checked page by page, in 10 ms; of a larger one only its tables' names are read."""
+"""Files up to this size get an integrity check (10 ms); of larger ones only the table names are read."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a database holds: its tables, and its schema's version where alembic keeps one."""
+    """The tables of a database, and its schema version if alembic stores one."""
 
     tables: frozenset[str] = frozenset()
     version: str | None = None
 
 
 def read(file: Path, *, seconds: float = _SECONDS_FOR_OTHERS) -> Content:
-    """Return what an SQLite file holds. A file that is yet to be made holds nothing.
+    """Return the tables and schema version of an SQLite file; a missing file has none.
 
     Args:
-        file: need not exist.
-        seconds: how long to wait for another process that has locked it; no signal is heard meanwhile.
+        file: may be missing.
+        seconds: timeout for the lock of another process; signals are not handled while waiting.
 
     Raises:
-        sqlite3.DatabaseError: the file is damaged, locked, or no database of SQLite.
+        sqlite3.DatabaseError: the file is damaged, locked, or not an SQLite database.
     """
     if not file.exists():
         return Content()
@@ -39,7 +39,7 @@ def read(file: Path, *, seconds: float = _SECONDS_FOR_OTHERS) -> Content:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
             raise
-        return _read(file, "rw", seconds)  # a process was killed as it wrote: SQLite first takes back what it had begun
+        return _read(file, "rw", seconds)  # a writing process was killed: SQLite first rolls back its transaction
 
 
 def _read(file: Path, mode: str, seconds: float) -> Content:
@@ -58,7 +58,7 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
 
 
 def holds_rows(file: Path, tables: Iterable[str]) -> bool:
-    """Return whether one of the tables of an SQLite file has a row."""
+    """Return whether any of the tables of an SQLite file has a row."""
     with closing(_connect(file, "ro", _SECONDS_FOR_OTHERS)) as connection:
         return any(connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
 
@@ -70,14 +70,14 @@ def columns(file: Path, table: str) -> set[str]:
 
 
 def script_of(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return the statements that make the same tables and rows in another database, for `make_tables`."""
+    """Return the SQL statements that recreate a database, for `make_tables`."""
     return tuple(line for line in connection.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
 
 
 def make_tables(file: Path, statements: Iterable[str]) -> None:
-    """Run the statements in an SQLite file, new or empty, as one transaction. A file with tables stays as it is.
+    """Run the statements in a new or empty SQLite file as one transaction. Do nothing if the file has tables.
 
-    Whatever ends this process meanwhile, a full disk included, leaves the file empty, and so as good as new.
+    The file stays empty if the process is killed or the disk is full.
     """
     with closing(_connect(file, "rwc", _SECONDS_FOR_OTHERS)) as connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Checks of the two databases' addresses. Each function raises BadInput and writes nothing."""
+"""Checks of the two store addresses. Each function raises BadInput and writes nothing."""
 
 from __future__ import annotations
 
@@ -17,39 +17,37 @@ from amp_track.stores.addresses import identity, in_memory, journal_file, sqlite
 from amp_track.workers import interrupts
 
 _TABLES = {"MLflow": ("experiments", "experiment_id"), "Optuna": ("studies", "study_id")}
-"""By program, the table of what it makes first, and a column of it: other programs have a table of that name too."""
+"""A table of each library, and a column of it, since other programs may have a table of that name."""
 _OF_VERSIONS = {"alembic_version", "version_info"}
-"""Tables that hold a row from the first on."""
+"""Tables that have a row from the beginning."""
 _BEGINNING_OF_JOURNAL = b'{"op_code":'
-"""What each line of Optuna's journal begins with."""
+"""The prefix of each line of an Optuna journal."""
 _SECONDS_LOCKED = 20
-"""How long another process may keep an SQLite file locked."""
+"""Timeout for an SQLite file that another process has locked."""
 _POLL_SECONDS = 0.05
 
 
 def check_tracking(flag: str, url: str) -> None:
-    """Raise BadInput when MLflow's store, a database or a server, cannot be opened."""
+    """Raise BadInput if MLflow's store, a database or a server, cannot be opened."""
     if url.startswith(("http://", "https://")):
         _check_server(flag, url)
     else:
-        _check_database(flag, url, "MLflow", "such as sqlite:///mlflow.db, or a server's such as http://127.0.0.1:5000")
+        _check_database(flag, url, "MLflow", "such as sqlite:///mlflow.db, or a server such as http://127.0.0.1:5000")
 
 
 def check_storage(flag: str, url: str) -> None:
-    """Raise BadInput when Optuna's storage, a database or a journal, cannot be opened."""
+    """Raise BadInput if Optuna's storage, a database or a journal, cannot be opened."""
     if (journal := journal_file(url)) is not None:
         _check_journal(flag, url, journal)
         return
-    such_as = "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name, or a journal's path.log"
+    such_as = "such as sqlite:///optuna.db or postgresql+psycopg://user:password@host/name, or a journal PATH.log"
     _check_database(flag, url, "Optuna", such_as)
 
 
 def check_apart(tracking_uri: str, storage: str) -> None:
-    """Raise BadInput when both stores are one database: the two keep their schema's version under the same name."""
+    """Raise BadInput if both stores are the same database: both store a schema version under the same name."""
     if identity(tracking_uri) == identity(storage):
-        raise BadInput(
-            f"--storage: got {masked(storage)}, which is MLflow's database too, expected one of its own; name another"
-        )
+        raise BadInput(f"--storage: got {masked(storage)}, which is also MLflow's store. Use separate databases.")
 
 
 def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
@@ -60,8 +58,8 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
         raise BadInput(f"{flag}: got {masked(url)!r}, {expected}") from None
     if in_memory(url):
         raise BadInput(
-            f"{flag}: got {url}, a database that ends with the command, expected one that stays; name a file, such as "
-            "sqlite:///results.db"
+            f"{flag}: got {url}, an in-memory database that ends with the command. Use a file such as "
+            "sqlite:///results.db."
         )
     if file is None:
         _check_database_server(flag, url, owner, expected)
@@ -77,63 +75,61 @@ def _check_database(flag: str, url: str, owner: str, such_as: str) -> None:
 def _check_journal(flag: str, url: str, file: Path) -> None:
     with _odd_files_rejected(flag, url):
         _check_file(flag, url, file)
-        if file.is_symlink():  # whose lock, beside it, is not that of the file itself
-            raise BadInput(f"{flag}: got {url}, expected the journal itself, this is a link; name {file.resolve()}")
-        lock = Path(f"{file}.lock")  # Optuna's, which is a link
+        if file.is_symlink():  # the lock of a link is not the lock of its file
+            raise BadInput(f"{flag}: got {url}, which is a symbolic link. Use its target {file.resolve()}.")
+        lock = Path(f"{file}.lock")  # Optuna's lock is a symbolic link
         if lock.is_dir() and not lock.is_symlink():
-            raise BadInput(f"{flag}: got {url}, whose lock {lock} cannot be taken (it is a folder); move it away")
+            raise BadInput(f"{flag}: got {url}, whose lock file {lock} is a folder. Move it away.")
         if file.exists():
             with file.open("rb") as journal:
                 first = journal.read(len(_BEGINNING_OF_JOURNAL))
             if first and not first.startswith(_BEGINNING_OF_JOURNAL[: len(first)]):
                 raise BadInput(
-                    f"{flag}: got {url}, expected a journal of Optuna's, this file is another kind; name another, such "
-                    "as optuna.log, or a database"
+                    f"{flag}: got {url}, which is not an Optuna journal. Use another file such as optuna.log, or a "
+                    "database."
                 )
 
 
 @contextlib.contextmanager
 def _odd_files_rejected(flag: str, url: str) -> Iterator[None]:
-    """Raise BadInput for a loop of links, or a name that is too long or has a zero byte."""
+    """Raise BadInput for a loop of symbolic links, or a file name that is too long or has a null byte."""
     try:
         yield
     except BadInput:
         raise
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"{flag}: got {url!r}, expected a file that can be opened; name another ({reason})") from None
+        raise BadInput(f"{flag}: got {url!r}, which cannot be opened ({reason}). Use another file.") from None
 
 
 def _check_file(flag: str, url: str, file: Path) -> None:
-    """Check what surrounds the file of a store, without opening it."""
+    """Check the path, the folder and the lock file of a store without opening the store."""
     folder = file.resolve().parent
     if file.name.startswith("file:"):
-        raise BadInput(f"{flag}: got {url}, expected the path of a file, not a URI of SQLite's; write sqlite:///PATH")
+        raise BadInput(f"{flag}: got {url}, expected sqlite:///PATH, not an SQLite URI.")
     if not folder.is_dir():
-        raise BadInput(f"{flag}: got {url}, expected a file in a folder that exists; make {folder} or name another")
+        raise BadInput(f"{flag}: got {url}, but the folder {folder} does not exist. Create it, or use another folder.")
     if file.is_dir():
-        raise BadInput(f"{flag}: got {url}, expected a file, this is a folder; name a file in it")
+        raise BadInput(f"{flag}: got {url}, which is a folder. Use a file in it.")
     if file.exists() and not file.is_file():
-        raise BadInput(f"{flag}: got {url}, expected a file, this is a pipe or a device; name a file")
+        raise BadInput(f"{flag}: got {url}, which is a pipe or a device. Use a file.")
     if file.exists() and not os.access(file, os.W_OK):
-        raise BadInput(
-            f"{flag}: got {url}, expected a file that can be written; change its permissions or name another"
-        )
+        raise BadInput(f"{flag}: got {url}, which is not writable. Change its permissions, or use another file.")
     try:
-        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell: root may write to /proc
+        with tempfile.TemporaryFile(dir=folder):  # checking permissions is not enough: root may write to /proc
             pass
     except OSError as error:
         raise BadInput(
-            f"{flag}: got {url}, expected a folder in which files can be made, for its locks too; change the "
-            f"permissions of {folder} or name another ({error.strerror})"
+            f"{flag}: got {url}, but no files can be created in {folder} ({error.strerror}). Change its permissions, "
+            "or use another folder."
         ) from None
     lock = locks.lock_file(url)
     if reason := locks.why_unusable(lock):
-        raise BadInput(f"{flag}: got {url}, whose lock file {lock} cannot be locked ({reason}); move it away")
+        raise BadInput(f"{flag}: got {url}, whose lock file {lock} cannot be locked ({reason}). Move it away.")
 
 
 def _check_owner(got: str, file: Path, owner: str) -> None:
-    """Check that an SQLite file is new, or the owner's and whole."""
+    """Check that an SQLite file is new, or a complete database of the owner."""
     content = _content(file)
     tables = {name for name in content.tables if not name.startswith("sqlite_")}
     first, column = _TABLES[owner]
@@ -142,23 +138,23 @@ def _check_owner(got: str, file: Path, owner: str) -> None:
         return
     if first not in tables or column not in sqlite_files.columns(file, first):
         names = ", ".join(sorted(tables)[:3])
-        raise BadInput(f"{got}, expected a database of {owner}, this one holds other tables ({names}); name another")
+        raise BadInput(f"{got}, expected a database of {owner}, but it has other tables ({names}). Use another file.")
     if content.version is None or any(name.startswith("_alembic_tmp_") for name in tables):
         if sqlite_files.holds_rows(file, tables - _OF_VERSIONS):
-            advice = "restore a copy of it, or name another"
+            advice = "Restore a backup of it, or use another file."
         else:
-            advice = "it holds nothing: delete it, and run the same command again"
-        raise BadInput(f"{got}, whose tables were not made to the end, expected all of {owner}'s; {advice}")
+            advice = "It has no data: delete it, and run the same command again."
+        raise BadInput(f"{got}, in which some tables of {owner} are missing. {advice}")
 
 
 def _check_not_the_others(got: str, tables: Iterable[str], owner: str) -> None:
     for other, (first, _) in _TABLES.items():
         if other != owner and first in tables:
-            raise BadInput(f"{got}, which is a database of {other}, expected one of {owner}; name another")
+            raise BadInput(f"{got}, which is a database of {other}, expected one of {owner}. Use another one.")
 
 
 def _content(file: Path) -> sqlite_files.Content:
-    """Return what an SQLite file holds, once no other process has locked it. Ctrl-C is heard meanwhile."""
+    """Return the content of an SQLite file once no other process has locked it. Ctrl-C interrupts the wait."""
     until = time.monotonic() + _SECONDS_LOCKED
     while True:
         try:
@@ -173,13 +169,12 @@ def _why_unreadable(error: sqlite3.DatabaseError) -> str:
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT):
         case sqlite3.SQLITE_BUSY:
             return (
-                f"expected a database that is free, another process has locked it for {_SECONDS_LOCKED} s; end that "
-                "process, or name another database"
+                f"which another process has locked for {_SECONDS_LOCKED} s. End that process, or use another database."
             )
         case sqlite3.SQLITE_NOTADB:
-            return "expected an SQLite database, this file is another kind; name another file"
+            return "which is not an SQLite database. Use another file."
         case _:
-            return f"expected a database that can be read; restore a copy of it, or name another ({error})"
+            return f"which cannot be read ({error}). Restore a backup of it, or use another file."
 
 
 def _check_database_server(flag: str, url: str, owner: str, expected: str) -> None:
@@ -192,14 +187,12 @@ def _check_database_server(flag: str, url: str, owner: str, expected: str) -> No
         engine.dispose()
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
-            f"{flag}: got {masked(url)}, {expected}; this one needs a driver ({error}): take "
-            "postgresql+psycopg://…, with pip install 'amp-track[postgresql]'"
+            f"{flag}: got {masked(url)}, {expected}, but its driver is missing ({error}). Use postgresql+psycopg://… "
+            "with pip install 'amp-track[postgresql]'."
         ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        raise BadInput(
-            f"{flag}: got {masked(url)}, expected a database that can be opened; it said: {reason}"
-        ) from None
+        raise BadInput(f"{flag}: got {masked(url)}, which cannot be opened: {reason}") from None
     _check_not_the_others(f"{flag}: got {masked(url)}", tables, owner)
 
 
@@ -211,8 +204,8 @@ def _check_server(flag: str, url: str) -> None:
         answer.raise_for_status()
     except requests.RequestException as error:
         raise BadInput(
-            f"{flag}: got {masked(url)}, expected an MLflow server that answers; start it or correct the address "
-            f"({type(error).__name__})"
+            f"{flag}: got {masked(url)}, but no MLflow server answers there ({type(error).__name__}). Start it, or "
+            "correct the address."
         ) from None
-    if answer.text.lstrip().startswith("<"):  # a page; MLflow says OK
-        raise BadInput(f"{flag}: got {masked(url)}, expected an MLflow server, this is another; correct the address")
+    if answer.text.lstrip().startswith("<"):  # MLflow answers OK, not a page
+        raise BadInput(f"{flag}: got {masked(url)}, which is not an MLflow server. Correct the address.")

@@ -1,1 +1,1 @@
-"""Processes of this machine, and locks for what they must not do at the same time."""
+"""Processes: identity, interrupts, servers, standard streams, and launchers of search workers."""

@@ -1,9 +1,9 @@
-"""Raise Ctrl-C and SIGTERM where nothing is half written.
+"""Raise KeyboardInterrupt for Ctrl-C and SIGTERM only where nothing is half written.
 
 KeyboardInterrupt at any line of MLflow, Optuna and SQLAlchemy ends badly. Of 270 searches on a simulated device that
 were interrupted at a random moment, 56 ended badly: 19 left a trial or a run RUNNING, 10 ended with a traceback, 13
-hung with a database locked, and 14 never noticed, because Python swallows an exception raised in a callback of its
-garbage collector. Raised only where a command waits, checks or ends, 160 of 160 ended well (2026-11-22, AMD EPYC, four
+hung with a locked database, and 14 never stopped, because Python swallows an exception raised in a callback of its
+garbage collector. Raised only while a command waits, checks or ends, 160 of 160 ended well (2026-11-22, AMD EPYC, four
 at a time on two cores). tests/integration/test_interrupts.py repeats ten of them.
 """
 
@@ -24,12 +24,12 @@ from amp_track.records.errors import INTERRUPTED_EXIT_CODE
 from amp_track.records.signals import INTERRUPTS
 
 _AT_ONCE = 3
-"""The number of the signal that stops at once."""
+"""The signal with this number forces the process to quit."""
 _APART_SECONDS = 1.0
-"""Signals that come sooner after one that counts are the same one: a hand that hammers on Ctrl-C, or a launcher that
-passes on what the terminal has sent to all."""
+"""Signals that follow a counted one within this time are ignored: Ctrl-C pressed repeatedly, or a launcher that
+forwards a signal which the terminal has sent to all processes."""
 _SHOW_CURSOR = b"\x1b[?25h"
-"""What a terminal needs whose cursor a progress bar has hidden."""
+"""Shows the cursor that a progress bar has hidden."""
 
 
 class _Deferral:
@@ -44,10 +44,10 @@ class _Deferral:
         self._is_raised = False
         self._is_waiting = False
         self._is_swallowed = False
-        """Whether a wait that has been interrupted went on."""
+        """Whether an interrupted wait has swallowed its KeyboardInterrupt."""
 
     def install(self) -> None:
-        """Replace the handlers: in a process of one's own all that do not ignore, as under `nohup`, else Ctrl-C's."""
+        """Replace the default handler of Ctrl-C, and in our own process all handlers but ignored ones (nohup)."""
         for number in INTERRUPTS:
             handler = signal.getsignal(number)
             owned = self._owns_process and handler not in (signal.SIG_IGN, None)
@@ -56,23 +56,23 @@ class _Deferral:
                 signal.signal(number, self._receive)
 
     def remove(self) -> None:
-        """Put back the handlers that were replaced."""
+        """Restore the replaced handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     @property
     def has_received(self) -> bool:
-        """Whether a signal has been received."""
+        """Return whether a signal was received."""
         return self._received > 0
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has been received and not been raised yet."""
+        """Raise KeyboardInterrupt if a signal was received and has not been raised yet."""
         if self._received and not self._is_raised:
             self._is_raised = True
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:
-        """Begin a wait, within which a signal raises at once."""
+        """Begin a wait: a signal raises immediately."""
         self._is_swallowed = False
         self.check()
         self._is_waiting = True
@@ -88,7 +88,7 @@ class _Deferral:
 
     @contextmanager
     def nothing_to_end(self) -> Iterator[None]:
-        """Let a signal within the block end a process of one's own at once."""
+        """Let a signal within the block end our own process immediately."""
         self._has_nothing_to_end = self._owns_process
         try:
             yield
@@ -111,26 +111,26 @@ class _Deferral:
             raise KeyboardInterrupt
         elif self._owns_process:
             self._say(
-                b"amp-track: ending first what it has begun; a third Ctrl-C, a second after the one before, stops at "
-                b"once and leaves runs RUNNING\n"
+                b"amp-track: shutting down cleanly; a third Ctrl-C, a second after the previous one, forces quit "
+                b"(runs stay RUNNING in MLflow)\n"
             )
 
     def _stop_at_once(self, number: int, frame: FrameType | None) -> None:
         if self._owns_process:
             if os.isatty(2):
                 self._say(_SHOW_CURSOR)
-            os._exit(INTERRUPTED_EXIT_CODE)  # the job's processes end with this one
+            os._exit(INTERRUPTED_EXIT_CODE)  # the job processes end with this one
         self._is_raised = True
         self._handlers[signal.Signals(number)](number, frame)
 
     @staticmethod
     def _say(text: bytes) -> None:
-        with contextlib.suppress(OSError):  # whoever reads stderr may be gone
+        with contextlib.suppress(OSError):  # the reader of stderr may have ended
             os.write(2, text)
 
 
 _current: _Deferral | None = None
-"""Signals belong to the whole process, and so does this."""
+"""Global, because signal handlers belong to the process."""
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def deferred(*, owns_process: bool) -> Iterator[None]:
     """Raise KeyboardInterrupt only in `waiting` blocks, at `check`, and at the end of the block.
 
     Args:
-        owns_process: whether the third signal may end the process; else it raises wherever it comes.
+        owns_process: whether the third signal may end the process; otherwise it raises immediately.
     """
     global _current
     if _current is not None or not _is_main_thread():
@@ -153,40 +153,39 @@ def deferred(*, owns_process: bool) -> Iterator[None]:
             deferral.remove()
         finally:
             _current = None
-        deferral.check()  # after another exception, too: who catches that one has to stop all the same
+        deferral.check()  # also after another exception: the caller that catches it has to stop too
 
 
 def waiting() -> AbstractContextManager[None]:
-    """Let Ctrl-C and SIGTERM raise at once within the block, which writes nothing."""
+    """Let Ctrl-C and SIGTERM raise immediately within the block, which writes nothing."""
     return _current if _current is not None and _is_main_thread() else nullcontext()
 
 
 def nothing_to_end() -> AbstractContextManager[None]:
-    """Let Ctrl-C and SIGTERM end a process of one's own at once within the block, which writes and opens nothing.
+    """Let Ctrl-C and SIGTERM end our own process immediately within the block, which writes and opens nothing.
 
-    An exception that is raised while modules are imported may be swallowed there, and comes seconds late where it waits
-    for their end.
+    An exception raised during an import may be swallowed; an exception raised after the import comes seconds late.
     """
     return _current.nothing_to_end() if _current is not None and _is_main_thread() else nullcontext()
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, unless Ctrl-C or SIGTERM comes."""
+    """Sleep; Ctrl-C and SIGTERM interrupt it."""
     with waiting():
         time.sleep(seconds)
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if Ctrl-C or SIGTERM has come."""
+    """Raise KeyboardInterrupt if Ctrl-C or SIGTERM was received."""
     with waiting():
         pass
 
 
 def have_come() -> bool:
-    """Return whether Ctrl-C or SIGTERM has come within the current `deferred` block, raised already or not."""
+    """Return whether Ctrl-C or SIGTERM was received in the current `deferred` block, raised or not."""
     return _current is not None and _current.has_received
 
 
 def _is_main_thread() -> bool:
-    """Only the main thread receives signals."""
+    """Return whether this is the main thread, the only one that receives signals."""
     return threading.current_thread() is threading.main_thread()

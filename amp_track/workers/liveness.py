@@ -1,4 +1,4 @@
-"""Whether another process is alive, by a counter that it increments."""
+"""Decide whether another process is alive by watching its heartbeat counter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _LONGEST_LOOK_SECONDS = 2.0
 
 
 class Silence:
-    """How long a value has not changed, by this process's own clock.
+    """The time for which a value has not changed, measured by this process's clock.
 
-    Of the time between two looks only two seconds count: this process itself may have been stopped meanwhile.
+    At most two seconds count between two calls, because this process itself may have been stopped.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Silence:
         self._looked_at = time.monotonic()
 
     def seconds(self, value: object) -> float:
-        """Return for how many seconds the value has been the same."""
+        """Return the number of seconds without a change of the value."""
         now = time.monotonic()
         if value != self._value:
             self._value, self._seconds = value, 0.0

@@ -1,4 +1,4 @@
-"""Identify processes, so that a later one can tell whether an earlier one still runs, and clean up after it."""
+"""Identify processes, to find out later whether one still runs, and clean up after orphans."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 import psutil
 
 _SCRATCH = "amp_track-"
-"""Short, since the address of a socket in such a folder may have a hundred characters."""
+"""Short, because the path of a Unix socket in such a folder is limited to about 100 characters."""
 _LOCK = ".lock"
 
 _CLOCK_SECONDS = 5
-"""Where only the time of day of a start is known: two this close are the same, because a clock is set now and then."""
+"""Tolerance for start times by the wall clock, which may be adjusted."""
 
 
 def this_process() -> dict[str, Any]:
-    """Return this process's identity, which differs from that of any other process, on this machine and on others."""
+    """Return the identity of this process, unique across machines."""
     me = psutil.Process()
     return {
         "host": socket.gethostname(),
@@ -36,9 +36,9 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: dict[str, Any]) -> bool:
-    """True if a process has ended.
+    """Return whether a process has ended.
 
-    False where that cannot be known: on another machine, in another container, or if a store holds no identity.
+    False if that is unknown: on another machine, in another container, or if a store has no identity of it.
     """
     if not _is_identity(process):
         return False
@@ -48,7 +48,7 @@ def is_gone(process: dict[str, Any]) -> bool:
 
 
 def is_at_work(process: dict[str, Any]) -> bool:
-    """True if a process that can be seen from here runs, and is not stopped (SIGSTOP, Ctrl-Z)."""
+    """Return whether a process visible from here runs and is not stopped (SIGSTOP, Ctrl-Z)."""
     found = _find(process) if _is_identity(process) and _is_visible(process) else None
     try:
         return found is not None and found.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -57,7 +57,7 @@ def is_at_work(process: dict[str, Any]) -> bool:
 
 
 def _find(process: dict[str, Any]) -> psutil.Process | None:
-    """Return a process that runs; None if it has ended, or its number belongs to a later one."""
+    """Return a running process; None if it has ended, or if its PID was reused."""
     try:
         found = psutil.Process(process["pid"])
         if found.status() == psutil.STATUS_ZOMBIE:
@@ -72,20 +72,20 @@ def _find(process: dict[str, Any]) -> psutil.Process | None:
 
 
 def _is_identity(process: object) -> bool:
-    """Return whether this is what `this_process` has returned; a store may hold anything."""
+    """Return whether this is an identity made by `this_process`; a store may contain any value."""
     known: dict[str, type | tuple[type, ...]] = {"host": str, "pid": int, "started": (int, float)}
     return isinstance(process, dict) and all(isinstance(process.get(name), kind) for name, kind in known.items())
 
 
 def _is_visible(process: dict[str, Any]) -> bool:
-    """Return whether a process has its number from the same list as this one.
+    """Return whether a process is in the same PID namespace as this one.
 
-    Names of hosts do not tell: two containers may have the same, and a laptop has another one in each network.
+    Host names are not enough: two containers may share one, and a laptop has a different one in each network.
     """
     here = _whereabouts()
     if process.get("boot_id") and here["boot_id"]:
         return all(process[name] == here[name] for name in ("boot_id", "pid_namespace"))
-    return bool(process["host"] == socket.gethostname())  # not Linux, or a study made by an older version
+    return bool(process["host"] == socket.gethostname())  # not Linux, or a study of an older version
 
 
 def _was_before_a_reboot(process: dict[str, Any]) -> bool:
@@ -97,7 +97,7 @@ def _was_before_a_reboot(process: dict[str, Any]) -> bool:
 
 @functools.cache
 def _whereabouts() -> dict[str, str]:
-    """Return which machine this is, since which start, and in which container; empty where the system does not say."""
+    """Return machine id, boot id and PID namespace; empty strings if the system does not provide them."""
     try:
         pid_namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -117,7 +117,7 @@ def _text_of(file: str) -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return when a process started, counted from the start of the machine, which no setting of the clock changes."""
+    """Return the start time of a process since boot, which is independent of the wall clock."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -129,9 +129,9 @@ def _start_ticks(pid: int) -> int | None:
 def scratch_folder() -> Iterator[Path]:
     """Make a temporary folder that only this user can read, and delete it after the block.
 
-    Folders that killed processes left behind are deleted first: they may hold gigabytes of checkpoints. They are told
-    by a lock, which the kernel releases however a process ends. Its number would not do: containers that share a
-    temporary folder have processes of the same number.
+    Folders of killed processes are deleted first: they may contain gigabytes of checkpoints. They are recognized by
+    a lock, which the kernel releases when a process ends. A PID is not enough: containers that share a temporary
+    folder may use the same PIDs.
     """
     _remove_abandoned()
     folder, lock = _locked_folder()
@@ -139,31 +139,31 @@ def scratch_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if os.getpid() == maker:  # else this is a fork, which throws away what it has inherited
+        if os.getpid() == maker:  # otherwise this is a fork, which closes the inherited generator
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 
 
 def _locked_folder() -> tuple[Path, int]:
-    """Return a new folder, and the descriptor by which this process holds its lock; started programs do not have it."""
+    """Return a new folder and the file descriptor of its lock, which child processes do not inherit."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # another process has taken it for abandoned, and deleted it, a moment before
+        os.close(lock)  # another process has just deleted it as an orphan's
 
 
 def _remove_abandoned() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with suppress(OSError):  # not locked yet, in use, or deleted meanwhile
+        with suppress(OSError):  # not locked yet, in use, or already deleted
             if folder.lstat().st_uid == os.getuid():
                 _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Delete a folder. Raises BlockingIOError if a process holds its lock, and OSError if there is no lock."""
+    """Delete a folder. Raises BlockingIOError if a process holds its lock, and OSError if there is no lock file."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

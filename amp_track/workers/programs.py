@@ -1,4 +1,4 @@
-"""Fresh processes: the command that runs a function of this package, and the environment it starts in."""
+"""Start fresh processes: the command line that calls a function of this package, and its environment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 
 def command(module: str, call: str) -> list[str]:
-    """Return the command of a process that makes one call, such as `main(5000)`, of a function of a module.
+    """Return the command line of a process that makes one call, such as `main(5000)`, of a function of a module.
 
-    The package is found even where it is not installed. What the working folder holds is not imported in the place of
-    another module (`-P`).
+    It finds the package even if it is not installed. Modules of the working folder do not shadow others (`-P`).
     """
     package = str(Path(__file__).parents[2])
     name = call.partition("(")[0]
@@ -27,7 +26,7 @@ def command(module: str, call: str) -> list[str]:
 
 @contextlib.contextmanager
 def variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a program that is started within the block."""
+    """Set environment variables within the block, for programs that it starts."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, unread or of a small character set: no reason to end the work."""
+"""Tolerate standard streams that are closed, full, unread or limited to a small character set."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ASCII = {
     "–": "-", "—": "-", "−": "-", "·": "-", "…": "...", "×": "x", "→": "->", "±": "+-", "≤": "<=", "≥": ">=",
     "²": "^2", "³": "^3", "\u00a0": " ", "‘": "'", "’": "'", "“": '"', "”": '"',
 }  # fmt: skip
-"""By character, its spelling for an encoding that lacks it."""
+"""The ASCII spelling of each character, for encodings that lack it."""
 
 
 def _spell_in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what to print in place of the characters that an encoding lacks, and where to go on."""
+    """Return the ASCII spelling of unsupported characters, and the position to continue at (a codecs error handler)."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -29,9 +29,9 @@ codecs.register_error("amp_track.ascii", _spell_in_ascii)
 
 
 class LossyStream:
-    """A text stream that notes the first error in place of raising it, and drops what comes after.
+    """A text stream that stores its first error instead of raising it, and drops all later output.
 
-    Characters that its encoding lacks are spelled in ASCII.
+    Characters that its encoding lacks are written in ASCII.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -60,13 +60,13 @@ class LossyStream:
             method(*arguments)
         except OSError as error:
             self.error = error
-            _to_nowhere(self._stream.fileno(), os.O_WRONLY)  # for what is buffered, and what libraries in C write
+            _to_nowhere(self._stream.fileno(), os.O_WRONLY)  # for buffered text, and for output of C libraries
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null where the shell has closed a standard stream, before another file gets its number.
+    """Open /dev/null for each standard stream that the shell has closed, before another file gets its descriptor.
 
-    What is written to a closed stdout is lost, which is told: it is open for reading alone.
+    For stdout it is opened read-only, so that writing fails and the lost output is reported.
     """
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -74,13 +74,13 @@ def open_closed_streams() -> None:
         except OSError:
             _to_nowhere(number, flags)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 — for as long as the process lives
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 — stays open until the process ends
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
 
 
 def make_lossy() -> LossyStream:
-    """Make sys.stdout and sys.stderr lossy streams, and return the one of stdout."""
+    """Replace sys.stdout and sys.stderr by lossy streams, and return that of stdout."""
     lossy = LossyStream(sys.stdout)
     sys.stdout = cast("TextIO", lossy)
     sys.stderr = cast("TextIO", LossyStream(sys.stderr))
@@ -89,7 +89,7 @@ def make_lossy() -> LossyStream:
 
 @contextmanager
 def lossy() -> Iterator[LossyStream]:
-    """Make sys.stdout and sys.stderr lossy streams within the block. Yields the one of stdout."""
+    """Replace sys.stdout and sys.stderr by lossy streams within the block. Yield that of stdout."""
     before = sys.stdout, sys.stderr
     try:
         yield make_lossy()
@@ -98,7 +98,7 @@ def lossy() -> Iterator[LossyStream]:
 
 
 def _to_nowhere(number: int, flags: int) -> None:
-    """Make a file descriptor, which programs started from here inherit, that of /dev/null."""
+    """Redirect a file descriptor, which child processes inherit, to /dev/null."""
     null = os.open(os.devnull, flags)
     if null != number:
         os.dup2(null, number)

@@ -1,1 +1,1 @@
-"""Launchers of search workers, one in each module, on engines that people already run."""
+"""Launchers of search workers: local processes, SLURM jobs, Ray actors."""

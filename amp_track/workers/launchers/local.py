@@ -1,4 +1,4 @@
-"""Start search workers as processes of this machine, each with devices of its own. They end with this process."""
+"""Start search workers as processes on this machine, each with separate devices. They end with this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _COUNT = "import torch; print(torch.accelerator.device_count())"
 
 
 def run(workers: Sequence[Worker], say: Say) -> list[Ended]:
-    """Run search workers until all have ended, and return how each ended, in this order.
+    """Run search workers until all have ended, and return how each ended, in the same order.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
+        KeyboardInterrupt: Ctrl-C or SIGTERM was received; the search workers have ended their runs and exited.
     """
     with following(workers) as outputs:
         with _running(workers) as processes:
@@ -35,7 +35,7 @@ def _exit_codes(processes: Sequence[Process], outputs: Sequence[Output], say: Sa
     """Wait until all have ended, and return their exit codes.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM has come; they have been told, and have ended.
+        KeyboardInterrupt: Ctrl-C or SIGTERM was received; they were interrupted and have ended.
     """
     try:
         while None in (codes := [process.exit_code() for process in processes]):
@@ -44,7 +44,9 @@ def _exit_codes(processes: Sequence[Process], outputs: Sequence[Output], say: Sa
     except KeyboardInterrupt:
         for process in processes:
             process.interrupt()
-        while None in [process.exit_code() for process in processes]:  # a third one ends this process, and so them
+        while None in [
+            process.exit_code() for process in processes
+        ]:  # a third Ctrl-C ends this process and so the search workers
             say_new_lines(outputs, say)
             time.sleep(_POLL_SECONDS)
         say_new_lines(outputs, say, is_over=True)
@@ -65,31 +67,31 @@ def _running(workers: Sequence[Worker]) -> Iterator[list[Process]]:
 
 
 def devices(workers: int, kind: str, *, each: int) -> list[dict[str, str]]:
-    """Return for each search worker the environment that gives it devices which no other one has.
+    """Return the environment variables that give each search worker separate devices.
 
     Args:
-        workers: how many there are.
+        workers: the number of search workers.
         kind: of device: `cpu`, `cuda`, …
-        each: devices that a worker needs.
+        each: the number of devices of a search worker.
 
     Raises:
-        BadInput: there are not so many.
+        BadInput: there are fewer devices.
     """
     if kind == "cpu":
         return [{} for _ in range(workers)]
     here = _visible_devices(kind)
     if workers * each > len(here):
         raise BadInput(
-            f"--workers: got {workers} with {each} {kind} device{'s' if each > 1 else ''} for each, expected at most "
-            f"{len(here) // each}: there are {len(here)} here; give fewer"
+            f"--workers: got {workers}, each with {each} {kind} device{'s' if each > 1 else ''}, expected at most "
+            f"{len(here) // each}: this machine has {len(here)}."
         )
     return [{_VISIBLE: ",".join(here[first : first + each])} for first in range(0, workers * each, each)]
 
 
 def _visible_devices(kind: str) -> list[str]:
-    """Return what names the devices that this process may use.
+    """Return the indices or names of the devices that this process may use.
 
-    They are counted in a process of their own: one that holds a device cannot fork.
+    A separate process counts them: a process that has opened a device cannot fork.
     """
     listed = os.environ.get(_VISIBLE)
     if kind == "cuda" and listed is not None:

@@ -1,64 +1,67 @@
-"""Start search workers on a Ray cluster that runs (https://docs.ray.io). Ray starts workers and never owns the study.
+"""Start search workers on a running Ray cluster (https://docs.ray.io). The study stays in Optuna's storage.
 
-Each is an actor, to which Ray gives GPUs on any node that shares this folder. One whose node is lost is started again
-and joins the study: there is nothing to restore. A task would do as well but for its end: of one that is cancelled Ray
-tells neither the last lines nor when it has ended its runs.
+Each is an actor, to which Ray gives GPUs on any node that shares this folder. If its node is lost, it is started again
+and joins the study: there is no state to restore. Tasks are not used, because Ray reports neither the last output of a
+cancelled task nor the end of its runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts
+from amp_track.records.signals import INTERRUPTS
+from amp_track.workers import interrupts, programs
 from amp_track.workers.launchers.worker import Ended, Output, Say, Worker, following, say_new_lines
 
 _POLL_SECONDS = 0.2
 _WAITS_SECONDS = 10
-"""How long a worker may wait for the cluster before that is said."""
+"""How long a search worker waits for the cluster before a line is printed."""
 _END_SECONDS = 60
-"""How long workers may take to end their runs."""
+"""How long search workers may take to end their runs."""
 _LET_GO_SECONDS = 10
 _MOST_LOSSES = 10
-"""How often a worker is started again: one that always takes its node's memory would go on for ever."""
+"""The most restarts of a search worker; one that exhausts its node's memory would restart forever."""
 _HANDED_ON = ("AMP_TRACK_", "MLFLOW_", "OMP_NUM_THREADS")
-"""How variables begin that workers have from this command, as SLURM hands on all. Others are those of the node."""
+"""Prefixes of the environment variables that are passed to search workers; all others are the node's."""
+_ADDRESS = "RAY_ADDRESS"
+_CONNECT_SECONDS = 5
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+_ADVICE = "Set RAY_ADDRESS=host:6379, or start a cluster: ray start --head"
 
 
 def check_available() -> None:
-    """Raise BadInput where Ray is not installed, or no cluster runs. None is ever started."""
+    """Raise BadInput if Ray is not installed or no cluster runs. Never start a cluster."""
     try:
         import ray
     except ImportError:
-        raise BadInput(
-            "--launcher: got ray, which is not installed, expected it to be: pip install 'amp-track[ray]'"
-        ) from None
-    from amp_track.workers.launchers import ray_connection
-
+        raise BadInput("--launcher ray requires Ray. Install it: pip install 'amp-track[ray]'") from None
     if not ray.is_initialized():
-        ray_connection.address()
+        _address()
 
 
 def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
-    """Start search workers, wait until all have ended, and return how each ended, in this order.
+    """Start search workers, wait until all have ended, and return how each ended, in the same order.
 
     Args:
-        workers: what to run; their output comes by Ray, and goes to files of this machine.
+        workers: the search workers; Ray transfers their output to files on this machine.
         say: called with each line of their progress.
-        devices: how many GPUs each of them needs.
+        devices: the number of GPUs of each search worker.
 
     Raises:
         BadInput: there is no cluster.
-        KeyboardInterrupt: Ctrl-C or SIGTERM has come. The workers were told, and have ended their runs.
+        KeyboardInterrupt: Ctrl-C or SIGTERM was received; the search workers have ended their runs and exited.
     """
-    from amp_track.workers.launchers import ray_connection
-
-    with following(workers) as outputs, ray_connection.connected():
+    with following(workers) as outputs, _connected():
         remotes: list[_Remote] = []
         try:
             for number, worker in enumerate(workers):
@@ -75,7 +78,7 @@ def run(workers: Sequence[Worker], say: Say, *, devices: int) -> list[Ended]:
 
 
 def _poll(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> bool:
-    """Take what is new of all workers, and return whether any still runs."""
+    """Fetch the new output of all search workers, and return whether any still runs."""
     for remote in remotes:
         remote.poll()
     say_new_lines(outputs, say)
@@ -83,7 +86,7 @@ def _poll(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> bo
 
 
 def _end(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> None:
-    """Tell workers to end their runs, and wait until they have."""
+    """Ask search workers to end their runs, and wait until they have."""
     for remote in remotes:
         remote.interrupt()
     deadline = time.monotonic() + _END_SECONDS
@@ -93,7 +96,7 @@ def _end(remotes: Sequence[_Remote], outputs: Sequence[Output], say: Say) -> Non
 
 
 def _let_go(remotes: Sequence[_Remote]) -> None:
-    """End what has not ended, all at once, and give its place on the cluster back."""
+    """End all remaining search workers at the same time, and release their resources."""
     import ray
     from ray.exceptions import RayError
 
@@ -106,7 +109,7 @@ def _let_go(remotes: Sequence[_Remote]) -> None:
 
 
 class _Remote:
-    """A search worker on the cluster, as this process knows it: the actor, and the one call that it is to answer."""
+    """The handle of a search worker on the cluster: its actor and one pending call."""
 
     def __init__(self, number: int, worker: Worker, say: Say, *, devices: int) -> None:
         self.exit_code: int | None = None
@@ -122,8 +125,8 @@ class _Remote:
         from amp_track.workers.launchers.ray_worker import RemoteWorker
 
         handed_on = {name: value for name, value in os.environ.items() if name.startswith(_HANDED_ON)}
-        # Addresses have passwords: Ray's dashboard shows the variables of a runtime environment, and the cluster's head
-        # keeps what an actor is made with. What one of its methods is called with goes to its own process alone.
+        # Store addresses have passwords. Ray's dashboard shows runtime environment variables, and the head node stores
+        # an actor's constructor arguments; arguments of method calls reach only the actor's process.
         self._arguments = (
             list(self._worker.command), {**handed_on, **self._worker.environment}, os.getcwd(), sys.executable
         )  # fmt: skip
@@ -137,7 +140,7 @@ class _Remote:
         self._is_wait_told = False
 
     def poll(self) -> None:
-        """Take what the actor has answered, if it has, and ask for what is new."""
+        """Process an answer of the actor, if there is one, and request new output."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
@@ -147,7 +150,7 @@ class _Remote:
             if ray.wait([self._answer], timeout=0)[0]:
                 self._take(ray.get(self._answer))
         except ActorUnavailableError:
-            self._ask()  # its node may come back; what is asked again is answered again
+            self._ask()  # its node may come back; repeated requests are harmless
         except RayTaskError as error:
             self._fail(str(error.cause))
         except RayError as error:
@@ -155,7 +158,7 @@ class _Remote:
         self._tell_wait()
 
     def _take(self, answer: Any) -> None:
-        """Take an answer, and ask for what is new."""
+        """Process an answer, and request new output."""
         if not self._is_started:
             self._is_started = True
             self._say(self._number, f"started on {answer}")
@@ -176,31 +179,31 @@ class _Remote:
             self._answer = self.actor.start.remote(*self._arguments)
 
     def _lost(self, error: Exception) -> None:
-        """Start the worker again: its node is gone, or Ray's process there."""
+        """Start the search worker again: its node, or Ray's process there, was lost."""
         self._losses += 1
-        is_hopeless = getattr(error, "actor_init_failed", False)  # a node without amp_track, say
+        is_hopeless = getattr(error, "actor_init_failed", False)  # for example a node without amp_track
         if is_hopeless or self._is_told_to_end or self._losses > _MOST_LOSSES:
             self._fail(" ".join(str(error).split()))
             return
-        self._say(self._number, "is lost, with its node or Ray's process there; started again")
+        self._say(self._number, "lost its node or Ray's process there; restarting")
         self._start()
 
     def _fail(self, reason: str) -> None:
         self.exit_code, self._reason = 1, reason
 
     def _tell_wait(self) -> None:
-        """Say once that the worker waits for the cluster."""
+        """Print once that the search worker waits for the cluster."""
         waited = time.monotonic() - self._waits_from_seconds
         if not self._is_started and not self._is_wait_told and waited > _WAITS_SECONDS:
             self._is_wait_told = True
-            what = f"{self._devices} GPUs" if self._devices > 1 else "a GPU" if self._devices else "a CPU"
-            self._say(self._number, f"waits for {what} of the cluster")
+            resource = f"{self._devices} GPUs" if self._devices > 1 else "a GPU" if self._devices else "a CPU"
+            self._say(self._number, f"waiting for {resource} of the cluster")
 
     def interrupt(self) -> None:
-        """Ask the worker to end its runs and stop; one that has not been started will not be."""
+        """Ask the search worker to end its runs and exit, or cancel it if it has not started."""
         import ray
 
-        self.poll()  # it may have been started since
+        self.poll()  # it may have started since the last poll
         self._is_told_to_end = True
         if self.exit_code is None and self._is_started:
             self.actor.interrupt.remote()
@@ -208,6 +211,127 @@ class _Remote:
             ray.kill(self.actor)
 
     def ended(self, output: Output) -> Ended:
-        """Return how the worker ended."""
+        """Return how the search worker ended."""
         assert self.exit_code is not None
         return Ended(exit_code=self.exit_code, last_line=self._reason or output.last_line)
+
+
+def _address() -> str:
+    """Return the address of the cluster, after a connection test.
+
+    Raises:
+        BadInput: there is no cluster. Ray itself would wait for it for two minutes.
+    """
+    given = os.environ.get(_ADDRESS, "")
+    found = given if given not in ("", "auto") else _running_here()
+    host, _, port = found.rpartition(":")
+    if "://" in found or not host or not port.isdigit():
+        raise BadInput(
+            f"{_ADDRESS}: got {found}, expected host:port of a running Ray cluster that has this machine as a node. "
+            f"{_ADVICE}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"The Ray cluster at {found} does not answer ({error}). {_ADVICE}") from None
+    return found
+
+
+def _running_here() -> str:
+    """Return the address of the cluster that has this machine as a node.
+
+    It uses a private function of Ray; the public interface finds a cluster only by RAY_ADDRESS.
+    """
+    from ray._private import services
+
+    try:
+        found = services.canonicalize_bootstrap_address("auto")
+    except ConnectionError:
+        found = None
+    if found is None:
+        raise BadInput(f"--launcher ray requires a running Ray cluster that has this machine as a node. {_ADVICE}")
+    return found
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    """Connect to the cluster within the block. An existing connection is used and stays open.
+
+    Raises:
+        BadInput: there is no cluster, or it rejects this process, for example because of another version of Ray.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        yield
+        return
+    where = _address()
+    with programs.variables(_QUIET), _silent_nodes():
+        try:
+            with _own_signals(), _private_entrypoint():
+                ray.init(address=where, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            with _own_signals():
+                ray.shutdown()
+            raise BadInput(
+                f"The Ray cluster at {where} rejected the connection: {' '.join(str(error).split())}"
+            ) from None
+        try:
+            yield
+        finally:
+            with _own_signals():
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Restore this process's signal handlers after the block, in which Ray sets and resets some."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Block SIGTERM: Ray's handler would end this process without a clean shutdown.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _silent_nodes() -> Iterator[None]:
+    """Suppress Ray's output about a lost node: dozens of lines on stdout, which is for the result, and stderr.
+
+    A private function of Ray prints them; if it has been renamed, they are shown.
+    """
+    from ray._private import worker
+
+    original: Any = getattr(worker, "print_worker_logs", None)
+    if original is None:
+        yield
+        return
+    worker.print_worker_logs = lambda *arguments, **keywords: None
+    try:
+        yield
+    finally:
+        worker.print_worker_logs = original
+
+
+@contextlib.contextmanager
+def _private_entrypoint() -> Iterator[None]:
+    """Hide this process's command line, in which `--storage` may have a password, from Ray's list of jobs.
+
+    It replaces a private function of Ray; otherwise `ray list jobs` and the dashboard show the full command line.
+    """
+    from ray._private import utils
+
+    original = utils.get_entrypoint_name
+    utils.get_entrypoint_name = lambda: "amp-track worker"
+    try:
+        yield
+    finally:
+        utils.get_entrypoint_name = original

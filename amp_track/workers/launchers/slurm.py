@@ -1,7 +1,7 @@
-"""Start search workers as jobs of SLURM, by submitit (https://github.com/facebookincubator/submitit).
+"""Start search workers as SLURM jobs with submitit (https://github.com/facebookincubator/submitit).
 
-Each is a job of its own, which SLURM may run at any time and on any machine that shares this folder. One whose time is
-up, or that is preempted, ends its runs, is queued again, and resumes the study: there is nothing to restore.
+Each is a separate job, which SLURM may run at any time and on any machine that shares this folder. A job that reaches
+its time limit or is preempted ends its runs, is requeued, and resumes the study: there is no state to restore.
 """
 
 from __future__ import annotations
@@ -26,52 +26,49 @@ if TYPE_CHECKING:
 _PROGRAMS = ("sbatch", "srun", "squeue", "scancel")
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60
-"""How long a worker may take to end its runs: 90 s after its signal submitit's job is killed."""
+"""How long a search worker may take to end its runs: submitit's job is killed 90 s after its signal."""
 _TAKEN_SECONDS = 600
-"""How long SLURM may take to end a job that it has sent SIGTERM."""
+"""How long SLURM may take to end a job after SIGTERM."""
 _CANCEL_SECONDS = 90
 _DAY_MINUTES = 24 * 60
 _MOST_TIMEOUTS = 1000
 
 
 def check_available() -> None:
-    """Raise BadInput where submitit is not installed, or no job of SLURM can be submitted from this machine."""
+    """Raise BadInput if submitit is not installed, or if this machine cannot submit SLURM jobs."""
     try:
         import submitit  # noqa: F401
     except ImportError:
-        raise BadInput(
-            "--launcher: got slurm, which needs submitit, expected it to be installed: pip install 'amp-track[slurm]'"
-        ) from None
+        raise BadInput("--launcher slurm requires submitit. Install it: pip install 'amp-track[slurm]'") from None
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise BadInput(
-            f"--launcher: got slurm on a machine without {', '.join(missing)}, expected one where jobs are "
-            "submitted; log in there"
+            f"--launcher slurm requires {', '.join(missing)}. Run the command on a machine that can submit jobs."
         )
 
 
 def run(
     workers: Sequence[Worker], say: Say, *, devices: int, options: Mapping[str, str], cluster: str = "slurm"
 ) -> list[Ended]:
-    """Submit search workers, wait until all have ended, and return how each ended, in this order.
+    """Submit search workers, wait until all have ended, and return how each ended, in the same order.
 
     Args:
-        workers: what to run; their output goes to files on a folder that all machines share.
+        workers: the search workers; their output goes to files in a folder that all machines share.
         say: called with each line of their progress.
-        devices: how many GPUs each of them needs.
-        options: of sbatch: `partition`, `time`, …; an empty one has no value.
-        cluster: `local` runs them on this machine in place of SLURM.
+        devices: the number of GPUs of each search worker.
+        options: of sbatch: `partition`, `time`, …; an empty string is an option without a value.
+        cluster: `local` runs them on this machine instead of SLURM.
 
     Raises:
-        BadInput: SLURM refuses a job; those before it are cancelled.
-        KeyboardInterrupt: Ctrl-C or SIGTERM has come. The jobs are cancelled, and have ended their runs.
+        BadInput: SLURM rejects a job; the jobs before it are cancelled.
+        KeyboardInterrupt: Ctrl-C or SIGTERM was received; the jobs were cancelled and have ended their runs.
     """
     from amp_track.workers.launchers.slurm_queue import Queue
 
     if unknown := options.keys() & {"clusters", "M"}:
         raise BadInput(
-            f"--sbatch: got {unknown.pop()}, expected jobs on the cluster of this machine, where their end is "
-            "looked for; log in on the other one"
+            f"--sbatch: {unknown.pop()} is not supported, because jobs are watched on the cluster of this machine. "
+            "Run the command on the other cluster."
         )
     executor = _executor(workers[0].output.parent / "slurm", devices=devices, options=options, cluster=cluster)
     queue = Queue()
@@ -95,11 +92,11 @@ def run(
 
 
 class SearchWorker:
-    """A search worker as submitit runs it: this object is pickled, and called on the machine that SLURM has chosen.
+    """The callable that submitit pickles, and calls on the machine that SLURM has chosen.
 
     Args:
-        command: starts the worker.
-        output: the file for its progress and its errors.
+        command: the command line of the search worker.
+        output: the file for its progress and errors.
     """
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
@@ -108,23 +105,23 @@ class SearchWorker:
         self._is_told_to_end = False
 
     def __call__(self) -> int:
-        """Run the worker, and return its exit code."""
-        # submitit ignores SIGTERM, which SLURM sends to a job that is cancelled or preempted, and to no process below.
+        """Run the search worker and return its exit code."""
+        # submitit ignores SIGTERM. SLURM sends it to a cancelled or preempted job, but not to its child processes.
         signal.signal(signal.SIGTERM, self._end)
-        # submitit has the variables of the one that has submitted it.
+        # submitit passes on the environment of the submitting process.
         self._process = Process(Worker(command=self._command, environment={}, output=self._output))
         try:
-            # A wait would hold a lock that a signal's handler, which runs in this same thread, needs.
+            # Popen.wait would hold a lock that the signal handler, which runs in the same thread, needs.
             while (code := self._process.exit_code()) is None:
                 time.sleep(_POLL_SECONDS)
             if self._is_told_to_end:
-                time.sleep(_TAKEN_SECONDS)  # a result would say that the job is over, and it may be queued again
+                time.sleep(_TAKEN_SECONDS)  # a result would end the job, which may be requeued
         finally:
             self._process.let_go()
         return code
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """End the worker, and return what is to be queued again. submitit calls it when the job's time is up."""
+        """End the search worker and return the job to requeue. submitit calls this at the job's time limit."""
         import submitit
 
         if self._process is not None:
@@ -156,19 +153,18 @@ def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int
     from submitit.core import utils
 
     try:
-        # sbatch hands variables on; a pickled file would hold their passwords. submitit prints why sbatch has failed.
+        # sbatch passes variables on; a pickle file would contain their passwords. submitit prints errors of sbatch.
         with programs.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
             return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
     except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
-        interrupts.check()  # Ctrl-C in a terminal ends sbatch, too
+        interrupts.check()  # Ctrl-C in a terminal also ends sbatch
         raise BadInput(
-            "--launcher: got slurm, which has refused a job, expected it to be taken; its reason: "
-            f"{'; '.join(filter(None, str(error).splitlines())) or 'none'}"
+            f"SLURM rejected a job: {'; '.join(filter(None, str(error).splitlines())) or 'no reason given'}"
         ) from None
 
 
 def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) -> None:
-    """Cancel jobs, and wait until they have ended their runs, and SLURM has ended them."""
+    """Cancel jobs, and wait until they have ended their runs and SLURM has ended them."""
     for job in jobs:
         job.cancel(check=False)
     deadline = time.monotonic() + _CANCEL_SECONDS
@@ -179,8 +175,8 @@ def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) ->
 
 
 def _ended(job: submitit.Job[int], output: Output) -> Ended:
-    """Return how a worker ended; 1 where SLURM has ended it, or its machine is gone."""
+    """Return how a search worker ended; exit code 1 if SLURM has ended it, or its machine was lost."""
     error: Any = job.exception()
     if error is None:
         return Ended(exit_code=job.result(), last_line=output.last_line)
-    return Ended(exit_code=1, last_line=output.last_line or f"its job has failed; see {job.paths.stderr}")
+    return Ended(exit_code=1, last_line=output.last_line or f"its SLURM job failed; see {job.paths.stderr}")

@@ -1,4 +1,4 @@
-"""SLURM's queue: which jobs are over, known without SLURM's accounts, which many clusters do not keep."""
+"""Find out from SLURM's queue which jobs have ended, without sacct, which many clusters do not provide."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from submitit.core import core
 
 _LOOK_SECONDS = 10.0
 _SHORTEST_SECONDS = 1.0
-"""Between two looks while somebody waits for the end of jobs that were cancelled."""
+"""The poll interval while waiting for the end of cancelled jobs."""
 
 
 class Queue(core.InfoWatcher):
-    """Tells submitit which jobs have left SLURM's queue, in place of sacct.
+    """Tell submitit which jobs have left SLURM's queue, instead of sacct.
 
-    A job that SLURM queues again never leaves it, and one that has ended is over at once by its result. What this adds
-    is the job that leaves no result: SLURM has ended it, or its machine is gone.
+    A requeued job never leaves the queue, and a job that ends normally is recognized by its result. This class adds
+    the jobs without a result: SLURM has ended them, or their machine was lost.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Queue(core.InfoWatcher):
         self._looked_at_seconds = -math.inf
 
     def register_job(self, job_id: str) -> None:
-        """Look for a job from now on."""
+        """Watch a job from now on."""
         self._jobs.add(job_id)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether a job was missing twice in a row when SLURM was asked: every ten seconds, or every one."""
+        """Return whether a job was missing in two successive polls, ten seconds apart, or one in mode `force`."""
         pause_seconds = _SHORTEST_SECONDS if mode == "force" else _LOOK_SECONDS
         if time.monotonic() >= self._looked_at_seconds + pause_seconds:
             self._looked_at_seconds = time.monotonic()
@@ -42,21 +42,21 @@ class Queue(core.InfoWatcher):
         return job_id in self._gone
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, Any]:
-        """Return nothing: submitit asks for it in its messages."""
+        """Return nothing; submitit uses it only in messages."""
         return {}
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return what submitit says of a job that it cannot find out about."""
+        """Return submitit's name of an unknown state."""
         return "UNKNOWN"
 
     def _look(self) -> None:
-        # Named jobs would make it fail as soon as SLURM has forgotten one.
+        # squeue fails for listed jobs as soon as SLURM has removed one, so list all.
         command = ["squeue", "--all", "--noheader", "--format=%i", f"--user={os.getuid()}"]
-        # A user's variables for squeue may keep some jobs from being listed.
+        # A user's SQUEUE_* variables may hide jobs.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
         answer = subprocess.run(command, capture_output=True, text=True, env=environment)
         if answer.returncode:
-            return  # SLURM's controller is away: its jobs go on
+            return  # SLURM's controller does not answer; its jobs still run
         missing = self._jobs - set(answer.stdout.split())
         self._gone |= missing & self._missing
         self._missing = missing

@@ -1,4 +1,4 @@
-"""A search worker that a launcher starts: its process, its output, and how it ended."""
+"""The process of a search worker that a launcher starts: its command, its output and its exit code."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from amp_track.records.errors import BadInput
 from amp_track.workers import parent_death
 
 Say = Callable[[int, str], None]
-"""Called with the number of a worker, from 0, and a line that it says."""
+"""Called with the number of a search worker, from 0, and a line of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A search worker that is to be started.
+    """A search worker to start.
 
     Args:
-        command: starts it.
-        environment: variables that it has besides those of the process that starts it: its device, and addresses with
-            passwords, which other users of the machine could read in a command.
-        output: the file for its progress and its errors; that of its result has `.out` in place of `.err`.
+        command: its command line; other users of the machine can read it.
+        environment: additional environment variables: its device, and store addresses with passwords.
+        output: the file for its progress and errors; the file for its result ends in `.out` instead of `.err`.
     """
 
     command: Sequence[str]
@@ -37,19 +36,19 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A search worker that has ended."""
+    """The end of a search worker."""
 
     exit_code: int
     last_line: str
-    """Of its progress and its errors."""
+    """The last line of its progress and errors."""
 
 
 class Process:
-    """A running search worker, which ends with the process that has started it, however that ends.
+    """The process of a search worker. It ends with the process that has started it, even if that is killed.
 
     Args:
-        worker: what to run.
-        folder: where it works; by default where this process does.
+        worker: the search worker to run.
+        folder: its working folder; by default that of this process.
     """
 
     def __init__(self, worker: Worker, *, folder: str | None = None) -> None:
@@ -58,26 +57,26 @@ class Process:
                 [sys.executable, "-I", parent_death.__file__, *worker.command],
                 stdin=subprocess.PIPE, stdout=result, stderr=output, env={**os.environ, **worker.environment},
                 cwd=folder,
-                start_new_session=True,  # Ctrl-C in the terminal is this process's to hear
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this process
             )  # fmt: skip
 
     def exit_code(self) -> int | None:
-        """Return its exit code, 137 if it was killed, as a shell has it; None while it runs."""
-        code = self._process.poll()  # of the tether, which may be killed, too
+        """Return its exit code as a shell does (137 if it was killed); None while it runs."""
+        code = self._process.poll()  # of the supervisor, which may be killed too
         return parent_death.as_of_a_shell(code) if code is not None else None
 
     def interrupt(self) -> None:
-        """Ask it to end its runs and stop."""
+        """Ask it to end its runs and exit."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)  # the tether ignores it
+            os.killpg(self._process.pid, signal.SIGTERM)  # the supervisor ignores it
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until it has ended, for so many seconds at most."""
+        """Wait until it has ended, for at most `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def let_go(self) -> None:
-        """End it, if it has not ended, within the tether's grace."""
+        """End it within the supervisor's grace period, if it still runs."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -86,17 +85,17 @@ class Process:
 
 @contextlib.contextmanager
 def made_for_output(folder: Path) -> Iterator[None]:
-    """Make the folder for what search workers print, and remove it where they are refused before one has printed.
+    """Create the folder for the output of search workers. Remove it if the block raises BadInput before any output.
 
     Raises:
-        BadInput: it cannot be made, or the block raises it.
+        BadInput: the folder cannot be created, or the block raises it.
     """
     new = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
-            f"--logs: got {folder}, expected a folder that can be made ({error.strerror}); name another"
+            f"--logs: got {folder}, which cannot be created ({error.strerror}). Use another folder."
         ) from None
     try:
         yield
@@ -104,20 +103,20 @@ def made_for_output(folder: Path) -> Iterator[None]:
         if new and not any(file.stat().st_size for file in folder.glob("worker-*")):
             shutil.rmtree(folder, ignore_errors=True)
         for each in new[1:]:
-            with contextlib.suppress(OSError):  # which another command uses by now
+            with contextlib.suppress(OSError):  # another command may already use it
                 each.rmdir()
         raise
 
 
 @contextlib.contextmanager
 def following(workers: Sequence[Worker]) -> Iterator[list[Output]]:
-    """Follow what workers write from here on, until the end of the block."""
+    """Follow the new output of search workers until the end of the block."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(contextlib.closing(Output(worker.output))) for worker in workers]
 
 
 class Output:
-    """The file that a worker writes its progress to, followed line by line from its present end on."""
+    """The progress file of a search worker, followed line by line from its current end."""
 
     def __init__(self, file: Path) -> None:
         file.touch()
@@ -127,7 +126,7 @@ class Output:
         self.last_line = ""
 
     def new_lines(self, *, is_over: bool = False) -> list[str]:
-        """Return the lines that were written since the last call; at the end the one without a line's end, too."""
+        """Return the lines written since the last call; if `is_over`, also an unfinished last line."""
         *lines, self._rest = (self._rest + self._reader.read()).split(b"\n")
         if is_over:
             lines.append(self._rest)
@@ -136,12 +135,12 @@ class Output:
         return texts
 
     def close(self) -> None:
-        """Follow it no longer."""
+        """Close the file."""
         self._reader.close()
 
 
 def say_new_lines(outputs: Sequence[Output], say: Say, *, is_over: bool = False) -> None:
-    """Say what workers have written since the last call."""
+    """Pass on the lines that search workers have written since the last call."""
     for number, output in enumerate(outputs):
         for line in output.new_lines(is_over=is_over):
             say(number, line)
