@@ -130,7 +130,7 @@ def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
     """Add a note with the proof of the max batch to each precision's study."""
-    _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
+    _note(studies, {f"max-batch/{name}": proof(name, found) for name, found in fitted.precisions.items()})
 
 
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
@@ -140,7 +140,7 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     if not isinstance(result, CompareResult):
         fitted = result.limits if isinstance(result, SearchResult) else result
         of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
-        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
+        texts |= {f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
     _note(studies, texts)
 
 
