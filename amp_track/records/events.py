@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from amp_track.records.diagnosis import LayerGradients
 
 PLOTS = "pictures"
-"""The folder of a workload's pictures among its run's artifacts."""
+"""The artifact folder for the plots of a workload."""
+CURVES_PLOT = "curves.png"
+"""The artifact with a training's curves."""
+SEARCH_PLOT, COMPARE_PLOT = "search.png", "compare.png"
+"""The artifacts that show all trainings of a study."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import mlflow
 
-from amp_track.records.artifacts import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
+from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.tracking import environment
 from amp_track.tracking.client import hush, open_client
 
