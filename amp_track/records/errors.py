@@ -16,10 +16,13 @@ Ctrl-C and SIGTERM are KeyboardInterrupt, exit code 130. Where the command could
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from amp_track.records.masking import masked_within
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+"""Signals that interrupt a command. SIGHUP arrives when its terminal is closed; Windows does not have it."""
 INTERRUPTED_EXIT_CODE = 130
 STDOUT_LOST_EXIT_CODE = 141
 """What a shell says of a program whose reader has gone (128 + SIGPIPE). The same where stdout is full or closed."""

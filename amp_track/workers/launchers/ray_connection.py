@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from amp_track.records.errors import BadInput
-from amp_track.records.signals import INTERRUPTS
+from amp_track.records.errors import INTERRUPTS, BadInput
 from amp_track.workers import programs
 
 _ADDRESS = "RAY_ADDRESS"
