@@ -7,11 +7,11 @@ import platform
 
 import torch
 
+from amp_track import workload_import
 from amp_track._version import __version__
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.values import PRECISIONS
-from amp_track.records import sources
 from amp_track.records.causes import summary
 from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed
 from amp_track.records.events import Event
@@ -145,7 +145,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
-        workload_digest=sources.digest(source_file, workload_imports) or "unknown",
+        workload_digest=workload_import.digest(source_file, workload_imports) or "unknown",
         workload_imports=workload_imports,
         batch_size=workload.batch_size,
         epochs=workload.epochs,
