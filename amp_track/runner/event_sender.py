@@ -7,8 +7,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from amp_track.records.causes import SUMMARY_CHARACTERS, printable, text_of
-from amp_track.records.errors import BadInput, BadOption
+from amp_track.records.errors import SUMMARY_CHARACTERS, BadInput, BadOption, printable, text_of
 
 
 class Sender:

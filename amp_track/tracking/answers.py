@@ -9,7 +9,7 @@ import mlflow
 import requests
 
 from amp_track.records import masking
-from amp_track.records.causes import chain
+from amp_track.records.errors import chain
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 """The answers to a write that is wrong itself, and will be: of a run that was deleted, for example."""
