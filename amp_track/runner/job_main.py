@@ -15,7 +15,7 @@ from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, summary
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training import process_group
 from amp_track.training.amp import precision
 from amp_track.training.data import digest, length

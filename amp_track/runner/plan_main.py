@@ -28,7 +28,7 @@ from amp_track.records.plan import (
     PrecisionPlan,
 )
 from amp_track.runner import job_main
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, example_batch, users_traceback
 

@@ -30,7 +30,7 @@ from amp_track.records.events import Event, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, process_setup, ranks
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
