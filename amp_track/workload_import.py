@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 _SUFFIXES = importlib.machinery.all_suffixes()
-"""The endings of the files that Python imports: .py, .so, …"""
+"""The suffixes of importable files: .py, .so, …"""
 _ahead: dict[str, ModuleType | BaseException] = {}
 """What `import_ahead` has imported or caught, until `import_workload` asks for it."""
 
@@ -55,10 +55,10 @@ def _import_module(name: str) -> ModuleType:
 
 
 def workload_files(reference: str) -> list[Path]:
-    """Return every file that a workload reference may mean, with symbolic links resolved.
+    """Return all files that a workload reference may name, with symbolic links resolved.
 
-    For a path, that is one file. For `package.module:Class`, it is each file of that name in the working folder and on
-    Python's path: the way in which a command was started decides which of them its jobs import.
+    A path names one file. `package.module:Class` may name several files, in the working folder and on `sys.path`: how
+    the command was started decides which one its jobs import.
     """
     module, colon, _ = reference.partition(":")
     if not colon:
@@ -70,13 +70,13 @@ def workload_files(reference: str) -> list[Path]:
 
 
 def digest(file: Path, imports: Iterable[str] = ()) -> str | None:
-    """Return twelve hexadecimal digits of the SHA-256 over source files; None if one of them is none.
+    """Return the first 12 hexadecimal digits of the SHA-256 of source files; None if one is not a source file.
 
     Args:
-        file: the workload's file.
+        file: the file of the workload.
         imports: the other files, relative to its folder.
     """
-    try:  # a name may be any text that somebody has written to a store
+    try:  # a name comes from a store and may be any text
         files = sorted({file.resolve(), *((file.parent / name).resolve() for name in imports)})
         if not all(each.is_file() for each in files) or not all(name.endswith(tuple(_SUFFIXES)) for name in imports):
             return None
