@@ -8,8 +8,7 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
-from amp_track.records.errors import INTERRUPTED_EXIT_CODE
-from amp_track.records.signals import INTERRUPTS
+from amp_track.records.errors import INTERRUPTED_EXIT_CODE, INTERRUPTS
 
 
 def main() -> NoReturn:

@@ -17,13 +17,13 @@ from amp_track.config import cli_params, torchrun
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import DEFAULT_WORKLOAD
 from amp_track.records import masking
-from amp_track.records.causes import lack_of_space
 from amp_track.records.errors import (
     INTERRUPTED_EXIT_CODE,
     STDOUT_LOST_EXIT_CODE,
     AmpTrackError,
     BadInput,
     StoreFailed,
+    lack_of_space,
 )
 from amp_track.workers import streams
 

@@ -24,8 +24,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from amp_track import workload_import
-from amp_track.records.causes import printable, summary
-from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type
+from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type, printable, summary
 from amp_track.records.metrics import is_metric_name
 
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from support import MEBIBYTE
 
+from amp_track import workload_import
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder
 from amp_track.config.steps import steps_per_epoch, total_steps
 from amp_track.config.values import PRECISIONS
-from amp_track.records import sources
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadOption
 from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
@@ -98,7 +98,7 @@ class SimulatedRunner:
                 for name in PRECISIONS
             ),
             workload_name="MadeUp",
-            workload_digest=sources.digest(Path(job.workload)) or "0123456789ab",
+            workload_digest=workload_import.digest(Path(job.workload)) or "0123456789ab",
             batch_size=self.batch_size,
             epochs=self.epochs,
             learning_rate=1e-3,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DIGITS, FAULTS, OUR_FRAMES, ROOT, WORKLOADS
 
-from amp_track.records import sources
+from amp_track import workload_import
 from amp_track.records.errors import BadInput
 from amp_track.workload import load_workload, option_choices, option_values, source_files
 
@@ -141,7 +141,7 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
     def digest(name: str = str(file)) -> str | None:
         for module in ("amp_track_workload_wide", "helper_of_digest"):  # as a new process would know neither
             sys.modules.pop(module, None)
-        return sources.digest(*source_files(name, load_workload(name)))
+        return workload_import.digest(*source_files(name, load_workload(name)))
 
     digests = [digest()]
     (tmp_path / "helper_of_digest.py").write_text("WIDTH = 2")

@@ -15,6 +15,8 @@ from typing import Literal
 from amp_track.records.units import format_bytes
 
 PRECISIONS = ("fp32", "tf32", "amp", "bf16")
+PRECISION_COLORS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp": "#D55E00", "bf16": "#009E73"}
+"""From the palette of Okabe and Ito, safe for color-blind readers (https://jfly.uni-koeln.de/color/)."""
 LAUNCHERS = ("local", "slurm", "ray")
 """What starts search workers: each is a module of amp_track/workers/launchers/."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0

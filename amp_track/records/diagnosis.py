@@ -1,28 +1,28 @@
-"""The diagnosis of a training: the gradients and outputs of every layer at some steps. Plain data."""
+"""The diagnosis of a training: statistics of every layer's gradients and outputs at some steps. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MODEL = "(model)"
-"""The name of the model itself among the layers; its own name is empty."""
+"""The layer name of the model itself, whose name in torch is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerGradients:
-    """One layer at one diagnosed step: its gradients, scaled as the backward pass leaves them, and its outputs.
+    """The gradients of one layer at one diagnosed step, still scaled by the GradScaler, and its outputs.
 
-    `largest_output` is the largest magnitude, inf or NaN if there is such a value, None if it was not looked at.
-    The orders count the layers from 0 as they ran; None for a layer without gradients or outputs.
+    `largest_output` is the largest magnitude: inf or NaN if an output is, None if not measured.
+    The orders count layers from 0 as they ran; None for a layer without gradients or outputs.
     """
 
     step: int
     layer: str
     values: int
-    """The number of gradient values; the next three count some of them."""
+    """The number of gradient values. The next three fields count subsets of them."""
     non_finite: int
     underflowing: int
-    """Values that are not zero, but below float16's smallest normal number, 6.1e-5."""
+    """Nonzero values below the smallest normal number of float16, 6.1e-5."""
     zero: int
     largest_output: float | None = None
     forward_order: int | None = None
@@ -31,7 +31,7 @@ class LayerGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSummary:
-    """One layer over all diagnosed steps: fractions of its gradient values; for underflow, of the finite ones."""
+    """One layer over all diagnosed steps. Fractions of its gradient values; underflow as a fraction of finite ones."""
 
     layer: str
     has_gradients: bool
@@ -43,7 +43,7 @@ class LayerSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFinite:
-    """The first value that was inf or NaN: an output in the forward pass, or a gradient in the backward pass."""
+    """The first inf or NaN: an output in the forward pass, or a gradient in the backward pass."""
 
     step: int
     layer: str
@@ -53,11 +53,11 @@ class NonFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The result of `--grad-stats-every` and the time it took."""
+    """The result of `--grad-stats-every`, and the time it took."""
 
     every: int
     steps: int
-    """How many steps were diagnosed."""
+    """The number of diagnosed steps."""
     seconds: float
     layers: tuple[LayerSummary, ...]
     first_non_finite: NonFinite | None = None

@@ -9,9 +9,9 @@ from typing import Any
 from amp_track.records.hardware import Hardware
 
 CAST = "cast"
-"""The operation that turns one floating dtype into another."""
+"""The operation that converts a floating dtype to another."""
 LOSS = "(loss)"
-"""The layer of the loss's operations, which belong to no layer of the model."""
+"""The layer name for operations of the loss, which no layer of the model runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,19 @@ class OperationDtypes:
     """An operation of one layer, with the dtypes it ran in."""
 
     layer: str
-    """As `named_modules()` calls it; `diagnosis.MODEL` for the model's own code outside of any layer, or `LOSS`."""
+    """The name in `named_modules()`; `diagnosis.MODEL` for code of the model outside of any layer; or `LOSS`."""
     in_pass: str
     """`forward`, `loss` or `backward`."""
     operation: str
     """`convolution`, `addmm`, `relu_`, …, or `CAST`."""
     parameter: str = ""
-    """The parameter that is cast, by its name in its own layer; empty for other tensors and other operations."""
+    """The name, within its layer, of a parameter that is cast; empty for other tensors and operations."""
     inputs: tuple[str, ...]
-    """Dtypes of the floating inputs, in the order of its arguments."""
+    """Dtypes of the floating inputs, in the order of the arguments."""
     output: str
-    """Dtype of the first floating output: the result; others are statistics kept for the backward pass."""
+    """Dtype of the first floating output, the result. Other outputs are statistics kept for the backward pass."""
     count: int = 1
-    """How often it ran so."""
+    """How often it ran with these dtypes."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -47,7 +47,7 @@ class OperationDtypes:
 
 @dataclass(frozen=True, kw_only=True)
 class DtypesReport:
-    """Every operation of one forward pass, loss and backward pass, in the order in which each first ran."""
+    """All operations of one forward pass, loss and backward pass, in the order of their first run."""
 
     workload: str
     precision: str
@@ -57,12 +57,12 @@ class DtypesReport:
 
     @property
     def computing(self) -> tuple[OperationDtypes, ...]:
-        """The operations of the forward pass and the loss that are no casts."""
+        """The operations of the forward pass and the loss, without casts."""
         return tuple(one for one in self.operations if one.in_pass != "backward" and one.operation != CAST)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many operations of the forward pass and the loss put out each dtype, casts left out, the most first."""
+        """The number of operations in `computing` per output dtype, most frequent first."""
         counts: Counter[str] = Counter()
         for one in self.computing:
             counts[one.output] += one.count

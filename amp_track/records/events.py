@@ -1,4 +1,4 @@
-"""The events that a running job streams to the process that tracks it. Plain data."""
+"""Events that a running job streams to the command that tracks it. Plain data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from amp_track.records.diagnosis import LayerGradients
 
 PLOTS = "pictures"
-"""The folder of a workload's pictures among its run's artifacts."""
+"""The artifact folder for the plots of a workload."""
+CURVES_PLOT = "curves.png"
+"""The artifact with a training's curves."""
+SEARCH_PLOT, COMPARE_PLOT = "search.png", "compare.png"
+"""The artifacts that show all trainings of a study."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded:
-    """One epoch is over: its losses and its quality."""
+    """Losses and metric of a finished epoch."""
 
     epoch: int
     """Counted from 1."""
@@ -24,10 +28,10 @@ class EpochEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsRecorded:
-    """The results of the steps since the last such event, read from the device at once."""
+    """Results of the steps since the last such event. One read from the device fetches them all."""
 
     first_step: int
-    """The number of the first one; `losses` holds the others in order."""
+    """The step of the first entry of `losses`."""
     losses: tuple[float, ...]
     scale_changes: tuple[tuple[int, float], ...] = ()
     diagnosed: tuple[LayerGradients, ...] = ()
@@ -35,48 +39,48 @@ class StepsRecorded:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWritten:
-    """A checkpoint lies complete in a file; the receiver may move it."""
+    """A complete checkpoint file. The receiver may move it."""
 
     file: str
     step: int
     is_last: bool
-    """Whether a training resumes from it; else it is only the best so far."""
+    """True if training resumes from it; False if it is only the best one."""
     is_best: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileWritten:
-    """A file for the run's artifacts lies complete on disk; the receiver may move it."""
+    """A complete file for the artifacts of the run. The receiver may move it."""
 
     file: str
     folder: str = ""
-    """The folder among the artifacts where it belongs."""
+    """The artifact folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """A message for people: something beside the training went wrong."""
+    """A message for the user: something other than the training failed."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsDone:
-    """Progress within a job, sent a few times a second at most, never once per step."""
+    """Progress of a job, sent at most a few times per second, not at every step."""
 
     step: int
     total_steps: int
     memory_bytes: int | None = None
-    """The peak of memory so far, by the meter that a budget limits."""
+    """The peak up to this step, by the meter that the budget limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The job is about to train: what it runs on and how float32 is computed, read back from torch."""
+    """Settings of a job that is about to train: its device and float32 modes, read back from torch."""
 
     settings: tuple[tuple[str, str], ...]
     scale: float | None = None
-    """The GradScaler's first scale; None without one."""
+    """The initial scale of the GradScaler; None without one."""
 
 
 Event = EpochEnded | StepsRecorded | CheckpointWritten | FileWritten | Noted | StepsDone | Started

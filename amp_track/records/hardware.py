@@ -1,4 +1,4 @@
-"""The device that was measured on: not its name alone, since machines of one name differ in what they can do."""
+"""The measured device. Its name is not enough: machines of the same name can differ in speed and memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from amp_track.records.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A device by its name and by what decides which batch fits it and how fast it trains.
+    """A device: its name, and the properties that decide its max batch and speed.
 
-    Two CPUs of one name, one with bfloat16 units and one without, gave edges of 945 and 1,268 and differed thirtyfold
-    in speed.
+    Two CPUs of the same name, only one of them with bfloat16 units, had max batches of 945 and 1,268. One was 30 times
+    as fast as the other.
     """
 
     kind: str
-    """As torch names it: `cpu`, `cuda`."""
+    """The device type in torch: `cpu`, `cuda`."""
     name: str
-    """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
+    """The name of the model: `NVIDIA H200`, `AMD EPYC`."""
     capability: str = ""
     """Instruction sets of a CPU (`AVX512, avx512_bf16`), compute capability of a GPU (`compute capability 9.0`)."""
     memory_bytes: int | None = None
-    """The whole memory of an accelerator; None on a CPU, whose memory is the machine's."""
+    """The total memory of an accelerator; None for a CPU, which uses the memory of the machine."""
     driver: str = ""
-    """The version of an accelerator's driver; empty where there is none to know."""
+    """The version of the accelerator's driver; empty if unknown."""
 
     @property
     def title(self) -> str:
-        """The name with what tells it from others of that name: `AMD EPYC (AVX512, avx512_bf16)`."""
+        """The name and the properties that distinguish devices of that name: `AMD EPYC (AVX512, avx512_bf16)`."""
         memory = format_bytes(self.memory_bytes) if self.memory_bytes is not None else ""
         driver = f"driver {self.driver}" if self.driver else ""
         known = ", ".join(part for part in (self.capability, memory, driver) if part)

@@ -1,4 +1,4 @@
-"""Passwords and other secrets of store addresses, kept out of every message."""
+"""Mask passwords and other secrets of store addresses in messages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from urllib.parse import parse_qsl, unquote
 
 _SECRET = re.compile("pass|pwd|token|secret|key|auth", re.IGNORECASE)
-"""What the name of a secret option of an address has in it."""
+"""Matches the name of a secret option of an address."""
 _SECRET_OPTION = re.compile(
     r"([?&][^=&\s]{0,99}(?:pass|pwd|token|secret|key|auth)[^=&\s]{0,99}=)[^&\s]*", re.IGNORECASE
 )
-"""A secret option of an address within a text."""
+"""Matches a secret option of an address within a text."""
 _PASSWORD = re.compile("://([^:/]*):(.*)@", re.DOTALL)
-"""User and password of an address: one that contains @ ends at the last of them."""
+"""Matches user and password of an address. The password ends at the last @."""
 _SEPARATOR = re.compile("[@:/?#]")
-"""What an address is split at: a driver takes the rest of a password that contains one for a host, or a database."""
+"""Matches characters that split an address. A driver takes a password's part after one for the host or database."""
 _MOST_SEPARATORS = 32
 _SHORTEST_SECRET = 3
-"""Shorter text is not looked for in messages: it is in every other word."""
+"""Shorter text is not masked: it occurs in too many words."""
 _known_secrets: set[str] = set()
 
 
@@ -40,14 +40,14 @@ def _without_password(address: str) -> str:
 
 
 def remember(address: str) -> None:
-    """Keep the password of an address out of the messages of this process from here on, see `masked_within`."""
+    """Make `masked_within` mask the secrets of this address in later messages of this process."""
     _known_secrets.update(secrets_of(address))
 
 
 def secrets_of(address: str) -> set[str]:
-    """Return all text that would show a part of an address's password, or of a secret option of it.
+    """Return every text that would reveal a part of the password or of a secret option.
 
-    Drivers decode passwords, and take a part of one with an unescaped @ for the host.
+    Drivers decode passwords. If a password contains an unescaped @, they take its end for the host.
     """
     found = _PASSWORD.search(address)
     password = found[2] if found is not None else ""
@@ -66,11 +66,11 @@ def secrets_of(address: str) -> set[str]:
 
 
 def masked_within(text: str, secrets: Iterable[str] | None = None) -> str:
-    """Return a text with the password of every address in it as ***, and what else shows a secret.
+    """Replace each password and each known secret in a text with ***.
 
     Args:
-        text: a message, which may repeat what a database's driver says.
-        secrets: those of `secrets_of`; by default of all addresses given to `remember`.
+        text: a message, which may quote a database driver.
+        secrets: from `secrets_of`; by default those of all addresses passed to `remember`.
     """
     text = re.sub(r"\S+", lambda word: _masked_word(word[0]), text)
     for secret in sorted(_known_secrets if secrets is None else secrets, key=len, reverse=True):

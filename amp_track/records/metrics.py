@@ -1,7 +1,7 @@
-"""The table of metrics: what every run logs, under which name and unit, where it comes from, and how ranks merge it.
+"""The table of the metrics of a run: name in MLflow, unit, source field, and how to merge ranks.
 
-A new metric is a field of `JobResult` and an entry of `METRICS`: tracking logs it and the sandbox merges it over the
-processes of a job. Metrics by step or epoch, which events stream while a job runs, have their names here too.
+To add a metric, add a field to `JobResult` and an entry to `LOGGED_METRICS`: tracking logs it and the job runner merges
+its ranks. The names of metrics by step or epoch, which events stream while a job runs, are also defined here.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, Literal
 from amp_track.records.result import JobResult
 
 Merge = Literal["first", "max"]
-"""How one value is made of those of a job's processes: the first one's, or the largest that has been measured."""
+"""How to merge the values of the ranks: take that of rank 0, or the largest."""
 _PER_UNIT = {"MiB": 2**20}
-"""How many of the field's own unit make one of the metric's; 1 for other units."""
+"""Divisor from the unit of the field to that of the metric; 1 for other units."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedMetric:
-    """One number of every run."""
+    """A number that each run logs once."""
 
     name: str
-    """Its name in MLflow."""
+    """The name in MLflow."""
     unit: str
-    """The unit in which it is logged: `s`, `MiB`, `samples/s`, or what is counted. Sizes come from fields in bytes."""
+    """The unit of the logged number: `s`, `MiB`, `samples/s`, or the thing counted. Fields of sizes are in bytes."""
     field: str
-    """The field of `JobResult` that it is made of."""
+    """The source field of `JobResult`."""
     value: Callable[[JobResult], float | None] | None = None
-    """Returns the number where it is not the field itself."""
+    """Computes the number if it is not the field itself."""
     merge: Merge = "first"
-    """How ranks merge the field."""
+    """How to merge the field over the ranks."""
     only_if_fits: bool = False
-    """Whether it says nothing of a job that ended early."""
+    """True if the number means nothing for a job that ended early."""
 
     def of(self, job_result: JobResult) -> float | None:
-        """Return the number to log; None where there is none."""
+        """Return the number to log; None if the job has none."""
         if self.only_if_fits and not job_result.fits:
             return None
         number: float | None = self.value(job_result) if self.value is not None else getattr(job_result, self.field)
@@ -50,7 +50,7 @@ def _non_finite_batches(job_result: JobResult) -> int:
 
 
 def _if_scaled(number: Callable[[JobResult], float | None]) -> Callable[[JobResult], float | None]:
-    """Return `number` for a job with a GradScaler, and None for any other."""
+    """Return `number` for a job with a GradScaler, None for other jobs."""
     return lambda job_result: number(job_result) if job_result.scale is not None else None
 
 
@@ -107,15 +107,15 @@ LOGGED_METRICS = (
         value=lambda job_result: job_result.diagnosis.seconds if job_result.diagnosis is not None else None,
     ),
 )
-"""Every metric of an outcome."""
+"""All metrics of a job result."""
 
 PREDICTED_MEMORY = "memory/predicted_mib"
-"""The peak that the memory model predicts, known before the job runs."""
+"""The peak memory predicted before the job runs."""
 
 _REJECTED = re.compile(r"[^\w. :/-]", re.ASCII)
-"""A sign that MLflow takes in no name of a metric."""
+"""Matches a character that MLflow rejects in a metric name."""
 _LONGEST_NAME = 250
-"""Characters that MLflow takes in the name of a metric."""
+"""The longest metric name that MLflow accepts, in characters."""
 
 STEP_LOSS, SCALE = "train/step_loss", "amp/scale"
 TRAIN_LOSS, EVAL_LOSS = "train/loss", "eval/loss"
@@ -124,14 +124,15 @@ ZERO_FRACTION = "amp/zero_fraction"
 
 
 def eval_metric(metric_name: str) -> str:
-    """Return the name of the metric that the workload's quality is logged under."""
+    """Return the MLflow name of the workload's metric."""
     return f"eval/{metric_name}"
 
 
 def is_metric_name(name: str) -> bool:
-    """True for a name whose metric MLflow takes, and that is not the loss's: letters, digits, spaces and _ - . : /
+    """Return whether MLflow accepts a metric of this name, and it is not the name of the loss.
 
-    MLflow may keep a metric in a file of its name, and so refuses `a//b` and `../x`, which are other names of files.
+    Allowed are letters, digits, spaces and _ - . : / but not `a//b` or `../x`: MLflow may store a metric in a file of
+    its name, so it rejects names that are not normalized paths.
     """
     metric = eval_metric(name)
     if not name or metric == EVAL_LOSS or _REJECTED.search(metric) or len(metric) > _LONGEST_NAME:
@@ -140,21 +141,21 @@ def is_metric_name(name: str) -> bool:
 
 
 def planned_metric(precision: str, name: str) -> str:
-    """Return the name of a plan's metric, `plan/amp/reserved_mib`, without signs that MLflow refuses."""
+    """Return the name of a planned metric, `plan/amp/reserved_mib`, without characters that MLflow rejects."""
     return _REJECTED.sub("", f"plan/{precision}/{name}")
 
 
 def streamed_metrics(metric_name: str) -> tuple[str, ...]:
-    """Return the names of the metrics by step or epoch, which a resumed run has on record."""
+    """Return the names of the metrics by step or epoch, which a resumed run has already logged."""
     of_training = (STEP_LOSS, SCALE, TRAIN_LOSS, EVAL_LOSS, eval_metric(metric_name))
     return (*of_training, NON_FINITE_FRACTION, UNDERFLOW_FRACTION, ZERO_FRACTION)
 
 
 def merged_fields(job_results: Sequence[JobResult]) -> dict[str, Any]:
-    """Return the fields of a job's outcome that are not simply those of its first process.
+    """Return the fields of a job result that are merged over the ranks, not taken from rank 0.
 
     Args:
-        outcomes: one of each process, by rank.
+        job_results: one per rank, in order.
     """
     merged = {}
     for metric in LOGGED_METRICS:

@@ -1,4 +1,4 @@
-"""What a plan predicts: peaks of memory, and the largest batches within a capacity. Plain data, nothing measured."""
+"""Memory plans: predicted peaks, and the predicted max batch within a capacity. Plain data, nothing is measured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from amp_track.records.trace import Category, StepTrace
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A storage that is alive at the peak, and how many like it there are: of one layer, operation and size."""
+    """Storages allocated at the peak that share layer, operation and size."""
 
     layer: str
     operation: str
     category: Category
     size_bytes: int
-    """Of all of them."""
+    """Their total size."""
     count: int = 1
 
     def as_json(self) -> dict[str, Any]:
@@ -36,13 +36,13 @@ class PeakMemory:
     allocated_bytes: int
     """In blocks of the allocator, as `torch.cuda.max_memory_allocated()` counts."""
     reserved_bytes: int
-    """In its segments, as `torch.cuda.max_memory_reserved()` counts: what the card must have free."""
+    """In segments, as `torch.cuda.max_memory_reserved()` counts. The GPU needs this much free memory."""
     by_category: tuple[tuple[Category, int], ...]
-    """What is alive when the most is allocated, the most first."""
+    """Bytes per category at the peak, largest first."""
     largest: tuple[Holding, ...] = ()
-    """The largest storages among them, the largest first."""
+    """The largest storages at the peak, largest first."""
     retries: int = 0
-    """How often the allocator gives its cache back to make room, which costs time."""
+    """How often the allocator frees its cache to make room, which costs time."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,105 +58,105 @@ class PlanTarget:
     """Memory to plan for."""
 
     name: str
-    """As it was asked for: `6GiB`, or the card's name."""
+    """As the user typed it: `6GiB`, or the name of a GPU."""
     capacity_bytes: int
-    """What the allocator may reserve."""
+    """The bytes that the allocator may reserve."""
     blas_workspace_bytes: int
-    """What cuBLAS takes for each thread that calls it."""
+    """The cuBLAS workspace of each thread that calls cuBLAS."""
     is_gpu: bool = False
-    """Whether it is a card of the table, whose CUDA context is not part of its capacity."""
+    """True for a GPU of the table. Its capacity excludes the CUDA context."""
     lacks: tuple[tuple[str, str], ...] = ()
-    """Precisions that the card cannot train at, with the reason."""
+    """Precisions that the GPU does not support, each with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to an effective batch: a batch that fits, and how many of it are accumulated."""
+    """A way to reach an effective batch size: a batch size that fits, and the number of accumulated batches."""
 
     micro_batch: int
     grad_accum: int
     peak: PeakMemory
-    """At that batch."""
+    """The peak at `micro_batch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMaxBatch:
-    """The largest batch that is predicted to fit, and the peak there."""
+    """The predicted max batch, and its peak memory."""
 
     target: str
-    """The name of its target."""
+    """The name of the target."""
     batch_size: int
-    """0 if not even one sample fits."""
+    """0 if one sample does not fit."""
     bound: str
-    """What ends the search: `memory`, or `max_batch_size`."""
+    """The limit: `memory`, or `max_batch_size`."""
     peak: PeakMemory | None
-    """At the largest batch; None if nothing fits."""
+    """The peak at the max batch; None if nothing fits."""
     at_one_bytes: int | None
-    """The reserved memory that one sample takes, if not even that fits."""
+    """The reserved memory of one sample if it does not fit, else None."""
     way: Way | None = None
-    """To the effective batch that was asked for; None if none was, or nothing fits."""
+    """The way to the requested effective batch size; None if none was requested, or nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
-    """What is predicted at one precision."""
+    """The predictions for one precision."""
 
     precision: str
     batch_size: int
     """The batch size that `peak` is predicted for."""
     peak: PeakMemory
     peak_with_workspaces: PeakMemory
-    """The same where every convolution of 3 × 3 takes what cuDNN's Winograd engine needs."""
+    """The peak if every 3 × 3 convolution uses the workspace of cuDNN's Winograd engine."""
     trace: StepTrace = field(repr=False)
-    """The steps that `peak` is of."""
+    """The traced steps of `peak`."""
     max_batches: tuple[PlannedMaxBatch, ...]
-    """By target, in the order asked for, without those that cannot train at this precision."""
+    """One per target that supports this precision, in the order requested."""
 
     @property
     def flops_per_sample(self) -> float | None:
-        """Floating-point operations of a training step for each sample: matrix products, convolutions, attention."""
+        """Floating-point operations of a training step per sample: matrix products, convolutions, attention."""
         return self.trace.flops / self.trace.samples if self.trace.flops is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTask:
-    """What to predict."""
+    """The inputs of a memory plan."""
 
     precisions: tuple[str, ...]
     batch_size: int
-    """Whose peak to predict on a device of any capacity."""
+    """The batch size whose peak is predicted without a capacity."""
     targets: tuple[PlanTarget, ...]
     max_batch_size: int
     """The largest batch worth predicting."""
     blas_workspace_bytes: int
-    """What cuBLAS takes for each thread that calls it, where no target says so."""
+    """The cuBLAS workspace per calling thread if no target defines it."""
     effective_batch_size: int | None = None
-    """The samples of an optimizer step to name the way to."""
+    """The requested number of samples per optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastTask:
-    """What a search wants to know about memory before its first probe."""
+    """The inputs of the memory prediction before the first probe of a search."""
 
     precisions: tuple[str, ...]
     budget_bytes: int
     max_batch_size: int
     on_cuda: bool
-    """Whether the budget is of a CUDA device, whose allocator reserves segments, or of what is alive."""
+    """True if the budget limits the segments that the CUDA allocator reserves, False if it limits live storages."""
     blas_workspace_bytes: int = 0
-    """What cuBLAS takes for each thread that calls it there."""
+    """The cuBLAS workspace per calling thread on the CUDA device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Where memory is predicted to end at one precision, before anything is measured."""
+    """The prediction for one precision, before anything is measured."""
 
     batch_size: int
-    """A batch a little below the predicted edge; 0 if nothing is predicted to fit."""
+    """A batch size slightly below the predicted max batch; 0 if nothing is predicted to fit."""
     allocated_bytes: int
-    """The predicted peak there."""
+    """The predicted peak at `batch_size`."""
     slope_bytes: float
-    """How much each sample adds to the peak there."""
+    """The bytes that each further sample adds to the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,12 @@ class Forecasts:
 
     by_precision: tuple[tuple[str, Forecast], ...] = ()
     reason: str = ""
-    """Why a precision has none; empty if each has one."""
+    """The reason for a missing forecast; empty if none is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """The predictions for a workload at every precision asked for."""
+    """The predictions for a workload at every requested precision."""
 
     workload: str
     precisions: tuple[PrecisionPlan, ...]

@@ -1,4 +1,4 @@
-"""The outcome of a job: its verdict, its measurements, what the GradScaler did. Plain data."""
+"""The result of a job: its status, its measurements, and the scale history of the GradScaler. Plain data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import StrEnum
 from amp_track.records.diagnosis import Diagnosis
 
 _WAITED_FRACTION = 0.2
-"""From this part of the training's time on, the input pipeline decides how fast it is."""
+"""From this fraction of the training time on, the input pipeline limits the speed."""
 _WAITED_SECONDS = 1.0
-"""Less is not worth mentioning, whatever part of a short training it is."""
+"""Shorter waits are not reported, even if they are a large fraction of a short training."""
 
 
 class JobStatus(StrEnum):
-    """How a job ended. Out of memory is a normal result, and a bug is never taken for it.
+    """How a job ended. Out of memory is a normal result; a bug is never reported as out of memory.
 
-    `UNSUPPORTED` says that the device has no kernel for the model at this precision, whatever the batch.
+    `UNSUPPORTED`: the device has no kernel for the model at this precision, at any batch size.
     """
 
     FITS = "fits"
@@ -31,7 +31,7 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleReport:
-    """What the GradScaler did. `history` holds (optimizer step, scale after it): the first, every change, the last."""
+    """The scale of the GradScaler. `history` holds (optimizer step, scale after it): first, every change, last."""
 
     initial: float
     final: float
@@ -39,7 +39,7 @@ class ScaleReport:
 
     @property
     def backoffs(self) -> int:
-        """How often the scale fell: each is an overflow whose update was skipped."""
+        """How often the scale fell. Each time is an overflow whose optimizer step was skipped."""
         return sum(after < before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
 
     @property
@@ -50,61 +50,60 @@ class ScaleReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteLosses:
-    """Batches whose loss was inf or NaN: divergence or a bug, not the overflow that a GradScaler is for."""
+    """Batches whose loss was inf or NaN: divergence or a bug, not an overflow that a GradScaler handles."""
 
     batches: int
     first_step: int
     first_batch: int
-    """The number of that batch within its optimizer step, counted from 1."""
+    """The first such batch within its optimizer step, counted from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """A verdict and its measurements. What a job did not reach is None. Times are in seconds, memory in bytes.
+    """The status and measurements of a job. A field that the job did not reach is None. Seconds and bytes.
 
-    For a job that failed, the peaks are those up to the failure.
+    The peaks of a failed job are those up to the failure.
 
-    `peak_bytes` is read from the meter that the budget limits, over the whole job: reserved memory on an
-    accelerator, address space on a CPU. `train_peak_allocated_bytes` is the peak in training and
-    `eval_peak_allocated_bytes`
-    the one in evaluation: allocated memory on an accelerator, address space again on a CPU.
+    `peak_bytes` is the peak of the entire job on the meter that the budget limits: reserved memory on an accelerator,
+    address space on a CPU. `train_peak_allocated_bytes` and `eval_peak_allocated_bytes` are the peaks in training and
+    in evaluation: allocated memory on an accelerator, address space on a CPU.
     """
 
     status: JobStatus
     phase: str = ""
-    """Where it ended when it did not fit: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
+    """The phase in which it failed: `model`, `forward`, `backward`, `optimizer`, `evaluation`, …"""
     message: str = ""
     traceback: str = ""
     signal: str = ""
-    """The name of the signal that killed the job's process, such as `SIGSEGV`."""
+    """The signal that killed the job process, such as `SIGSEGV`."""
     requested_bytes: int | None = None
     """The size of the allocation that failed."""
     wall_seconds: float = 0.0
     train_seconds: float | None = None
     waited_seconds: float | None = None
-    """The part of `train_seconds` in which the device had nothing to compute, because the next batch was not there."""
+    """The part of `train_seconds` in which the device waited for the next batch."""
     load_seconds: float | None = None
-    """The time that a job's own process takes to load one batch, as a probe measures it."""
+    """The time to load one batch in the job process, as a probe measures it."""
     samples_per_second: float | None = None
-    """Of training. A probe leaves loading out."""
+    """Speed of training. A probe does not count loading."""
     eval_samples_per_second: float | None = None
     train_peak_allocated_bytes: int | None = None
     peak_bytes: int | None = None
     eval_peak_allocated_bytes: int | None = None
     peak_resident_bytes: int | None = None
-    """Main memory of the whole process, libraries and all: what `top` shows, not what a budget limits."""
+    """Main memory of the process with its libraries, as `top` shows it. A budget does not limit it."""
     train_loss: float | None = None
     eval_loss: float | None = None
     metric: float | None = None
     allocation_retries: int | None = None
-    """How often the caching allocator gave its cache back to the device and tried an allocation again, which waits for
-    the device; None on devices without one."""
+    """How often the caching allocator freed its cache and retried an allocation, which synchronizes the device; None
+    on devices without a caching allocator."""
     steps: int = 0
-    """Optimizer steps attempted; `steps - skipped_steps` updates were made."""
+    """Attempted optimizer steps; `steps - skipped_steps` were applied."""
     skipped_steps: int = 0
     non_finite_losses: NonFiniteLosses | None = None
     non_finite_weights: str = ""
-    """The first layer whose weights were inf or NaN at the end of an epoch."""
+    """The first layer with inf or NaN weights at the end of an epoch."""
     scale: ScaleReport | None = None
     diagnosis: Diagnosis | None = None
 
@@ -114,19 +113,19 @@ class JobResult:
 
     @property
     def ended(self) -> str:
-        """How it ended, for people: `fits`, or `oom in backward`."""
+        """The status with the phase of a failure: `fits`, or `oom in backward`."""
         return f"{self.status} in {self.phase}" if self.phase and not self.fits else str(self.status)
 
     @property
     def waited_fraction(self) -> float | None:
-        """The fraction of the training's time that was spent waiting for data."""
+        """The fraction of the training time spent waiting for data."""
         if self.waited_seconds is None or not self.train_seconds:
             return None
         return min(self.waited_seconds / self.train_seconds, 1.0)
 
     @property
     def waits_for_data(self) -> bool:
-        """True if the input pipeline decided how fast the training was."""
+        """True if the input pipeline limited the speed of training."""
         waited, seconds = self.waited_fraction or 0.0, self.waited_seconds or 0.0
         return waited >= _WAITED_FRACTION and seconds >= _WAITED_SECONDS
 
@@ -136,12 +135,12 @@ class JobResult:
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """The larger peak of training and evaluation."""
+        """The larger of the peaks in training and evaluation."""
         return max(self.train_peak_allocated_bytes or 0, self.eval_peak_allocated_bytes or 0) or None
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The memory that a job had taken, and then asked for, when it ran out: about the least it needs."""
+        """Allocated plus requested memory when the job ran out: roughly the least that it needs."""
         if self.status is not JobStatus.OOM or self.peak_allocated_bytes is None:
             return None
         return self.peak_allocated_bytes + (self.requested_bytes or 0)

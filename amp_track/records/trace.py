@@ -1,4 +1,4 @@
-"""The trace of a training step: which storages were born and died, in order, and what each one held. Plain data."""
+"""The memory trace of a training step: allocated and freed storages, in order, and their contents. Plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Category(StrEnum):
-    """What memory is used for."""
+    """The use of an allocation."""
 
     PARAMETERS = "parameters"
     """Weights and buffers of the model."""
@@ -17,30 +17,30 @@ class Category(StrEnum):
     BATCH = "batch"
     """Inputs and targets on the device."""
     ACTIVATIONS = "activations"
-    """What the forward pass leaves to the backward pass."""
+    """Kept by the forward pass for the backward pass."""
     TEMPORARIES = "temporaries"
-    """Everything else that lives within a step."""
+    """Everything else that is allocated within a step."""
     WORKSPACES = "workspaces"
-    """What libraries take for themselves at their first call and keep."""
+    """Allocated by libraries at their first call, and kept."""
     CONVOLUTIONS = "workspaces of convolutions"
-    """What a convolution may take for the time of its call."""
+    """Allocated by a convolution during its call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """One storage of the traced step."""
+    """A storage of the traced step."""
 
     size_bytes: int
     category: Category
     layer: str
-    """The layer that made it, as `named_modules()` calls it."""
+    """The layer that allocated it, named as in `named_modules()`."""
     operation: str
-    """The operation that made it: `convolution`, `addmm`, …; empty for what was there before the first step."""
+    """The operation that allocated it: `convolution`, `addmm`, …; empty if allocated before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Where a part of a step begins among the events: `model`, `forward`, `backward`, `optimizer`."""
+    """The first event of a part of a step: `model`, `forward`, `backward`, `optimizer`."""
 
     name: str
     step: int
@@ -49,9 +49,9 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """Everything that a training's first steps allocate at one precision and batch size.
+    """All allocations of the first training steps at one precision and batch size.
 
-    `events` are indices into `storages`: `index` where the storage is born, `~index` (below 0) where it dies.
+    `events` are indices into `storages`: `index` allocates the storage, `~index` (below 0) frees it.
     """
 
     precision: str
@@ -60,20 +60,20 @@ class StepTrace:
     events: tuple[int, ...]
     phases: tuple[Phase, ...]
     recurrent: tuple[str, ...] = ()
-    """Recurrent layers of the model: how much their kernels keep for the backward pass is not traced."""
+    """Recurrent layers of the model. The memory that their kernels keep for the backward pass is not traced."""
     values_read: tuple[str, ...] = ()
-    """Layers that asked for the value of a tensor in the forward pass, which was taken to be 1."""
+    """Layers that read the value of a tensor in the forward pass. The trace assumes 1."""
     samples: int = 0
-    """Those of all batches of a step."""
+    """The samples of all batches of a step."""
     flops: int | None = None
-    """Floating-point operations of a step in matrix products, convolutions and attention; None where some are unknown,
+    """Floating-point operations of a step in matrix products, convolutions and attention; None if some are unknown,
     such as those of a recurrent layer."""
     half_flops: int = 0
-    """Those among them whose operands have 16 bits, which tensor cores compute several times as fast."""
+    """Those of `flops` with 16-bit operands, which tensor cores compute several times as fast."""
 
     @property
     def half_fraction(self) -> float:
-        """The part of the floating-point operations that is computed in 16 bits; 0 where there are none."""
+        """The fraction of `flops` that is computed in 16 bits; 0 if there are none."""
         return self.half_flops / self.flops if self.flops else 0.0
 
     @property
@@ -82,10 +82,9 @@ class StepTrace:
         return [storage.size_bytes for storage in self.storages]
 
     def with_next_step(self) -> StepTrace:
-        """Return the trace of one step more.
+        """Return the trace with one more step.
 
-        A training repeats itself: the next step allocates what the last one did, but for what has stayed, such as the
-        optimizer's state, and frees the same again.
+        The next step repeats the allocations of the last one, except those that stay, such as the optimizer state.
         """
         last_step = self.phases[-1].step
         of_step = [phase for phase in self.phases if phase.step == last_step and phase.name != "model"]

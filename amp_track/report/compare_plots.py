@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.report.page.svg import plain_text
 from amp_track.results import compare as comparison
 from amp_track.results.compare import Cell, CompareResult

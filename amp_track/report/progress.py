@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from amp_track.config.job import Job
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table

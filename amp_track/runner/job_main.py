@@ -7,16 +7,15 @@ import platform
 
 import torch
 
+from amp_track import workload_import
 from amp_track._version import __version__
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.values import PRECISIONS
-from amp_track.records import sources
-from amp_track.records.causes import summary
-from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed
+from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, summary
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training import process_group
 from amp_track.training.amp import precision
 from amp_track.training.data import digest, length
@@ -145,7 +144,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
         workload_name=type(workload).__name__,
-        workload_digest=sources.digest(source_file, workload_imports) or "unknown",
+        workload_digest=workload_import.digest(source_file, workload_imports) or "unknown",
         workload_imports=workload_imports,
         batch_size=workload.batch_size,
         epochs=workload.epochs,

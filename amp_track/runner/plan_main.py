@@ -18,8 +18,7 @@ from amp_track.config.job import Job, Rank
 from amp_track.memory_plan.forecast import forecast as predict
 from amp_track.memory_plan.predict import Prediction
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
-from amp_track.records.causes import summary
-from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue
+from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
 from amp_track.records.plan import (
     Forecast,
     Forecasts,
@@ -29,7 +28,7 @@ from amp_track.records.plan import (
     PrecisionPlan,
 )
 from amp_track.runner import job_main
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, example_batch, users_traceback
 

@@ -30,8 +30,7 @@ from amp_track.records.events import Event, Noted
 from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, process_setup, ranks
-from amp_track.runner.crash_cause import second_opinion
-from amp_track.runner.event_sender import Sender
+from amp_track.runner.process_setup import Sender
 from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
@@ -136,7 +135,7 @@ class JobRunner:
             KeyboardInterrupt: raised again once the job's processes are dead.
             BadInput: the workload cannot be loaded (it was changed since it was inspected).
         """
-        return second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
+        return crash_diagnosis.second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
     def measure(self, job: Job) -> JobResult:
         """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from amp_track.config import values
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.records import causes
-from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, TargetFailed
+from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, TargetFailed, printable
 from amp_track.records.result import JobResult
 
 _ERRORS: dict[str, type[AmpTrackError]] = {kind.__name__: kind for kind in (BadInput, StoreFailed, TargetFailed)}
@@ -176,7 +175,7 @@ def damaged(rank: int) -> AgentLost:
 def _printable(value: Any) -> Any:
     match value:
         case str():
-            return causes.printable(value)
+            return printable(value)
         case list():
             return [_printable(each) for each in value]
         case dict():

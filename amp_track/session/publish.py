@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.memory_plan.snapshot import snapshot
-from amp_track.records.artifacts import COMPARE_PLOT, SEARCH_PLOT
+from amp_track.records.events import COMPARE_PLOT, SEARCH_PLOT
 from amp_track.report import compare_plots, memory_plot, plan, progress, search
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown, note_markdown, page_html, page_markdown

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from amp_track.records.artifacts import CURVES_PLOT
+from amp_track.records.events import CURVES_PLOT
 from amp_track.report.curves import Curves
 from amp_track.workers import processes
 

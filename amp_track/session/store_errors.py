@@ -15,8 +15,7 @@ from pathlib import Path
 
 from amp_track.config.options import Stores
 from amp_track.records import masking
-from amp_track.records.causes import chain
-from amp_track.records.errors import AmpTrackError, StoreFailed
+from amp_track.records.errors import AmpTrackError, StoreFailed, chain
 from amp_track.stores import addresses
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

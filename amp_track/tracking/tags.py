@@ -11,7 +11,7 @@ from pathlib import Path
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.tracking import stale_runs
 from amp_track.tracking.run import Run
 

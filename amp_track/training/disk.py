@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from amp_track.records.causes import lack_of_space
-from amp_track.records.errors import StoreFailed
+from amp_track.records.errors import StoreFailed, lack_of_space
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from amp_track.config.job import ALONE, Job, JobFolder
 from amp_track.config.steps import scaled_learning_rate
-from amp_track.records.causes import summary
+from amp_track.records.errors import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import artifacts

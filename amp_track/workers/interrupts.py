@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
-from amp_track.records.errors import INTERRUPTED_EXIT_CODE
-from amp_track.records.signals import INTERRUPTS
+from amp_track.records.errors import INTERRUPTED_EXIT_CODE, INTERRUPTS
 
 _AT_ONCE = 3
 """The signal with this number forces the process to quit."""

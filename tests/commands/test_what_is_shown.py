@@ -16,7 +16,7 @@ from amp_track.commands.search import search
 from amp_track.config import values
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, Stores
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.report import links
 from amp_track.session.study_urls import find
 

@@ -1,4 +1,4 @@
-"""A trace of one step tells what the next one does."""
+"""Derive the trace of the next training step from that of the last one."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner.crash_cause import second_opinion
+from amp_track.runner.crash_diagnosis import second_opinion
 
 BUDGET_BYTES = 1000
 ONEDNN = "RuntimeError: could not create a primitive descriptor for the LSTM forward propagation primitive (in forward)"

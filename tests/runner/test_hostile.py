@@ -15,8 +15,7 @@ from support import OUR_FRAMES, WORKLOADS, some_nightly
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.records.causes import SUMMARY_CHARACTERS, TRACEBACK_CHARACTERS
-from amp_track.records.errors import BadInput, TargetFailed
+from amp_track.records.errors import SUMMARY_CHARACTERS, TRACEBACK_CHARACTERS, BadInput, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import job_processes
 from amp_track.runner.runner import JobRunner

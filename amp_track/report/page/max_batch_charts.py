@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amp_track.batch_search.memory_line import Point, line_through
-from amp_track.records.colors import PRECISION_COLORS
+from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.units import format_bytes
 from amp_track.report.curves import thinned
 from amp_track.report.page import drawing

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from amp_track.records.causes import text_of
+from amp_track.records.errors import text_of
 
 # Messages of a failed allocation, each as the library that raises it spells it.
 _OUT_OF_MEMORY = (
