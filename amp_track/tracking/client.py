@@ -10,8 +10,7 @@ import mlflow
 import requests
 
 from amp_track.records import masking
-from amp_track.records.causes import chain
-from amp_track.records.errors import BadInput
+from amp_track.records.errors import BadInput, chain
 from amp_track.tracking import mlflow_internals
 
 

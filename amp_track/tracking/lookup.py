@@ -10,8 +10,8 @@ from typing import BinaryIO
 import mlflow
 
 from amp_track.records import masking
-from amp_track.records.artifacts import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.records.errors import BadInput
+from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.stores import addresses
 from amp_track.tracking import environment, mlflow_internals, views
 from amp_track.tracking.client import hush, open_client

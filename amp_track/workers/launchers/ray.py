@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from amp_track.records.errors import BadInput
-from amp_track.records.signals import INTERRUPTS
+from amp_track.records.errors import INTERRUPTS, BadInput
 from amp_track.workers import interrupts, programs
 from amp_track.workers.launchers.worker import Ended, Output, Say, Worker, following, say_new_lines
 
