@@ -38,7 +38,7 @@ def search_table(result: SearchResult) -> Table:
         Column(f"{metric}\nat max batch", right=True),
         Column("fastest\nbatch", right=True),
         Column(f"best\n{metric}", right=True),
-        Column("GradScaler\nat best"),
+        Column("GradScaler\n(best run)"),
     )
     rows = [_row(result, name) for name in result.limits.precisions]
     rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.skipped]
