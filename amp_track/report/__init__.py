@@ -1,1 +1,1 @@
-"""From results to what people read: tables, sentences, pictures. Never opens a store."""
+"""Results as tables, sentences and plots. Never opens a store."""

@@ -1,4 +1,4 @@
-"""A job as the command that trains it, to be typed or copied."""
+"""The `amp-track train` command of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def train_command(job: Job) -> str:
     words = ["amp-track", "train", job.workload]
     for item in dataclasses.fields(Job):
         value = getattr(job, item.name)
-        # A precision is named even where it is the default: it is what was chosen. Made-up data teaches nothing.
+        # The precision is always named: it is the recommendation. --synthetic is dropped: the user wants to train.
         if "help" not in item.metadata or (value == item.default and item.name != "precision"):
             continue
         if item.name == "synthetic":
@@ -37,7 +37,7 @@ def _number(value: Any) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    """Return the size in the largest unit of which it is a whole number."""
+    """Return the size as an integer in the largest unit that divides it."""
     for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes % unit_bytes == 0:
             return f"{size_bytes // unit_bytes}{unit}"

@@ -1,4 +1,4 @@
-"""The result of a comparison as tables, and the sentences that answer its question."""
+"""The result of a comparison as tables, answers and notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.text import (
     CPU_BUDGET_IS_SLOW,
+    ONE_SEED,
+    RUN_AGAIN,
     UNKNOWN,
+    counted,
     memory_text,
     not_possible,
     of_precisions,
@@ -21,11 +24,11 @@ from amp_track.results import compare as comparison
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
 
 _SHORT_SECONDS = 1.0
-"""A shorter training says little about speed: whatever else the machine does for a moment shows in it."""
+"""The speed of a shorter training is unreliable: other load on the machine distorts it."""
 
 
 def table(result: CompareResult) -> Table:
-    """Return a table with one row for each precision at each value. In brackets: times what fp32 takes."""
+    """Return a table with one row per precision and value. Ratios to fp32 are in parentheses."""
     job = result.job
     within = f", within {format_bytes(job.memory_budget_bytes)}" if job.memory_budget_bytes is not None else ""
     columns = [Column(result.option, right=True, key=True, spans=True)] if result.option is not None else []
@@ -42,7 +45,7 @@ def table(result: CompareResult) -> Table:
 
 
 def _section(result: CompareResult, value: str) -> tuple[Row, ...]:
-    """A row for each precision at one value of the option."""
+    """Return one row per precision at one value of the option."""
     rows = []
     for index, precision in enumerate(result.precisions):
         of_option = [value if index == 0 else ""] if result.option is not None else []
@@ -91,7 +94,7 @@ def _failure(cell: Cell) -> str:
 
 
 def tables(result: CompareResult) -> list[Table]:
-    """Return every table of a comparison."""
+    """Return all tables of a comparison."""
     if result.seeds == 1 or not result.has_metric:
         return [table(result)]
     equivalence = [
@@ -101,7 +104,7 @@ def tables(result: CompareResult) -> list[Table]:
 
 
 def answers(result: CompareResult) -> list[str]:
-    """Say for each precision whether it is faster than fp32, and from which value on."""
+    """Return for each precision whether it is faster than fp32, and from which value on."""
     others = [precision for precision in result.precisions if precision != REFERENCE]
     lines = [_answer(result, precision) for precision in others]
     return lines + [line for precision in others for line in _only_it_fits(result, precision)]
@@ -111,7 +114,7 @@ def _answer(result: CompareResult, precision: str) -> str:
     speedups = result.speedups(precision)
     known = [(result.at(value), speedup) for value, speedup in zip(result.values, speedups, strict=True) if speedup]
     if not known:
-        return f"{precision} cannot be compared with {REFERENCE}: there is no training that both completed"
+        return f"{precision} cannot be compared with {REFERENCE}: they completed no training in common"
     if len(result.values) == 1:
         return _answer_at_one(precision, *known[0])
     faster = [(where, speedup) for where, speedup in known if judge(speedup) is Speed.FASTER]
@@ -122,21 +125,21 @@ def _answer(result: CompareResult, precision: str) -> str:
         return f"{precision} is {where}" + (f", not at {_listed(rest)}" if rest else "")
     start = pays_from(speedups)
     if start is not None:
-        up_to = "" if speedups[-1] is not None else f", up to {at_last}, where both still run"
+        up_to = "" if speedups[-1] is not None else f", up to {at_last}, the last value at which both fit"
         first, of_first = result.at(result.values[start]), speedups[start]
         more = f"; {of_last:.2g} × at {at_last}" if first != at_last else ""
         return f"{precision} is faster than {REFERENCE} from {first} on ({of_first:.2g} ×{more}){up_to}"
     if faster:
         return f"{precision} is faster than {REFERENCE} at {_listed(faster)} only, up to {at_last} ({of_last:.2g} ×)"
     if all(judge(speedup) is Speed.SAME for _, speedup in known):
-        return f"{precision}: no difference to {REFERENCE} (within 3 %), up to {at_last}"
+        return f"{precision} is as fast as {REFERENCE} (within 3 %), up to {at_last}"
     return f"{precision} is never faster than {REFERENCE}, up to {at_last} ({of_last:.2g} ×)"
 
 
 def _answer_at_one(precision: str, where: str, speedup: float) -> str:
     at = f" at {where}" if where else ""
     if judge(speedup) is Speed.SAME:
-        return f"{precision}: no difference to {REFERENCE}{at} ({speedup:.2f} ×, within 3 %)"
+        return f"{precision} is as fast as {REFERENCE}{at} ({speedup:.2f} ×, within 3 %)"
     return f"{precision} is {judge(speedup)} than {REFERENCE}{at} ({speedup:.2g} ×)"
 
 
@@ -152,33 +155,32 @@ def _only_it_fits(result: CompareResult, precision: str) -> list[str]:
         and all(training.job_result.status is JobStatus.OOM for training in result.cell(value, REFERENCE).trainings)
     ]
     where = f" at {', '.join(map(result.at, values))}" if result.option is not None else ""
-    return [f"{precision} runs{where} where {REFERENCE} runs out of memory"] if values else []
+    return [f"{precision} fits{where}, but {REFERENCE} runs out of memory"] if values else []
 
 
 def notes(result: CompareResult) -> list[str]:
-    """Return what must be said beside the table for it not to mislead."""
+    """Return the notes that readers of the table need."""
     job = result.job
-    long = (
-        f"{job.steps:,} steps" if job.steps is not None else f"{job.epochs} {'epoch' if job.epochs == 1 else 'epochs'}"
-    )
+    duration = counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
     lines = [
-        f"each training: {long} at batch {job.batch_size} and learning rate {job.learning_rate:g}; × fp32 in brackets"
+        f"Each training: {duration} at batch {job.batch_size} and learning rate {job.learning_rate:g}. Numbers in "
+        "parentheses are relative to fp32."
     ]
     if job.synthetic:
-        lines.append("made-up data (--synthetic): speed and memory are those of real data; there is no quality.")
+        lines.append("Synthetic data (--synthetic): speed and memory are those of real data, but there is no metric.")
     elif result.seeds == 1:
-        lines.append("One seed: small differences of quality are noise. --seeds 5 tests whether it equals fp32's.")
+        lines.append(ONE_SEED)
     if job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
     if any(cell.train_seconds is not None and cell.train_seconds < _SHORT_SECONDS for cell in result.cells):
         lines.append(
-            "Some trainings took less than a second: their samples/s are rough. Give more --steps or --epochs."
+            "Some trainings took less than a second, so their samples/s are rough. Use more --steps or --epochs."
         )
     waiting = [cell for cell in result.cells if cell.waits_for_data]
     if waiting:
         where = ", ".join(f"{_name(result, cell)} {cell.waited_fraction:.0%}" for cell in waiting)
         lines.append(
-            f"Trainings waited for data ({where} of their time): their samples/s are those of loading. Give more "
+            f"Trainings waited for data ({where} of their time), so their samples/s measure data loading. Use more "
             "--num-workers, or compare with --synthetic."
         )
     lines += [
@@ -187,7 +189,7 @@ def notes(result: CompareResult) -> list[str]:
         if cell.failure is not None and cell.failure.status is JobStatus.UNSUPPORTED
     ]
     if result.missing:
-        lines.append(f"{result.missing:,} trainings are not there yet: the same command makes them.")
+        lines.append(f"{counted(result.missing, 'training')} still missing. {RUN_AGAIN}")
     return lines + of_precisions(result.cautions, result.skipped)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a comparison: speed and memory as charts, and what the models do side by side."""
+"""The plots of a comparison: charts of speed and memory, and the plots of the models side by side."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 TARGET = "target"
-"""A picture of this name is the same at every precision: what the others should look like."""
+"""The name of the plot that is the same at every precision: the target of the others."""
 
 
 Plots = Mapping[tuple[str, str], Mapping[str, Path]]
-"""PNG files by name, for each value and precision."""
+"""PNG files by plot name, for each (value, precision)."""
 
 
 _CELL_INCHES = 3.0
 
 
 def draw(result: CompareResult, file: Path) -> bool:
-    """Write the picture of a comparison as a PNG. Returns whether there was anything to draw."""
+    """Write the charts of a comparison as one PNG. Return whether there was anything to draw."""
     known = measures(result)
     if not known:
         return False
@@ -46,12 +46,12 @@ def draw(result: CompareResult, file: Path) -> bool:
 
 @dataclass(frozen=True)
 class Measure:
-    """What of a comparison's cells is drawn."""
+    """A number of each cell that is drawn in a chart."""
 
     field: str
-    """Of `Cell`."""
+    """The attribute of `Cell`."""
     unit: float
-    """How many of the field's own unit make one of those that are drawn."""
+    """The divisor from the unit of the field to the unit of the chart."""
     label: str
 
 
@@ -62,12 +62,12 @@ _MEASURES = (
 
 
 def measures(result: CompareResult) -> list[Measure]:
-    """Return what has been measured."""
+    """Return the measures that at least one cell has."""
     return [each for each in _MEASURES if any(getattr(cell, each.field) is not None for cell in result.cells)]
 
 
 def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
-    """Draw one measure: lines over the option's values where these are numbers, else bars, one for each precision."""
+    """Draw one measure for each precision: lines if the option's values are numbers, else bars."""
     numbers = comparison.as_numbers(result.values) if len(result.values) > 1 else None
     heights = {
         precision: [
@@ -131,9 +131,9 @@ def _draw_bars(axes: Axes, result: CompareResult, heights: Mapping[str, list[flo
 
 
 def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
-    """Draw what the models do: a row for each value and picture, a column for each precision, the target first.
+    """Draw the models' plots: one row per value and plot, the target first, then one column per precision.
 
-    Returns whether there was anything to draw.
+    Return whether there was anything to draw.
     """
     rows = [row for value in result.values for row in _rows(result, plots, value)]
     if not rows:
@@ -153,12 +153,12 @@ def draw_side_by_side(result: CompareResult, plots: Plots, file: Path) -> bool:
             if plot is not None:
                 with Image.open(plot) as image:
                     axes.imshow(numpy.asarray(image), cmap="gray", vmin=0, vmax=255)
-    figure.savefig(file, dpi=150, bbox_inches="tight")  # two lines of title stick out of a low figure
+    figure.savefig(file, dpi=150, bbox_inches="tight")  # two-line titles extend beyond a low figure
     return True
 
 
 def _rows(result: CompareResult, plots: Plots, value: str) -> list[tuple[str, list[tuple[str, Path | None]]]]:
-    """Return a row for each picture at one value: a label, and title and file for each column; the target once."""
+    """Return one row per plot at one value: a label, and a title and file per column. The target appears once."""
     of_precision = {precision: plots.get((value, precision), {}) for precision in result.precisions}
     targets = [of_run[TARGET] for of_run in of_precision.values() if TARGET in of_run]
     has_target = any(TARGET in of_run for of_run in plots.values())

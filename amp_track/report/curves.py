@@ -1,6 +1,6 @@
-"""One picture of a training's curves: losses, quality and the GradScaler's scale over the steps.
+"""One plot of a training's curves: losses, metric and the GradScaler's scale over the steps.
 
-The curves are metrics of the run too; the picture can be seen without a server.
+The curves are also metrics of the MLflow run; the plot can be viewed without a server.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_POINTS = 1500
-"""A curve is drawn with no more points: about two for each pixel of the picture's width."""
+"""The maximum number of points per curve: about two per pixel of the plot's width."""
 _MOST_KEPT = 100_000
-"""When there are more losses of steps than this, at most half of them are kept."""
+"""Above this number of step losses, at most half of them are kept."""
 _LOG_FROM_RATIO = 10
-"""Losses that differ by more are drawn on a logarithmic axis."""
+"""Losses with a larger ratio are drawn on a logarithmic axis."""
 _INFINITY_IN_STORE = sys.float_info.max
-"""MLflow keeps an infinite metric as this."""
+"""MLflow stores an infinite metric as this value."""
 
 Points = list[tuple[int, float]]
 """(step, value), by step."""
@@ -36,20 +36,20 @@ Across = TypeVar("Across", int, float)
 @dataclass(frozen=True)
 class _Epoch:
     step: int
-    """The optimizer step at which it ended."""
+    """The optimizer step at the end of the epoch."""
     train_loss: float | None = None
     eval_loss: float | None = None
     metric: float | None = None
 
 
 def warm_up() -> None:
-    """Import what takes long before the first picture."""
+    """Import matplotlib before the first plot: it takes 0.3 s."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
 
 
 class Curves:
-    """The points of one training's curves, collected while it runs."""
+    """Collects the points of one training's curves while it runs."""
 
     def __init__(self, title: str, metric_name: str) -> None:
         self._title = title
@@ -59,7 +59,7 @@ class Curves:
         self._epochs: dict[int, _Epoch] = {}
 
     def restore(self, metrics: Mapping[str, Mapping[int, float]], *, steps_per_epoch: int) -> None:
-        """Add what a resumed run has on record: by metric, its values by step or epoch."""
+        """Add the stored metrics of a resumed run: for each metric, its values by step or epoch."""
         self._step_losses |= metrics.get(names.STEP_LOSS, {})
         self._scales |= metrics.get(names.SCALE, {})
         train, evaluation, metric = (
@@ -71,7 +71,7 @@ class Curves:
             self._epochs[epoch] = _Epoch(step, loss, evaluation.get(epoch), metric.get(epoch))
 
     def add(self, event: Event) -> None:
-        """Add what one event of the job says."""
+        """Add the points of one event."""
         match event:
             case Started(scale=scale) if scale is not None:
                 self._scales[0] = scale
@@ -83,17 +83,17 @@ class Curves:
                 self._epochs[event.epoch] = _Epoch(event.step, event.train_loss, event.eval_loss, event.metric)
 
     def _thin_out(self) -> None:
-        """Drop losses that the picture could not show: a training may have a hundred million steps."""
+        """Drop losses that the plot cannot resolve: a training may have a hundred million steps."""
         if len(self._step_losses) > _MOST_KEPT:
             every_step = sorted(self._step_losses.items())
             wrong = [(step, loss) for step, loss in every_step if not _is_finite(loss)]
             self._step_losses = dict(thinned(_finite(every_step), _MOST_KEPT // 4) + wrong[: _MOST_KEPT // 4])
 
     def draw(self, file: Path) -> bool:
-        """Write the picture as a PNG. Return whether there was anything to draw."""
+        """Write the plot as a PNG. Return whether there was anything to draw."""
         if not self._step_losses and not self._epochs:
             return False
-        from matplotlib.figure import Figure  # not pyplot: no global state, no display; and late: it takes 0.3 s
+        from matplotlib.figure import Figure  # not pyplot: no global state, no display; late: it takes 0.3 s
 
         metrics = self._of_epochs("metric")
         heights = [3.0] + [1.5] * bool(metrics) + [1.0] * bool(self._scales)
@@ -111,7 +111,7 @@ class Curves:
         for axes in panels:
             axes.grid(alpha=0.3)
             axes.set_xlim(0, 1.02 * max(self._last_step, 1))
-            axes.yaxis.set_label_coords(-0.08, 0.5)  # titles and labels that find their own place take half the time
+            axes.yaxis.set_label_coords(-0.08, 0.5)  # automatic label placement takes half the drawing time
         panels[-1].set_xlabel("optimizer step")
         panels[-1].xaxis.set_label_coords(0.5, -0.3 / (1.1 * heights[-1]))
         panels[-1].xaxis.set_major_formatter("{x:,.0f}")
@@ -152,13 +152,13 @@ class Curves:
         return max((*self._step_losses, *(epoch.step for epoch in self._epochs.values())), default=0)
 
     def _of_epochs(self, name: str) -> Points:
-        """Return one result of every epoch at the step where the epoch ended."""
+        """Return one value per epoch, at the last step of the epoch."""
         points = [(epoch.step, getattr(epoch, name)) for _, epoch in sorted(self._epochs.items())]
         return [(step, value) for step, value in points if value is not None]
 
 
 def thinned(points: Sequence[tuple[Across, float]], most: int) -> list[tuple[Across, float]]:
-    """Return at most `most` of the points, in order, that look like all of them: the extremes of each stretch.
+    """Return at most `most` of the points, in order: the minimum and maximum of each interval, so that the shape stays.
 
     Args:
         points: points with finite values.
@@ -166,7 +166,7 @@ def thinned(points: Sequence[tuple[Across, float]], most: int) -> list[tuple[Acr
     """
     if len(points) <= most:
         return list(points)
-    import numpy  # late: arguments and stores are judged before
+    import numpy  # late: keeps start-up and input checks fast
 
     values = numpy.array([value for _, value in points])
     bounds = numpy.linspace(0, len(points), most // 2 + 1).astype(int)
@@ -186,7 +186,7 @@ def _is_finite(value: float) -> bool:
 
 
 def _spreads(values: Sequence[float]) -> bool:
-    """Return whether a linear axis would hide the lower values and a logarithmic one can show all of them."""
+    """Return whether a logarithmic axis is needed to see the small values, and possible (all values positive)."""
     return bool(values) and min(values) > 0 and max(values) > _LOG_FROM_RATIO * min(values)
 
 
@@ -195,5 +195,5 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 
 def _marker(points: Sequence[tuple[int, float]]) -> str:
-    """Return a dot as the marker where there are few points: one point alone makes no line."""
+    """Return a dot as the marker if there are few points: a single point has no line."""
     return "o" if len(points) <= 50 else ""

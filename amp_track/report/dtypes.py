@@ -1,4 +1,4 @@
-"""What `amp-track dtypes` found as a table, and in one sentence."""
+"""The result of `amp-track dtypes` as a table and as one sentence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from amp_track.report.table import Column, Row, Table
 
 _PASSES = ("forward", "loss", "backward")
 _MOST_NAMES = 3
-"""Up to so many similar layers are named one by one."""
+"""Up to this many similar layers are named individually."""
 
 _Operation = tuple[str, str, str, int]
-"""Pass, operation, from → to, times."""
+"""Pass, operation, from → to, count."""
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that do the same in the same dtypes and whose names differ only in their numbers, and what each does."""
+    """Layers with the same operations and dtypes, whose names differ only in their numbers."""
 
     layers: tuple[str, ...]
     rows: tuple[_Operation, ...]
@@ -31,7 +31,7 @@ class LayerGroup:
 
 
 def dtypes_table(report: DtypesReport) -> Table:
-    """A section for each group of layers, in the order of the forward pass; `times` is over all layers of a group."""
+    """Return one section per group of layers, in forward order. `times` counts all layers of the group."""
     columns = (
         Column("layer", key=True, spans=True),
         Column("pass", key=True, unwrapped=True),
@@ -47,7 +47,7 @@ def dtypes_table(report: DtypesReport) -> Table:
 
 
 def _section(group: LayerGroup) -> tuple[Row, ...]:
-    """A row for each operation. A pass is named where it begins."""
+    """Return one row per operation. Only the first row of a pass names it."""
     rows: list[Row] = []
     last_pass = ""
     for in_pass, operation, dtypes, count in group.rows:
@@ -59,7 +59,7 @@ def _section(group: LayerGroup) -> tuple[Row, ...]:
 
 
 def layer_groups(operations: tuple[OperationDtypes, ...]) -> list[LayerGroup]:
-    """Return groups of similar layers, in the order in which the first of each group ran."""
+    """Return groups of similar layers, ordered by the first layer of each group to run."""
     of_layer: dict[str, list[OperationDtypes]] = {}
     for one in operations:
         of_layer.setdefault(one.layer, []).append(one)
@@ -70,7 +70,7 @@ def layer_groups(operations: tuple[OperationDtypes, ...]) -> list[LayerGroup]:
 
 
 def _operations(operations: list[OperationDtypes]) -> tuple[_Operation, ...]:
-    """Return what a layer does by pass, and within it in the order of first use. Equal ones are counted together."""
+    """Return the operations of a layer by pass and first use. Equal operations are counted together."""
     times: dict[tuple[str, str, str], int] = {}
     for one in sorted(operations, key=lambda one: _PASSES.index(one.in_pass)):
         dtypes = f"{', '.join(dict.fromkeys(one.inputs))} → {one.output}"
@@ -80,7 +80,7 @@ def _operations(operations: list[OperationDtypes]) -> tuple[_Operation, ...]:
 
 
 def sentence(report: DtypesReport) -> str:
-    """Summarize the forward pass and the loss: how many operations put out which dtype, and which ones."""
+    """Summarize the forward pass and the loss: the number and names of the operations by output dtype."""
     dtypes_of: dict[str, dict[str, None]] = {}
     for one in report.computing:
         dtypes_of.setdefault(one.operation, {})[one.output] = None

@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks: headings, real tables, notes. Needs no style sheet, in a light theme or a dark one."""
+"""Results as HTML for notebooks: headings, tables and notes. Needs no style sheet; works in light and dark themes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
 
-# No colour but the page's own and a half-transparent grey: legible on white and on black.
+# Only the page's own color and a half-transparent gray: legible on white and on black.
 _TABLE = """\
 {%- set line = "1px solid rgba(128, 128, 128, 0.6)" -%}
 {%- set cell = "padding: 0.3em 0.8em; vertical-align: top; white-space: pre-line; background: transparent; " -%}
@@ -69,28 +69,28 @@ def table_html(table: Table) -> str:
 
 
 def train_html(result: TrainResult) -> str:
-    """Return what a training found as an HTML fragment."""
-    heading = f"{result.job.workload}: one training"
+    """Return the result of a training as an HTML fragment."""
+    heading = f"{result.job.workload}: training"
     return _html(heading, train.tables(result), result.advice, lines=train.lines(result))
 
 
 def max_batch_html(result: MaxBatchResult) -> str:
-    """Return the largest batches that fit as an HTML fragment."""
-    return _html("Largest batch that fits", [max_batch.max_batch_table(result)], max_batch.max_batch_notes(result))
+    """Return the max batches as an HTML fragment."""
+    return _html("Max batch", [max_batch.max_batch_table(result)], max_batch.max_batch_notes(result))
 
 
 def search_html(result: SearchResult) -> str:
-    """Return edges, and the trainings inside them, as an HTML fragment."""
-    return _html("Speed and quality inside the largest batches", search.search_tables(result), search.notes(result))
+    """Return the result of a search as an HTML fragment."""
+    return _html("Speed and metric within the max batch", search.search_tables(result), search.notes(result))
 
 
 def compare_html(result: CompareResult) -> str:
-    """Return a comparison of precisions as an HTML fragment: its answers first."""
-    return _html("Precisions compared", compare.tables(result), compare.notes(result), lines=result.answers)
+    """Return a comparison of precisions as an HTML fragment, answers first."""
+    return _html("Comparison of precisions", compare.tables(result), compare.notes(result), lines=result.answers)
 
 
 def plan_html(result: PlanResult) -> str:
-    """Return what is predicted as an HTML fragment."""
+    """Return a memory plan as an HTML fragment."""
     return _html("Predicted memory", plan.plan_tables(result), plan.plan_notes(result))
 
 

@@ -1,6 +1,6 @@
-"""Addresses of pages that show what a person compares, with no setting touched: of MLflow's UI, and optuna-dashboard.
+"""URLs of pages in MLflow's UI and optuna-dashboard that show a result without further settings.
 
-The fragments are those that the UI of MLflow 3.17 makes itself. Should they change, the UI opens on its start page.
+The fragments are those of the UI of MLflow 3.17. If they change, the UI opens on its start page.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> lis
 
 
 def named_pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> dict[str, str]:
-    """Return the pages that show a result by what they show: the study's run, its page, and its trainings.
+    """Return the pages that show a result, by title: the study's run, its report page, and its trainings.
 
     Args:
-        result: of a study.
-        ui: the address of the UI; empty for links within the UI.
+        result: the result of a study.
+        ui: the URL of the UI; empty for links within the UI.
     """
     found = result.limits if isinstance(result, SearchResult) else result
     shown = {
-        "the study's run": run(ui, found.experiment_id, found.run_id),
-        "its page": page(ui, found.experiment_id, found.run_id),
+        "study run": run(ui, found.experiment_id, found.run_id),
+        "report page": page(ui, found.experiment_id, found.run_id),
     }
     if isinstance(result, MaxBatchResult):
         return shown
-    shown["its trainings as a chart"] = trainings(ui, found.experiment_id, found.run_id)
-    name = "the best of each precision side by side"
+    shown["charts of the trainings"] = trainings(ui, found.experiment_id, found.run_id)
+    name = "best training of each precision"
     if isinstance(result, CompareResult):
         at = result.at(result.values[-1]) if result.values else ""
-        name = "the precisions side by side" + (f" at {at}" if at else "")
-    best = [run_id for run_id in _best_runs(result) if run_id.isalnum()]  # others are yet to be made
+        name = "precisions side by side" + (f" at {at}" if at else "")
+    best = [run_id for run_id in _best_runs(result) if run_id.isalnum()]  # other ids are placeholders of runs to come
     if len(best) > 1:
         shown[name] = side_by_side(ui, found.experiment_id, best)
     return shown
 
 
 def _best_runs(result: SearchResult | CompareResult) -> list[str]:
-    """Return a run for each precision: its best training, or of a comparison the first seed at the last value."""
+    """Return one run per precision: its best training, or in a comparison the first seed at the last value."""
     if isinstance(result, CompareResult):
         if len(result.values) != 1 and as_numbers(result.values) is None:
             return []
@@ -56,31 +56,31 @@ def _best_runs(result: SearchResult | CompareResult) -> list[str]:
 
 
 def run(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page of one run, in the part of the UI that is for training."""
+    """Return the page of one run, in the model-training view of the UI."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
 def page(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the place of a study's `report.html` among the artifacts of its run."""
+    """Return the page of a study's `report.html` among the artifacts of its run."""
     return f"{ui}/#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?workflowType=machine_learning"
 
 
 def trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the page that draws the trainings of a study, in the charts that were kept for it; see tracking/views.py.
+    """Return the page with the charts stored for a study's trainings; see tracking/views.py.
 
     Args:
-        ui: the address of the UI.
-        experiment_id: of the study's run.
-        run_id: of the study's run.
+        ui: the URL of the UI.
+        experiment_id: the experiment of the study's run.
+        run_id: the id of the study's run.
     """
     asked = f"workflowType=machine_learning&viewStateShareKey={run_id}&compareRunsMode=CHART"
     return f"{ui}/#/experiments/{experiment_id}/runs?{asked}"
 
 
 def filtered_trainings(ui: str, experiment_id: str, run_id: str) -> str:
-    """Return the same page with the UI's own charts, for a study that no charts were kept for.
+    """Return the same page with the UI's default charts, for a study without stored charts.
 
-    Child runs are folded under their parent, and not drawn, unless the order is another than the date's.
+    The order is not by date: the UI would fold child runs under their parent and not draw them.
     """
     kinds = f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'"
     query = {
@@ -101,7 +101,7 @@ def side_by_side(ui: str, experiment_id: str, run_ids: Sequence[str]) -> str:
 
 
 def experiment(ui: str, experiment_id: str) -> str:
-    """Return the page that lists the runs of an experiment, in the part of the UI that is for training."""
+    """Return the page that lists the runs of an experiment, in the model-training view of the UI."""
     return f"{ui}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 

@@ -1,4 +1,4 @@
-"""The edges as a table, and what must be said beside it."""
+"""The result of `max-batch` as a table and notes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from amp_track.report.text import (
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 
 _BOUNDS = {
-    "memory": "one more runs out of memory",
-    "dataset": "the whole training set",
-    "max_batch_size": "as far as --max-batch-size lets it look",
-    "kernel": "a kernel of the device takes no more",
+    "memory": "memory",
+    "dataset": "size of the training set",
+    "max_batch_size": "--max-batch-size",
+    "kernel": "a kernel of the device",
 }
 _RESOLUTION = {
-    True: "Memory is metered to a page (4 KiB).",
-    False: "Memory is metered in segments of the caching allocator (2 MiB and more).",
+    True: "Memory is measured in pages (4 KiB).",
+    False: "Memory is measured in segments of the caching allocator (2 MiB or more).",
 }
-"""By whether the device is a CPU, how fine its meter is."""
+"""The resolution of the memory meter; the key is whether the device is a CPU."""
 
 
 def max_batch_table(result: MaxBatchResult) -> Table:
-    """Return a table with one row for each precision: its largest batch, what that costs, and where speed ends."""
+    """Return a table with one row per precision: max batch, its limit, memory and speed, and the efficient batch."""
     columns = [
         Column("precision", key=True),
-        Column("largest\nbatch", right=True),
-        Column("why no more"),
-        Column("peak memory\nthere", right=True),
-        Column("samples/s\nthere", right=True),
-        Column("as fast\nfrom batch", right=True),
+        Column("max\nbatch", right=True),
+        Column("limited by"),
+        Column("peak\nmemory", right=True),
+        Column("samples/s", right=True),
+        Column("efficient\nbatch", right=True),
         Column("probes", right=True),
         Column("confirmed\nby", right=True),
     ]
     if result.multiple_of > 1:
-        columns.insert(2, Column(f"largest multiple\nof {result.multiple_of}", right=True))
+        columns.insert(2, Column(f"max multiple\nof {result.multiple_of}", right=True))
     if result.effective_batch_size is not None:
-        columns.append(Column(f"for {result.effective_batch_size}\na step", right=True))
+        columns.append(Column(f"effective\nbatch {result.effective_batch_size}", right=True))
     rows = [_row(result, name) for name in result.precisions]
-    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
+    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.skipped]
     return Table(title=title(result), columns=tuple(columns), sections=(tuple(rows),))
 
 
@@ -66,50 +66,47 @@ def _row(result: MaxBatchResult, name: str) -> Row:
         cells.insert(2, str(fitted.max_multiple or UNKNOWN))
     if result.effective_batch_size is not None:
         parts = result.accumulation(name)
-        cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "nothing divides it")
+        cells.append(tied(f"{parts[0]} × {parts[1]}") if parts else "no divisor fits")
     return tuple(cells)
 
 
 def max_batch_notes(result: MaxBatchResult) -> list[str]:
-    """Return what must be said beside the table for it not to mislead."""
+    """Return the notes that readers of the table need."""
     lines = []
     if any(fitted.efficient_batch for fitted in result.precisions.values()):
         lines.append(
-            "as fast from: the smallest of the batches that ran within 3 % of the best samples/s. A larger one buys no "
-            "speed."
+            "Efficient batch: the smallest batch within 3 % of the best samples/s. Larger batches are not faster."
         )
     lines += confirmation_notes(result)
     errors = {name: found.plan_error for name, found in result.precisions.items() if found.plan_error is not None}
     if errors:
         listed = ", ".join(f"{error:+.1%} at {name}" for name, error in errors.items())
-        lines.append(f"Memory at the first probe, against what a plan had predicted: {listed}.")
+        lines.append(f"Memory of the first probe relative to the memory plan: {listed}.")
     if result.job.memory_budget_bytes is not None and result.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
     return lines + precision_notes(result)
 
 
 def confirmation_notes(result: MaxBatchResult) -> list[str]:
-    """Return what limits what the edges say: how they were confirmed, and what was left free."""
+    """Return notes on the proof of the max batches: the confirmation runs, and the headroom."""
     lines = []
     if any(_is_cut_short(fitted) for fitted in result.precisions.values()):
         lines.append(
-            "confirmed by part of an epoch: full steps, its smaller last one, an evaluation of as many batches, and "
-            "the steps after it if the job has more than one epoch. --confirm-steps epoch takes all of it."
+            "The confirmation run covers part of an epoch: full steps, the smaller last step, an evaluation of as many "
+            "batches and, with several epochs, the steps after it. Use --confirm-steps epoch for a full epoch."
         )
     runs = min(
         (fitted.runs_at_max_batch for fitted in result.precisions.values() if fitted.max_batch.batch_size), default=1
     )
     if runs > 1:
-        lines.append(
-            f"Each of these batches ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}"
-        )
+        lines.append(f"Each max batch ran in {runs} fresh processes. {_RESOLUTION[result.hardware.kind == 'cpu']}")
     if result.headroom_bytes:
-        lines.append(f"{format_bytes(result.headroom_bytes)} of the budget are left free at these edges (--headroom).")
+        lines.append(f"--headroom keeps {format_bytes(result.headroom_bytes)} of the budget free at each max batch.")
     return lines
 
 
 def _confirmed_by(fitted: PrecisionResult) -> str:
-    """Return `20 steps`, or `60 of 1,250 steps` where that is less than an epoch."""
+    """Return `20 steps`, or `60 of 1,250 steps` if that is less than an epoch."""
     if fitted.confirmation is None:
         return UNKNOWN
     made = f"{fitted.confirmation.steps:,}"
@@ -121,30 +118,30 @@ def _is_cut_short(fitted: PrecisionResult) -> bool:
 
 
 def precision_notes(result: MaxBatchResult) -> list[str]:
-    """Return a note for each precision that is not possible, is emulated or was left out, with the reason."""
+    """Return a note with the reason for each precision that is not supported, emulated or skipped."""
     return impossible_precisions(result.precisions) + _beyond(result) + of_precisions(result.cautions, result.skipped)
 
 
 def _beyond(result: MaxBatchResult) -> list[str]:
-    """Return notes on the batches above the first that fails, where they were tried."""
+    """Return notes on the batches that were tried above the first failing one."""
     lines, none = [], []
     for name, fitted in result.precisions.items():
         if fitted.also_fits:
             also = ", ".join(map(str, fitted.also_fits))
             lines.append(
                 f"{name}: batch {fitted.max_batch.first_failing_batch} runs out of memory although {also} "
-                f"{'fits' if len(fitted.also_fits) == 1 else 'fit'}. The largest batch is the one below the first "
-                "that fails, so that no smaller one is known to fail."
+                f"{'fits' if len(fitted.also_fits) == 1 else 'fit'}. The max batch stays below the first failing one: "
+                "no smaller batch is known to fail."
             )
         elif fitted.beyond:
-            none.append(f"{name} up to {fitted.beyond[-1][0]}")
+            none.append(f"up to {fitted.beyond[-1][0]} at {name}")
     if none:
-        lines.append(f"Nothing above the first batch that fails fits either, as far as was tried: {', '.join(none)}.")
+        lines.append(f"Batches above the first failing one do not fit either (tried {', '.join(none)}).")
     return lines
 
 
 def impossible_precisions(fits: Mapping[str, PrecisionResult]) -> list[str]:
-    """Return a note for each precision that the device has no kernels for, with what failed."""
+    """Return a note with the error for each precision that the device has no kernels for."""
     return [
         not_possible(name, fitted.why_unsupported)
         for name, fitted in fits.items()
@@ -153,10 +150,10 @@ def impossible_precisions(fits: Mapping[str, PrecisionResult]) -> list[str]:
 
 
 def max_batch_cells(fitted: PrecisionResult) -> tuple[str, str, str, str]:
-    """Return the largest batch, why it is the largest, its peak memory and its samples/s."""
+    """Return the max batch, what limits it, its peak memory and its samples/s."""
     if fitted.at_max_batch is None:
         if fitted.why_unsupported is not None:
-            return "0", "not possible here", UNKNOWN, UNKNOWN
+            return "0", "not supported here", UNKNOWN, UNKNOWN
         needed = f"one sample needs {memory_text(fitted.bytes_needed)}" if fitted.bytes_needed else "nothing fits"
         return "0", needed, UNKNOWN, UNKNOWN
     where = (

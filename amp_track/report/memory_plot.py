@@ -1,4 +1,4 @@
-"""The picture of a plan: what the memory holds over one step, for each precision."""
+"""The plot of a memory plan: memory by category over one step, for each precision."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COLORS = {
     Category.ACTIVATIONS: "#E69F00",
     Category.TEMPORARIES: "#D55E00",
 }
-"""From bottom to top: what stays from step to step first. Okabe and Ito's colors, which color-blind people can tell."""
+"""From bottom to top, persistent memory first. The colors are Okabe and Ito's, safe for color-blind readers."""
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def draw(result: PlanResult, file: Path) -> None:
-    """Write the picture as a PNG: a panel for each precision that allocates differently, on one scale."""
+    """Write the plot as a PNG: one panel per precision with a different peak, on a common scale."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     plans = result.without_twins()
@@ -46,7 +46,7 @@ def draw(result: PlanResult, file: Path) -> None:
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False)
     of_what = f"{result.report.workload}, {result.variants[0].name}, batch {plans[0].batch_size:,}"
     figure.suptitle(f"{of_what}: predicted memory over one step", fontsize="medium")
-    figure.supxlabel("births and deaths of tensors, in order", fontsize="small")
+    figure.supxlabel("allocations and frees, in order", fontsize="small")
     figure.savefig(file, dpi=110)
 
 
@@ -67,6 +67,6 @@ def _draw_course(axes: Axes, course: Timeline, unit_bytes: int) -> None:
         top = axes.get_xaxis_transform()
         axes.text(start, 0.99, f" {name} ", transform=top, va="top", rotation=90, fontsize="x-small")
     peak = course.peak
-    axes.plot([peak], [course.allocated_bytes[peak] / unit_bytes], "v", color="black", label="most allocated")
+    axes.plot([peak], [course.allocated_bytes[peak] / unit_bytes], "v", color="black", label="peak")
     axes.set_xlim(0, max(len(events) - 1, 1))
     axes.set_xticks([])

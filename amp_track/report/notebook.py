@@ -1,4 +1,4 @@
-"""What a cell of a notebook shows of work in progress: one output, updated in place."""
+"""Progress in a notebook: one output of the cell, updated in place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 _SECONDS_BETWEEN_UPDATES = 0.3
 _LINES_IN_SIGHT = 10
-"""Earlier lines are folded away."""
+"""Earlier lines are collapsed."""
 _STYLE = "margin: 0; color: inherit; background: transparent; white-space: pre-wrap"
 
 
 class CellOutput:
-    """The output of the cell that runs: lines that stay, and below them one that changes."""
+    """The output of the running cell: permanent lines, and below them one that changes."""
 
     def __init__(self) -> None:
         self._execution: int | None = None
@@ -23,13 +23,13 @@ class CellOutput:
         self._shown_at = 0.0
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Add a permanent line."""
         self._begin_if_new_cell()
         self._lines.append(line)
         self._show()
 
     def change(self, line: str) -> None:
-        """Show a line in place of the current one; an empty one removes it. Not each of many in a second is shown."""
+        """Replace the changing line; an empty one removes it. Frequent updates are dropped."""
         self._begin_if_new_cell()
         if line == self._current:
             return
@@ -38,7 +38,7 @@ class CellOutput:
             self._show()
 
     def _begin_if_new_cell(self) -> None:
-        from IPython.core.getipython import get_ipython  # there is one: this runs in its kernel
+        from IPython.core.getipython import get_ipython  # exists: this code runs in its kernel
 
         execution = getattr(get_ipython(), "execution_count", None)
         if execution != self._execution:

@@ -1,4 +1,4 @@
-"""How long the rest of several trainings takes, for people who watch."""
+"""The estimated time that the remaining trainings take."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from datetime import timedelta
 
 
 class Pace:
-    """Judges from the trainings that have ended how long the others take: roughly.
+    """Estimates the remaining time from the trainings that have ended.
 
     Args:
-        deadline: when no more trainings are begun, by the clock.
+        deadline: the time, by `clock`, after which no training starts.
         clock: returns seconds.
     """
 
     def __init__(self, deadline: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._deadline, self._clock = deadline, clock
         self._first: tuple[int, float] | None = None
-        """How many were made when the first began here, and when."""
+        """The number of finished trainings when the first one started here, and the time."""
 
     def next(self, made: int, total: int) -> str:
-        """Return where the training that begins now stands: `training 7 of 30, about 0:03:10 left in all`.
+        """Return the position of the next training: `training 7 of 30, about 0:03:10 left`.
 
         Args:
-            made: by all search workers, and by earlier commands.
-            total: how many are wanted. No time is given before one has ended since the first began here.
+            made: the trainings finished by all search workers, including earlier commands.
+            total: the number of requested trainings. The time is omitted until one has ended since the first call.
         """
         now = self._clock()
         if self._first is None:
@@ -36,4 +36,4 @@ class Pace:
         if made == first or made >= total:
             return text
         left_seconds = min((now - since) / (made - first) * (total - made), max(self._deadline - now, 0))
-        return f"{text}, about {timedelta(seconds=round(left_seconds))} left in all"
+        return f"{text}, about {timedelta(seconds=round(left_seconds))} left"

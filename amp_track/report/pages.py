@@ -1,24 +1,24 @@
-"""The addresses that `ui` prints."""
+"""The URLs that `ui` prints."""
 
 from __future__ import annotations
 
+from amp_track.report.text import counted, listed
 from amp_track.results.pages import Pages
 
 _MOST_NAMES = 20
 
 
 def lines(shown: Pages) -> list[str]:
-    """Return what to print of pages that are there to be opened."""
+    """Return the lines that list the pages to open."""
     width = max(len(page.title) for page in shown.pages)
     said = [f"study {shown.study}"] if shown.study is not None else []
     said += [f"  {page.title:<{width}}  {page.address}" for page in shown.pages]
     if shown.study is None:
         said.append(_studies(shown.others))
-    return [*said, f"Ctrl-C stops {' and '.join(shown.servers)}"]
+    return [*said, f"Press Ctrl-C to stop {' and '.join(shown.servers)}"]
 
 
 def _studies(names: tuple[str, ...]) -> str:
     if not names:
-        return "no study is there yet: amp-track max-batch makes one"
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{len(names)} studies, each shown by amp-track ui NAME: {', '.join(names[:_MOST_NAMES])}{more}"
+        return "No study yet. Create one with amp-track max-batch."
+    return f"{counted(len(names), 'study', 'studies')} (open one with amp-track ui NAME): {listed(names, _MOST_NAMES)}"

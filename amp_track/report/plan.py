@@ -1,4 +1,4 @@
-"""What `amp-track plan` predicted as tables, and what it leaves out in sentences."""
+"""The result of `amp-track plan` as tables and notes."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from amp_track.report.text import UNKNOWN
 from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (
-    "predicted, not measured: the caching allocator is simulated, and the step runs on tensors without values",
-    "not in it: workspaces of cuDNN (none to some hundred MiB, where convolutions are large), what torch.compile "
-    "fuses, and what other programs take",
+    "Predicted, not measured: the step runs on tensors without values, and the caching allocator is simulated.",
+    "Not included: workspaces of cuDNN (up to some hundred MiB for large convolutions), the fusions of torch.compile, "
+    "and the memory of other programs.",
 )
 _SAME = 1.01
-"""What differs by less is the same: the allocator's segments alone make more of a difference."""
+"""Sizes with a smaller ratio count as equal: the segments of the allocator differ by more."""
 
 
 def plan_tables(result: PlanResult) -> list[Table]:
-    """Return edges, ways to the effective batch, variants, memory by what it is for, and the largest storages."""
+    """Return tables of max batches, ways to the effective batch, variants, memory by category, and largest storages."""
     max_batches = [_max_batches(result)] if result.targets else []
     variants = [_variants(result)] if len(result.variants) > 1 else []
     return [*max_batches, *_ways(result), *variants, _categories(result), _largest(result)]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
-    """Return what a reader has to know about these numbers."""
+    """Return the notes that readers of the tables need."""
     notes = list(NOT_MODELLED)
     if any(_is_range(*sizes) for plan in result.report.precisions for sizes in _least_and_most(plan)):
         notes.append(
-            "a range ends with what cuDNN's Winograd engine needs for convolutions of 3 × 3; other engines may take "
-            "more. Largest batches are without: where there is no room PyTorch takes an engine that needs less"
+            "The upper end of a range includes the workspace of cuDNN's Winograd engine for 3 × 3 convolutions; other "
+            "engines may need more. The max batch excludes it: with little memory left, PyTorch picks a smaller engine."
         )
     if not all(target.is_gpu for target in result.targets):
-        notes.append("a size given by --memory-budget is PyTorch's alone: a CUDA context takes 0.1 to 0.6 GiB more")
+        notes.append("--memory-budget limits only PyTorch's memory: a CUDA context takes 0.1 to 0.6 GiB more.")
     plans = [plan for variant in result.variants for plan in variant.report.precisions]
     if any(max_batch.peak is not None and max_batch.peak.retries for plan in plans for max_batch in plan.max_batches):
-        notes.append("some of these batches fit only because the allocator gives its cache back, which costs time")
+        notes.append("Some of these batches fit only because the allocator empties its cache, which costs time.")
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.recurrent):
         notes.append(
-            f"{', '.join(layers)}: cuDNN keeps more of a recurrent layer for the backward pass than is counted"
+            f"{', '.join(layers)}: cuDNN keeps more of a recurrent layer for the backward pass than is counted here."
         )
     if layers := dict.fromkeys(layer for plan in plans for layer in plan.trace.values_read):
-        notes.append(f"{', '.join(layers)}: a number is read off a tensor; it was taken to be 1")
+        notes.append(f"{', '.join(layers)}: reads a number from a tensor; the plan assumes 1.")
     has_ways = any(result.ways(target) for target in result.targets)
     if result.effective_batch_size is not None:
-        notes.append("largest batches are those of a step that accumulates: it holds gradients as the next batch runs")
+        notes.append("The max batch is for accumulation: the step holds gradients while the next batch runs.")
         if not has_ways:
-            notes.append(f"nothing holds a batch that divides {result.effective_batch_size:,}")
+            notes.append(f"No batch that fits divides {result.effective_batch_size:,}.")
     if has_ways or len(result.variants) > 1:
         notes.append(
-            "work: floating-point operations of a sample in matrix products, convolutions and attention, over those of "
-            f"{result.report.precisions[0].precision}, {result.variants[0].name}; tensor cores compute those in 16 "
-            "bits several times as fast"
+            "Work: floating-point operations per sample in matrix products, convolutions and attention, relative to "
+            f"{result.report.precisions[0].precision}, {result.variants[0].name}. Tensor cores compute the 16-bit part "
+            "several times as fast."
         )
     if result.changes_nothing:
-        notes.append(f"no difference to predicted memory or work: {', '.join(result.changes_nothing)}")
+        notes.append(f"No effect on predicted memory or work: {', '.join(result.changes_nothing)}.")
     notes += [f"{change} cannot be planned: {why}" for change, why in result.not_planned]
     return notes
 
 
 def metrics(result: PlanResult) -> dict[str, float]:
-    """Return what a tracked plan logs: the peaks, and the largest batch on each target, of the first variant."""
+    """Return the metrics that a tracked plan logs: peaks and max batches of the first variant."""
     numbers: dict[str, float] = {}
     for plan in result.report.precisions:
         numbers[planned_metric(plan.precision, "allocated_mib")] = plan.peak.allocated_bytes / 2**20
@@ -74,13 +74,13 @@ def metrics(result: PlanResult) -> dict[str, float]:
 
 def _max_batches(result: PlanResult) -> Table:
     columns = (
-        Column("on", key=True, spans=True),
+        Column("GPU or budget", key=True, spans=True),
         *_with(result),
         Column("precision", key=True, unwrapped=True),
-        Column("largest batch", right=True, unwrapped=True),
+        Column("max batch", right=True, unwrapped=True),
         Column("reserved", right=True, unwrapped=True),
         Column("allocated", right=True, unwrapped=True),
-        Column("why no larger one"),
+        Column("limited by"),
     )
     sections = []
     for target in result.targets:
@@ -90,14 +90,12 @@ def _max_batches(result: PlanResult) -> Table:
                 cells = _max_batch_cells(result.max_batch(variant, plan.precision, target))
                 rows.append(("" if rows else _title(target), *_named(result, variant), plan.precision, *cells))
         sections.append(tuple(rows))
-    return Table(
-        title=f"{result.report.workload}: predicted largest batches", columns=columns, sections=tuple(sections)
-    )
+    return Table(title=f"{result.report.workload}: predicted max batch", columns=columns, sections=tuple(sections))
 
 
 def _with(result: PlanResult) -> tuple[Column, ...]:
-    """Return the column that names the variants, where there are several."""
-    return (Column("with", key=True),) if len(result.variants) > 1 else ()
+    """Return the column that names the variants, if there are several."""
+    return (Column("variant", key=True),) if len(result.variants) > 1 else ()
 
 
 def _named(result: PlanResult, variant: Variant) -> Row:
@@ -105,7 +103,7 @@ def _named(result: PlanResult, variant: Variant) -> Row:
 
 
 def _title(target: PlanTarget) -> str:
-    """Return a target's name, and for a card the memory that it leaves to PyTorch."""
+    """Return the name of a GPU or budget, for a GPU with the memory available to PyTorch."""
     return f"{target.name}\n({format_bytes(target.capacity_bytes)})" if target.is_gpu else target.name
 
 
@@ -115,7 +113,7 @@ def _max_batch_cells(max_batch: PlannedMaxBatch | str) -> Row:
     if max_batch.peak is None:
         assert max_batch.at_one_bytes is not None
         return "none", UNKNOWN, UNKNOWN, f"one sample needs {format_bytes(max_batch.at_one_bytes)}"
-    bound = "memory" if max_batch.bound == "memory" else "no larger one is predicted"
+    bound = "memory" if max_batch.bound == "memory" else "no larger batch predicted"
     return f"{max_batch.batch_size:,}", *_peak_cells(max_batch.peak), bound
 
 
@@ -124,12 +122,12 @@ def _peak_cells(peak: PeakMemory) -> Row:
 
 
 def _ways(result: PlanResult) -> list[Table]:
-    """Return the table of ways to the effective batch; none if nothing was asked for, or nothing fits."""
+    """Return the table of ways to the effective batch; empty if none was requested or nothing fits."""
     columns = (
-        Column("on", key=True, spans=True),
+        Column("GPU or budget", key=True, spans=True),
         *_with(result),
         Column("precision", key=True, unwrapped=True),
-        Column("batch × accumulated", right=True),
+        Column("batch × accumulation", right=True),
         Column("reserved", right=True, unwrapped=True),
         *_WORK,
     )
@@ -143,11 +141,11 @@ def _ways(result: PlanResult) -> list[Table]:
             rows.append((first, *_named(result, found.variant), found.plan.precision, *cells))
         if rows:
             sections.append(tuple(rows))
-    title = f"ways to {result.effective_batch_size or 0:,} samples in each optimizer step, the least work first"
+    title = f"ways to reach an effective batch of {result.effective_batch_size or 0:,}, least work first"
     return [Table(title=title, columns=columns, sections=tuple(sections))] if sections else []
 
 
-_WORK = (Column("worker", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
+_WORK = (Column("work", right=True, unwrapped=True), Column("in 16 bits", right=True, unwrapped=True))
 
 
 def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
@@ -158,7 +156,7 @@ def _work_cells(result: PlanResult, plan: PrecisionPlan) -> Row:
 def _variants(result: PlanResult) -> Table:
     first = result.report.precisions[0]
     columns = (
-        Column("with", key=True, spans=True),
+        Column("variant", key=True, spans=True),
         Column("precision", key=True, unwrapped=True),
         Column("reserved", right=True, unwrapped=True),
         Column("allocated", right=True, unwrapped=True),
@@ -186,13 +184,13 @@ def _categories(result: PlanResult) -> Table:
     ]
     allocated, reserved = zip(*map(_least_and_most, plans), strict=True)
     totals = [
-        ("allocated at the peak", *(_range(*sizes) for sizes in allocated)),
+        ("allocated at peak", *(_range(*sizes) for sizes in allocated)),
         ("reserved", *(_range(*sizes) for sizes in reserved)),
     ]
     return Table(
         title=f"predicted memory at batch {plans[0].batch_size:,}{_of_first(result)}",
         columns=(
-            Column("what for", key=True, unwrapped=True),
+            Column("category", key=True, unwrapped=True),
             *(Column(plan.precision, right=True, unwrapped=True) for plan in plans),
         ),
         sections=(tuple(rows), tuple(totals)),
@@ -200,7 +198,7 @@ def _categories(result: PlanResult) -> Table:
 
 
 def _least_and_most(plan: PrecisionPlan) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return what is allocated and what is reserved, each without and with the workspaces of convolutions."""
+    """Return (without, with) the workspaces of convolutions, for allocated and for reserved bytes."""
     least, most = plan.peak, plan.peak_with_workspaces
     return (least.allocated_bytes, most.allocated_bytes), (least.reserved_bytes, most.reserved_bytes)
 
@@ -210,7 +208,7 @@ def _is_range(least: int, most: int) -> bool:
 
 
 def _range(least: int, most: int) -> str:
-    """Return a size, or a range where workspaces of cuDNN make a difference that shows."""
+    """Return a size, or a range if the workspaces of cuDNN make a visible difference."""
     return f"{format_bytes(least)} to {format_bytes(most)}" if _is_range(least, most) else format_bytes(least)
 
 
@@ -222,12 +220,12 @@ def _largest(result: PlanResult) -> Table:
     columns = (
         Column("precision", key=True, spans=True),
         Column("layer", key=True),
-        Column("made by", unwrapped=True),
-        Column("what for", unwrapped=True),
+        Column("operation", unwrapped=True),
+        Column("category", unwrapped=True),
         Column("size", right=True, unwrapped=True),
     )
     return Table(
-        title=f"the largest at that peak, batch {result.report.precisions[0].batch_size:,}{_of_first(result)}",
+        title=f"largest storages at peak, batch {result.report.precisions[0].batch_size:,}{_of_first(result)}",
         columns=columns,
         sections=tuple(
             tuple(_holding_row(holding, plan.precision if index == 0 else "") for index, holding in enumerate(largest))

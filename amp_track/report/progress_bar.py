@@ -1,4 +1,4 @@
-"""The bar of one job on a terminal: how far it is, steps/s, memory, the GradScaler's scale, time left."""
+"""The progress bar of one job on a terminal: progress, steps/s, memory, the GradScaler's scale, time left."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDon
 from amp_track.records.units import format_bytes
 
 _NARROW = 80
-"""Columns. On a narrower terminal there is no room for the bar itself, and the scale goes to the second line."""
+"""Columns. A narrower terminal shows no bar, and the scale on the second line."""
 _LONGEST_TITLE, _LONGEST_NARROW_TITLE = 60, 24
-"""Columns of a title, cut where it would leave no room for the rest."""
+"""Columns of a title; longer titles are truncated."""
 
 
 class LiveBar:
-    """A bar that follows the events of one job.
+    """A progress bar that follows the events of one job.
 
     Args:
-        progress: of rich, which draws it.
-        title: what runs.
-        where: what is known of the search so far, such as its bracket.
-        precision: whose color the title has.
+        progress: the rich `Progress` that draws it.
+        title: the name of the job.
+        where: the state of the search, such as its bracket.
+        precision: the precision that colors the title.
         epoch_line: returns the line to print at the end of an epoch; empty for none.
     """
 
@@ -39,7 +39,7 @@ class LiveBar:
         self._scale: float | None = None
         self._memory_bytes: int | None = None
         self._first: tuple[int, float] | None = None
-        """The first step that was seen, and when: what comes before it is a warm-up."""
+        """The first reported step and its time; earlier steps are warm-up."""
         self._steps_per_second: float | None = None
         self._is_narrow = progress.console.width < _NARROW
         self._where = where
@@ -47,7 +47,7 @@ class LiveBar:
         self._task: TaskID = progress.add_task("", total=None, title=shown, state="", below=self._below())
 
     def show(self, event: Event) -> None:
-        """Show what an event says."""
+        """Update the bar by one event."""
         match event:
             case Started(scale=scale):
                 self._scale = scale
@@ -83,7 +83,7 @@ class LiveBar:
         return "  ".join(parts)
 
     def _below(self) -> Text | None:
-        """Return the second line; None where there is nothing to say."""
+        """Return the second line; None if it would be empty."""
         parts = [self._scale_text()] if self._is_narrow and self._scale is not None else []
         parts += [self._where] if self._where else []
         return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis") if parts else None
@@ -93,10 +93,10 @@ class LiveBar:
 
 
 class _Lines(Progress):
-    """A job in a line, and what is known of the search in one below it."""
+    """One line for the job, and one below it for the state of the search."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return what is drawn, from the top."""
+        """Return the lines from top to bottom."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if task.fields["below"]:
@@ -104,7 +104,7 @@ class _Lines(Progress):
 
 
 class _Title(ProgressColumn):
-    """The title of a job, which has a color."""
+    """The colored title of a job."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Title(ProgressColumn):
 def live_bar(
     console: Console, title: str, where: str, precision: str, epoch_line: Callable[[EpochEnded], str]
 ) -> Iterator[Callable[[Event], None]]:
-    """Draw a bar until the block ends, and yield what shows an event; see `LiveBar`."""
+    """Draw a bar until the block ends. Yield the function that shows an event; see `LiveBar`."""
     is_narrow = console.width < _NARROW
     columns: list[ProgressColumn] = [_Title(_LONGEST_NARROW_TITLE if is_narrow else _LONGEST_TITLE)]
     if not is_narrow:

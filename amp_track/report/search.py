@@ -1,4 +1,4 @@
-"""The result of a search as tables, notes and a picture."""
+"""The result of a search as tables, notes and a plot."""
 
 from __future__ import annotations
 
@@ -9,29 +9,39 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import CPU_BUDGET_IS_SLOW, UNKNOWN, memory_text, speed_text, title
+from amp_track.report.text import (
+    CPU_BUDGET_IS_SLOW,
+    ONE_SEED,
+    RUN_AGAIN,
+    UNKNOWN,
+    counted,
+    listed,
+    memory_text,
+    speed_text,
+    title,
+)
 from amp_track.results.search import SearchResult, TrialResult
 
 _MOST_LISTED = 5
 _FEW_UPDATES = 4
-"""A training that made this many times fewer updates than the best one at its precision says little about its batch."""
+"""A training with this many times fewer optimizer steps than the best one at its precision is undertrained."""
 
 
 def search_table(result: SearchResult) -> Table:
-    """Return a table with one row for each precision: edge, fastest batch, best quality, and what the scaler did."""
+    """Return a table with one row per precision: max batch, fastest batch, best metric, and the GradScaler."""
     metric = result.metric_name
     columns = (
         Column("precision", key=True),
-        Column("largest\nbatch", right=True),
-        Column("peak memory\nthere", right=True),
-        Column("samples/s\nthere", right=True),
-        Column(f"{metric}\nthere", right=True),
+        Column("max\nbatch", right=True),
+        Column("peak\nmemory", right=True),
+        Column("samples/s", right=True),
+        Column(f"{metric}\nat max batch", right=True),
         Column("fastest\nbatch", right=True),
         Column(f"best\n{metric}", right=True),
-        Column("GradScaler\nat the best"),
+        Column("GradScaler\n(best run)"),
     )
     rows = [_row(result, name) for name in result.limits.precisions]
-    rows += [(name, "left out", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.skipped]
+    rows += [(name, "skipped", *[UNKNOWN] * (len(columns) - 2)) for name in result.limits.skipped]
     return Table(title=title(result.limits), columns=columns, sections=(tuple(rows),))
 
 
@@ -63,13 +73,13 @@ def _row(result: SearchResult, name: str) -> Row:
 
 
 def search_tables(result: SearchResult) -> list[Table]:
-    """Return every table of a search."""
+    """Return all tables of a search."""
     seeds = [seeds_table(result.seeds, result.metric_name)] if result.seeds is not None else []
     return [search_table(result), *seeds]
 
 
 def notes(result: SearchResult) -> list[str]:
-    """Return what must be said beside the table for it not to mislead."""
+    """Return the notes that readers of the tables need."""
     lines = []
     if result.limits.job.memory_budget_bytes is not None and result.limits.hardware.kind == "cpu":
         lines.append(CPU_BUDGET_IS_SLOW)
@@ -82,42 +92,34 @@ def notes(result: SearchResult) -> list[str]:
             if best and made_few_optimizer_steps(trial.job_result.optimizer_steps, best.job_result.optimizer_steps)
         ]
         if best and poor:
-            listed = ", ".join(
-                f"{trial.batch_size} ({trial.job_result.optimizer_steps})" for trial in poor[:_MOST_LISTED]
-            )
-            listed += f" and {len(poor) - _MOST_LISTED} more" if len(poor) > _MOST_LISTED else ""
+            few = listed([f"{trial.batch_size} ({trial.job_result.optimizer_steps})" for trial in poor], _MOST_LISTED)
             lines.append(
-                f"{name}: few optimizer steps at batch {listed}, against {best.job_result.optimizer_steps} at batch "
-                f"{best.batch_size}: "
-                "the same epochs leave such a model untrained. Compare with more --epochs, the same --steps, or "
+                f"{name}: few optimizer steps at batch {few}, compared with {best.job_result.optimizer_steps} at batch "
+                f"{best.batch_size}, so the model is undertrained. Compare with more --epochs, the same --steps, or "
                 "--lr-scaling."
             )
     lines += [*confirmation_notes(result.limits), *_out_of_memory(result), *_stopped_early(result)]
     if result.seeds is not None:
         lines.append(seeds_note(result, result.seeds))
     elif result.seeds_wanted == 1:
-        lines.append(
-            "One seed for each training: differences of quality within a few samples are noise. --seeds 5 compares the "
-            "precisions over several."
-        )
+        lines.append(ONE_SEED)
     return lines + precision_notes(result.limits)
 
 
 def _out_of_memory(result: SearchResult) -> list[str]:
-    """Return a note on the trainings that ran out of memory at a batch that had fitted."""
+    """Return a note on the trainings that ran out of memory at a batch that fit before."""
     failed = [trial for trial in result.trials if trial.job_result.status is JobStatus.OOM]
     if not failed:
         return []
-    listed = ", ".join(f"{trial.precision} at batch {trial.batch_size:,}" for trial in failed[:_MOST_LISTED])
-    listed += f" and {len(failed) - _MOST_LISTED} more" if len(failed) > _MOST_LISTED else ""
+    where = listed([f"{trial.precision} at batch {trial.batch_size:,}" for trial in failed], _MOST_LISTED)
     return [
-        f"{listed}: a training ran out of memory although the batch had fitted: the memory of a job varies here. "
-        "More --headroom, and another --study, leaves room."
+        f"{where}: out of memory although the batch fit before, because the memory of a job varies here. Use more "
+        "--headroom with another --study."
     ]
 
 
 def _stopped_early(result: SearchResult) -> list[str]:
-    """Return a note on the trainings that were asked for and not made, because time was up."""
+    """Return a note on the requested trainings that have not run, because of the time limit or an interrupt."""
     made = result.seeds.seeds if result.seeds is not None else 0
     missing = []
     if len(result.trials) < result.trials_wanted:
@@ -126,13 +128,11 @@ def _stopped_early(result: SearchResult) -> list[str]:
         missing.append(f"{made} of {result.seeds_wanted} seeds")
     if not missing:
         return []
-    return [
-        f"{' and '.join(missing)} are made so far (--time-limit, or interrupted): the same command makes the others."
-    ]
+    return [f"Stopped after {' and '.join(missing)} (--time-limit or interrupt). {RUN_AGAIN}"]
 
 
 def draw(result: SearchResult, file: Path) -> None:
-    """Draw speed and quality over the batch size: one line for each precision, its edge as a dashed line."""
+    """Draw speed and metric over the batch size: one line per precision, with its max batch dashed."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
     from matplotlib.ticker import ScalarFormatter
 
@@ -153,7 +153,7 @@ def draw(result: SearchResult, file: Path) -> None:
     for axes, label in ((speed, "samples per second"), (metric, f"{result.metric_name}, same {same} for all")):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.set_xlabel("batch size (dashed: the largest that fits)")
+        axes.set_xlabel("batch size (dashed: max batch)")
         axes.set_ylabel(label)
         axes.legend()
         axes.grid(alpha=0.3)
@@ -162,7 +162,7 @@ def draw(result: SearchResult, file: Path) -> None:
 
 
 def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) -> bool:
-    """Return whether a training made so few updates, beside the best one, that its quality says little."""
+    """Return whether a training made so few optimizer steps that its metric is not comparable to the best one."""
     return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
 
 
@@ -175,7 +175,7 @@ def _metric(trial: TrialResult | None, best: TrialResult | None) -> str:
         and made_few_optimizer_steps(trial.job_result.optimizer_steps, best.job_result.optimizer_steps)
         else ""
     )
-    return f"{trial.job_result.metric:.4f}\n{trial.job_result.optimizer_steps} updates{few}"
+    return f"{trial.job_result.metric:.4f}\n{counted(trial.job_result.optimizer_steps, 'step')}{few}"
 
 
 def _scale(job_result: JobResult) -> str:

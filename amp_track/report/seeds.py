@@ -1,18 +1,18 @@
-"""Metric over several seeds as a table, and what must be said beside it."""
+"""The metric over several seeds as a table and a note."""
 
 from __future__ import annotations
 
 from amp_track.report.table import Column, Table
-from amp_track.report.text import UNKNOWN, tied
+from amp_track.report.text import UNKNOWN, counted, tied
 from amp_track.results.equivalence import Comparison
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedsResult
 
 
 def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Table:
-    """Return a table with one row for each precision: the mean over seeds, and whether it equals fp32's.
+    """Return a table with one row per precision: the mean over seeds, and whether it is equivalent to fp32.
 
-    `where` names what else is fixed.
+    `where` names the other fixed settings.
     """
     at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
     columns = (
@@ -20,7 +20,7 @@ def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Tab
         Column(f"mean {tied('± 95 %')}", right=True),
         Column(f"difference\n{tied('(90 %')} interval)", right=True),
         Column("conclusion"),
-        Column("updates\nmade", right=True),
+        Column("optimizer\nsteps", right=True),
     )
     rows = []
     for name in seeds.precisions:
@@ -41,13 +41,13 @@ def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Tab
 
 def _status(seeds: SeedsResult, name: str) -> str:
     against, without = seeds.comparison(name), seeds.without_metric(name)
-    words = [f"{without} of {seeds.seeds} without a quality"] if without else []
+    words = [f"{without} of {seeds.seeds} without a metric"] if without else []
     if against is not None:
         words.append(against.conclusion)
     elif name == "fp32":
-        words.append("the reference")
+        words.append("reference")
     else:
-        words.append("no fp32 to compare with")
+        words.append("no fp32 result")
     return ", ".join(words)
 
 
@@ -61,16 +61,13 @@ def _difference(against: Comparison) -> str:
 
 
 def seeds_note(result: SearchResult, seeds: SeedsResult) -> str:
-    """Say what the trainings compared over seeds have in common, and what the verdicts mean."""
+    """Return a note on the settings shared by all seeds, and on the meaning of the conclusions."""
     job = seeds.job
     reference = result.workload_batch_size
-    if job.steps is not None:
-        matched = f"updates-matched: each makes {job.steps:,} steps"
-    else:
-        matched = f"epochs-matched: each goes through the data {job.epochs} times"
+    duration = counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
     rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
     return (
-        f"seeds: {matched}, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; a step that amp "
-        "skips is no update. Equivalent: the difference is proven to lie within the margin (two one-sided paired "
-        "t-tests at 5 %, seed by seed); different: it is significant at 5 %."
+        f"Seeds: {duration} each, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; steps that "
+        "amp skips are not counted. Equivalent: the difference is proven to be within the tolerance (two one-sided "
+        "t-tests at 5 %, paired by seed); different: it is significant at 5 %."
     )

@@ -1,4 +1,4 @@
-"""The answer of a study in words: what to train with, the command for it, and what is to be kept in mind."""
+"""The recommendation of a study in words: what to train with, the command for it, and caveats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
-from amp_track.report.text import UNKNOWN, speed_text
+from amp_track.report.text import UNKNOWN, counted, speed_text
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
@@ -23,21 +23,21 @@ Result = MaxBatchResult | SearchResult | CompareResult
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a study says to somebody who has a minute."""
+    """The recommendation of a study in a few sentences."""
 
     headline: str
     more: tuple[str, ...] = ()
-    """Further sentences of the answer."""
+    """Further sentences below the headline."""
     command: str | None = None
-    """What to type to train so; None where nothing fits."""
+    """The command that trains with the recommendation; None if nothing fits."""
     to_train: str = "To train with it"
-    """What the command does."""
+    """The text that introduces the command."""
     caveats: tuple[str, ...] = ()
-    """What is true of this study and might mislead."""
+    """Limits of this study that readers should know."""
 
 
 def answer(result: Result) -> Answer:
-    """Return the answer of a study."""
+    """Return the recommendation of a study."""
     if isinstance(result, CompareResult):
         return _of_compare(result)
     choice = choose(result)
@@ -57,7 +57,7 @@ def _of_compare(result: CompareResult) -> Answer:
     caveats = tuple(compare.notes(result))
     chosen = choose_compared(result)
     if chosen is None:
-        first, *more = result.answers or ("There is nothing to compare: one precision was trained",)
+        first, *more = result.answers or ("Nothing to compare: only one precision was trained",)
         return Answer(headline=first, more=tuple(more), caveats=caveats)
     job = dataclasses.replace(result.asked, precision=chosen.precision)
     if result.option is not None:
@@ -80,12 +80,12 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
         ratios = {name: result.ratio(result.cell(chosen.value, name), "samples_per_second") for name in others}
         faster = [name for name, ratio in ratios.items() if ratio is not None and judge(ratio) is Speed.FASTER]
         if faster:
-            return f"{' and '.join(faster)} faster only where {result.metric_name} is worse than the margin allows"
+            return _faster_but_worse(faster, result.metric_name)
         return f"no faster with {' or '.join(others)}" if others else "no other precision was trained"
     speed, memory = result.ratio(chosen, "samples_per_second"), result.ratio(chosen, "train_memory_bytes")
     parts = [_speed_words(speed)] if speed is not None else []
     if memory is not None:
-        parts.append("as much memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × its memory")
+        parts.append("the same memory" if judge(memory) is Speed.SAME else f"{_ratio(memory)} × {REFERENCE}'s memory")
     if chosen.metric is not None:
         reference = result.cell(chosen.value, REFERENCE).metric
         of_fp32 = reference.mean if reference is not None else None
@@ -98,7 +98,7 @@ def _compared(result: CompareResult, chosen: Cell) -> str:
             if against is not None
             else _one_metric(result.metric_name, chosen.metric.mean, of_fp32, vary)
         )
-    return ", ".join(parts) or f"it trains, and {REFERENCE} does not"
+    return ", ".join(parts) or f"trains, but {REFERENCE} does not"
 
 
 def name(result: Result) -> str:
@@ -107,7 +107,7 @@ def name(result: Result) -> str:
 
 
 def tables(result: Result) -> list[Table]:
-    """Return the tables that a command prints of a study."""
+    """Return the tables that a command prints for a study."""
     if isinstance(result, CompareResult):
         return compare.tables(result)
     return (
@@ -117,9 +117,9 @@ def tables(result: Result) -> list[Table]:
 
 def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> str:
     if isinstance(result, SearchResult) and has_diverged(result):
-        return f"No training has a finite {result.metric_name}: every one has diverged; try a lower --lr"
+        return f"Every training diverged, so no {result.metric_name} is finite: use a lower --lr"
     if found.unproven:
-        return f"No edge is proven yet ({', '.join(found.unproven)}): give the same command again"
+        return f"No max batch is proven yet ({', '.join(found.unproven)}): run the same command again"
     return "Nothing fits: not even one sample, at any precision"
 
 
@@ -132,11 +132,11 @@ def _headline(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
 
 
 def _largest(choice: Choice) -> str:
-    """Return how the largest batch compares with fp32's, where that is the one to train with."""
+    """Return how the max batch compares with fp32's, if it is the recommended batch."""
     ratio = choice.batch_ratio
     if ratio is None or judge(ratio) is Speed.SAME or choice.max_batch != choice.batch_size:
         return ""
-    return f"{_ratio(ratio)} × {REFERENCE}'s largest batch"
+    return f"{_ratio(ratio)} × {REFERENCE}'s max batch"
 
 
 def _speed(choice: Choice) -> str:
@@ -154,7 +154,7 @@ def _speed_words(ratio: float) -> str:
 
 
 def _ratio(number: float) -> str:
-    """Return a ratio with two digits or so: 1.04, 1.9, 31."""
+    """Return a ratio with two or three digits: 1.04, 1.9, 31."""
     return f"{number:.2f}" if number < 1.1 else f"{number:.1f}" if number < 10 else f"{number:.0f}"
 
 
@@ -174,7 +174,7 @@ def _metric(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
 
 
 def _one_metric(name: str, metric: float, of_fp32: float | None, vary: str) -> str:
-    return f"{name} {metric:.4f}" + (f" against {of_fp32:.4f}" if of_fp32 is not None else "") + f" {vary}"
+    return f"{name} {metric:.4f}" + (f" (fp32: {of_fp32:.4f})" if of_fp32 is not None else "") + f" {vary}"
 
 
 def _status(name: str, against: Comparison, vary: str) -> str:
@@ -182,11 +182,11 @@ def _status(name: str, against: Comparison, vary: str) -> str:
         return f"{name} equivalent {vary}"
     if against.conclusion == DIFFERENT:
         return f"{name} differs by {against.difference:+.4f} {vary}"
-    return f"{name} neither equivalent nor different {vary}"
+    return f"{name} inconclusive {vary}"
 
 
 def _nothing_is_faster(result: MaxBatchResult | SearchResult) -> str:
-    """Say why fp32 is chosen: which others were tried, and whether one of them is faster but worse."""
+    """Return why fp32 is recommended: which precisions were tried, and whether one is faster but worse."""
     found = result.limits if isinstance(result, SearchResult) else result
     tried = [name for name in found.precisions if name != REFERENCE and found.precisions[name].max_batch.batch_size]
     if isinstance(result, SearchResult) and result.trials:
@@ -194,9 +194,13 @@ def _nothing_is_faster(result: MaxBatchResult | SearchResult) -> str:
         reference = _fastest_training(result, REFERENCE)
         faster = [name for name in tried if name in trained and _fastest_training(result, name) > reference / NO_SLOWER]
         if faster:
-            return f"{' and '.join(faster)} faster only where {result.metric_name} is worse than the margin allows"
+            return _faster_but_worse(faster, result.metric_name)
         tried = [name for name in tried if name in trained]
-    return f"no faster with {' or '.join(tried)} on this device" if tried else "no other precision was trained with"
+    return f"no faster with {' or '.join(tried)} on this device" if tried else "no other precision was trained"
+
+
+def _faster_but_worse(faster: list[str], metric_name: str) -> str:
+    return f"faster with {' and '.join(faster)}, but at a worse {metric_name} than --tolerance allows"
 
 
 def _fastest_training(result: SearchResult, precision: str) -> float:
@@ -205,57 +209,53 @@ def _fastest_training(result: SearchResult, precision: str) -> float:
 
 
 def _more(found: MaxBatchResult, choice: Choice) -> list[str]:
-    """Return how the edge is proven, and where a larger batch buys no speed."""
+    """Return the proof of the max batch, and the batch above which training is not faster."""
     fitted = found.precisions[choice.precision]
     lines = []
     if choice.max_batch != choice.batch_size:
         ratio = ""
         if choice.batch_ratio is not None:
             is_same = judge(choice.batch_ratio) is Speed.SAME
-            ratio = f", as at {REFERENCE}" if is_same else f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s"
-        lines.append(f"The largest batch that fits at {choice.precision} is {choice.max_batch:,}{ratio}.")
+            ratio = f", the same as at {REFERENCE}" if is_same else f", {_ratio(choice.batch_ratio)} × {REFERENCE}'s"
+        lines.append(f"The max batch at {choice.precision} is {choice.max_batch:,}{ratio}.")
     lines.append(proof(choice.precision, fitted))
     efficient = fitted.efficient_batch
     if efficient is not None and efficient[0] < choice.batch_size:
         lines.append(
-            f"Batch {efficient[0]:,} trains as fast ({efficient[1]:,.0f} samples/s when probed): a larger one buys no "
-            "speed."
+            f"Batch {efficient[0]:,} is as fast ({efficient[1]:,.0f} samples/s in a probe); a larger one is not faster."
         )
     return lines
 
 
 def proof(precision: str, fitted: PrecisionResult) -> str:
-    """Return how the largest batch of a precision is proven, in one sentence."""
+    """Return the proof of the max batch of a precision in one sentence."""
     max_batch = fitted.max_batch
     if not max_batch.batch_size:
         return f"{precision}: {max_batch_report.max_batch_cells(fitted)[1]}."
-    ran = f"{precision} ran at batch {max_batch.batch_size:,} in {_processes(fitted.runs_at_max_batch)}"
+    runs = fitted.runs_at_max_batch
+    processes = counted(runs, "fresh process", "fresh processes")
+    ran = f"{precision}: batch {max_batch.batch_size:,} ran in {processes}"
     if fitted.confirmation is not None:
-        which = "one of them a" if fitted.runs_at_max_batch > 1 else "a"
-        steps = fitted.confirmation.steps
-        ran += f", {which} training of {steps:,} {'step' if steps == 1 else 'steps'}"
-    _, why, memory, _ = max_batch_report.max_batch_cells(fitted)
-    peak = f", and took {memory}" if memory != UNKNOWN else ""
+        which = "including a" if runs > 1 else "a"
+        ran += f" ({which} confirmation run of {counted(fitted.confirmation.steps, 'step')})"
+    _, limit, memory, _ = max_batch_report.max_batch_cells(fitted)
+    peak = f" with a peak of {memory}" if memory != UNKNOWN else ""
     if max_batch.first_failing_batch is None:
-        return f"{ran}{peak}; no larger one was tried: {why}."
+        return f"{ran}{peak}; larger batches were not tried (limit: {limit})."
     where = f" in {fitted.failure.phase}" if fitted.failure is not None and fitted.failure.phase else ""
-    fails = "ran out of memory" if max_batch.bound == "memory" else "is more than a kernel takes"
+    fails = "ran out of memory" if max_batch.bound == "memory" else "is too large for a kernel"
     return f"{ran}{peak}; batch {max_batch.first_failing_batch:,} {fails}{where}."
 
 
-def _processes(count: int) -> str:
-    return "one fresh process" if count == 1 else f"{count} fresh processes"
-
-
 def _caveats(found: MaxBatchResult, choice: Choice) -> list[str]:
-    """Return what is true of the choice alone; the notes beside the tables say the rest."""
+    """Return the caveats of the recommendation; the notes of the tables hold the others."""
     lines = []
     if found.job.memory_budget_bytes is not None and found.hardware.kind == "cpu":
         lines.append(
-            "The memory budget is one that amp_track enforces on a CPU: a GPU with as much memory has other edges."
+            "amp_track enforces this memory budget on a CPU. A GPU with the same memory has a different max batch."
         )
     if choice.is_emulated:
-        lines.append(f"{choice.precision} is emulated on this device: it saves memory, and time is lost.")
+        lines.append(f"{choice.precision} is emulated on this device: it saves memory but costs time.")
     if choice.speed_ratio is not None and judge(choice.speed_ratio) is Speed.SLOWER:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
     lines += _slower_than_fp32(found, choice)
@@ -272,11 +272,11 @@ def _slower_than_fp32(found: MaxBatchResult, choice: Choice) -> list[str]:
         best = max((speed for _, speed in fitted.throughput), default=0.0)
         if name not in (REFERENCE, choice.precision) and of_fp32 and best and judge(best / of_fp32) is Speed.SLOWER:
             slower.append(f"{name} {best / of_fp32:.2g} ×")
-    return [f"Slower than {REFERENCE} on this device, when probed: {', '.join(slower)}."] if slower else []
+    return [f"Slower than {REFERENCE} in the probes on this device: {', '.join(slower)}."] if slower else []
 
 
 def _waits(job_result: JobResult) -> str:
     return (
-        f"This training waited for data {job_result.waited_fraction:.0%} of its time: its speed is that of loading; "
-        "give more --num-workers."
+        f"This training waited for data {job_result.waited_fraction:.0%} of its time, so its speed is that of data "
+        "loading. Use more --num-workers."
     )

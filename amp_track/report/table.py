@@ -1,31 +1,31 @@
-"""A table as data: what it says, apart from how a terminal or a notebook shows it."""
+"""A table as data, independent of its rendering on a terminal or in a notebook."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 Row = tuple[str, ...]
-"""The text of each cell. A newline asks for a new line; a no-break space keeps a number and its unit together."""
+"""The text of each cell. A newline starts a new line; a no-break space keeps a number and its unit together."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading, and how its cells are laid out. The columns that matter most stand first."""
+    """The heading and layout of a column. The most important columns come first."""
 
     heading: str
     right: bool = False
-    """Aligned to the right: numbers."""
+    """Align to the right, for numbers."""
     key: bool = False
-    """Names the row. A table too wide for a terminal is printed in parts, and each part repeats the key columns."""
+    """The column names the row. A table too wide for a terminal is split, and each part repeats the key columns."""
     unwrapped: bool = False
-    """Wrapped only where the other columns are as narrow as they can be."""
+    """Wrap only after the other columns have reached their minimum width."""
     spans: bool = False
-    """The cell of a section's first row holds for the whole section; the others are empty."""
+    """The cell of the first row spans its section; the cells below are empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, columns, and rows in sections, which are set apart by a line."""
+    """A title, columns, and rows in sections that are separated by a line."""
 
     title: str
     columns: tuple[Column, ...]

@@ -1,4 +1,4 @@
-"""Tables as text: fitted to a width, with cells wrapped and no number broken."""
+"""Tables as text of a given width: cells wrap, numbers stay on one line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.text import Text
 from amp_track.report.table import Row, Table
 
 WIDTH = 100
-"""The width of output that is not a terminal, and of report.txt."""
+"""The width of report.txt and of output to anything but a terminal."""
 _LONGEST_PIECE = 20
-"""A longer part of a name is broken anywhere before its column claims more room."""
+"""A longer part of a name breaks at any character before its column gets wider."""
 _BREAKS = re.compile(r"(?<=\w[._/-])(?=[^\W\d]{2})")
-"""Where a long name may be broken: `block.0.|conv`, `cast_|weight`; never inside a number, nor before a unit's `s`."""
+"""Where to break a long name: `block.0.|conv`, `cast_|weight`; never inside a number or before the `s` of a unit."""
 
 
 def print_table(table: Table) -> None:
-    """Print a table on stdout, in the terminal's width, or in 100 columns where there is none."""
+    """Print a table on stdout in the width of the terminal, or in 100 columns without one."""
     console = Console(force_jupyter=False)
     if not console.is_terminal:
         console = Console(width=WIDTH, force_jupyter=False)
@@ -31,9 +31,9 @@ def print_table(table: Table) -> None:
 
 
 def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDTH) -> str:
-    """Return tables, and notes below them, as plain text of at most `width` columns."""
+    """Return tables, followed by notes, as plain text of at most `width` columns."""
     file = io.StringIO()
-    # A console prints into the cell of a notebook, whatever its file, unless told not to.
+    # Without force_jupyter=False, a rich console prints into the notebook cell and ignores its file.
     console = Console(file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False)
     for table in tables:
         for renderable in renderables(table, width):
@@ -44,7 +44,7 @@ def render_text(tables: Sequence[Table], notes: Sequence[str], width: int = WIDT
 
 
 def renderables(table: Table, width: int) -> Iterator[RenderableType]:
-    """Yield the title and the table; in parts, one below the other, where its columns do not fit side by side."""
+    """Yield the title and the table, split into parts below each other if the columns do not fit."""
     yield Text("\n".join(wrap(table.title, width)), style="table.title")
     everything = range(len(table.columns))
     for padding in (1, 0):
@@ -56,7 +56,7 @@ def renderables(table: Table, width: int) -> Iterator[RenderableType]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return the lines of a text. Words longer than the width are broken where names have dots, bars or hyphens."""
+    """Wrap a text. Words longer than the width break at dots, underscores, slashes and hyphens."""
     lines = []
     for paragraph in text.split("\n"):
         line = ""
@@ -70,7 +70,7 @@ def wrap(text: str, width: int) -> list[str]:
                 else:
                     line += space + piece
         lines.append(line)
-    return [line.replace("\u00a0", " ") for line in lines]  # no-break spaces have done their work
+    return [line.replace("\u00a0", " ") for line in lines]  # after wrapping, no-break spaces are no longer needed
 
 
 def _pieces(word: str, width: int) -> list[str]:
@@ -78,7 +78,7 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _parts(table: Table, width: int) -> list[list[int]]:
-    """Return columns that fit side by side, by index: the keys and as many others as there is room for."""
+    """Return column indices for each part: the key columns and as many others as fit."""
     keys = [index for index, column in enumerate(table.columns) if column.key]
     parts = [keys]
     for index in range(len(table.columns)):
@@ -113,12 +113,12 @@ def _draw(table: Table, columns: Sequence[int], width: int, *, padding: int) -> 
 
 
 def _lines_of_section(section: Sequence[Row], index: int, width: int, *, spans: bool) -> list[list[str]]:
-    """Return the lines of each cell of one column; of a spanning one, all in the first cell."""
+    """Return the lines of each cell of one column; a spanning column has all lines in the first cell."""
     return [wrap(row[index], width) if not spans or place == 0 else [] for place, row in enumerate(section)]
 
 
 def _flow(columns: list[list[list[str]]], spanning: list[bool]) -> Iterator[list[list[str]]]:
-    """Yield the rows of a section. The lines of a spanning cell run down beside all of them."""
+    """Yield the rows of a section. The lines of a spanning cell are distributed over all rows."""
     left = {index: column[0] for index, column in enumerate(columns) if spanning[index]}
     rows = list(zip(*columns, strict=True))
     for place, row in enumerate(rows):
@@ -135,19 +135,19 @@ def _cells(table: Table, index: int) -> list[str]:
 
 
 def _natural(cells: Sequence[str]) -> int:
-    """Return the width in which no cell is wrapped."""
+    """Return the smallest width without wrapped cells."""
     return max(cell_len(line) for cell in cells for line in cell.split("\n"))
 
 
 def _least(cells: Sequence[str]) -> int:
-    """Return the width in which no number is broken."""
+    """Return the smallest width without broken numbers."""
     words = (word for cell in cells for word in re.split("[ \n]", cell))  # str.split() also splits at no-break spaces
     pieces = (piece for word in words for piece in _BREAKS.split(word))
     return max((min(cell_len(piece), _LONGEST_PIECE) for piece in pieces), default=1)
 
 
 def _frame(columns: int, padding: int) -> int:
-    """Return the width of the lines between columns, and of the space beside them."""
+    """Return the width of the lines between columns and their padding."""
     return columns * (1 + 2 * padding) + 1
 
 
@@ -156,7 +156,7 @@ def _least_total(table: Table, columns: Sequence[int], padding: int) -> int:
 
 
 def _shrink(natural: list[int], least: list[int], room: int, *, unwrapped: list[bool]) -> list[int]:
-    """Return widths of at most `room` together: the widest gives first, and none below its least if avoidable."""
+    """Return widths with a sum of at most `room`: shrink the widest first, below its minimum only if unavoidable."""
     widths = list(natural)
     kept = [natural[index] if keep else least[index] for index, keep in enumerate(unwrapped)]
     for bounds in (kept, least, [1] * len(widths)):

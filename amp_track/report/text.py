@@ -1,22 +1,27 @@
-"""Words and numbers that several reports share."""
+"""Sentences and number formats that several reports share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from amp_track.records.units import format_bytes
 from amp_track.results.max_batch import MaxBatchResult
 
 CPU_BUDGET_IS_SLOW = (
-    "samples/s are under an enforced CPU budget, where freed memory goes back to the system at once: without a budget "
-    "the same training is faster."
+    "samples/s were measured under an enforced CPU budget, which returns freed memory to the system at once. The same "
+    "training is faster without a budget."
 )
+ONE_SEED = (
+    "One seed per training: small differences in the metric are noise. Use --seeds 5 to compare the precisions over "
+    "several seeds."
+)
+RUN_AGAIN = "Run the same command again to continue."
 UNKNOWN = "–"
-"""In place of a number that was not measured or does not apply."""
+"""Stands for a number that was not measured or does not apply."""
 
 
 def title(result: MaxBatchResult) -> str:
-    """Return what the edges hold for: workload, device and memory."""
+    """Return the workload, device and memory that the max batches are valid for."""
     budget = result.job.memory_budget_bytes
     within = f"within {format_bytes(budget)}" if budget is not None else "in free memory"
     return f"{result.job.workload} on {result.hardware.title}, {within}"
@@ -33,16 +38,27 @@ def speed_text(samples_per_second: float | None) -> str:
 
 
 def tied(text: str) -> str:
-    """Return the text with no-break spaces, so that no table breaks a number from its unit."""
+    """Replace spaces by no-break spaces, so that tables keep a number and its unit on one line."""
     return text.replace(" ", "\u00a0")
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return `1 step` or `1,250 steps`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """Return the items in one line, shortened to `a, b and 7 more`."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
 def not_possible(precision: str, why: str) -> str:
-    """Return the sentence for a precision, or a cell of a comparison, that the device has no kernels for."""
-    return f"{precision} is not possible here: {why}"
+    """Return the sentence for a precision or cell that the device has no kernels for."""
+    return f"{precision} is not supported here: {why}"
 
 
 def of_precisions(cautions: Mapping[str, str], skipped: Mapping[str, str]) -> list[str]:
-    """Return a note for each precision that is emulated or was left out, with the reason."""
+    """Return a note with the reason for each precision that is emulated or was skipped."""
     emulated = [f"{precision}: {caution}." for precision, caution in cautions.items()]
-    return emulated + [f"{precision} left out: {reason}" for precision, reason in skipped.items()]
+    return emulated + [f"{precision} skipped: {reason}" for precision, reason in skipped.items()]

@@ -1,21 +1,21 @@
-"""One training in words and tables."""
+"""The result of one training as lines and tables."""
 
 from __future__ import annotations
 
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.report import links, progress
 from amp_track.report.table import Column, Table
-from amp_track.report.text import UNKNOWN
+from amp_track.report.text import UNKNOWN, counted
 from amp_track.results.train import TrainResult
 
 
 def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
-    """Return what a user reads of a training, in order: lines, the table of a diagnosis, and where to look at it.
+    """Return the output of `train` in order: lines, advice, the diagnosis table, and the links to MLflow.
 
     Args:
-        result: of the training.
+        result: the result of the training.
         see_with: the command that starts MLflow's UI.
-        ui: the address of that.
+        ui: the URL of that UI.
     """
     advice = [f"· {line}" for line in result.advice]
     where = f"MLflow run {result.run_id}; see it with: {see_with}"
@@ -24,7 +24,7 @@ def blocks(result: TrainResult, *, see_with: str, ui: str) -> list[str | Table]:
 
 
 def lines(result: TrainResult) -> list[str]:
-    """Return the outcome in one line, and what the GradScaler did in another where there was one."""
+    """Return one line for the job result, and one for the GradScaler if there was one."""
     job_result = result.job_result
     shown = [progress.job_result_line(result.job, job_result, metric_name=result.inspection.metric_name)]
     if (scale := job_result.scale) is not None:
@@ -34,13 +34,13 @@ def lines(result: TrainResult) -> list[str]:
 
 
 def tables(result: TrainResult) -> list[Table]:
-    """Return the table of the diagnosis, where there is one."""
+    """Return the diagnosis table, if there is one."""
     diagnosis = result.job_result.diagnosis
     return [diagnosis_table(diagnosis)] if diagnosis is not None else []
 
 
 def diagnosis_table(diagnosis: Diagnosis) -> Table:
-    """Return a table with one row for each layer, over all diagnosed steps."""
+    """Return a table with one row per layer, over all diagnosed steps."""
     headings = ("non-finite", "underflowing", "zero", "largest\noutput")
     rows = []
     for layer in diagnosis.layers:
@@ -48,7 +48,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> Table:
         largest = f"{layer.largest_output:.4g}" if layer.largest_output is not None else UNKNOWN
         rows.append((layer.layer, *(fractions if layer.has_gradients else [UNKNOWN] * 3), largest))
     return Table(
-        title=f"layers at {diagnosis.steps} steps, one in {diagnosis.every}",
+        title=f"gradient statistics by layer, over {counted(diagnosis.steps, 'step')} (one in {diagnosis.every})",
         columns=(Column("layer", key=True), *(Column(heading, right=True) for heading in headings)),
         sections=(tuple(rows),),
     )

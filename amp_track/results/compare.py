@@ -1,4 +1,4 @@
-"""The result of `compare`: the same training at several precisions, at each value of an option. Plain data."""
+"""The result of `compare`: the same training at each precision and each value of an option, as plain data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from amp_track.results.notebook import Shown
 from amp_track.results.seeds import SeedResult, SeedsResult
 
 REFERENCE = "fp32"
-"""The precision with which the others are compared."""
+"""The precision that the others are compared with."""
 _LARGEST = 1e300
-"""Of numbers beyond it a chart cannot take the difference."""
+"""Larger numbers overflow when a chart subtracts them."""
 
 
 class Speed(StrEnum):
-    """The speed of one precision against another's."""
+    """The speed of one precision relative to another."""
 
     FASTER = "faster"
     SAME = "no difference"
@@ -33,19 +33,19 @@ class Speed(StrEnum):
 
 
 def judge(speedup: float) -> Speed:
-    """Return whether a precision is faster. Within 3 % there is no difference, whichever of the two is slower."""
+    """Return whether a precision is faster. Differences within 3 %, in either direction, count as the same speed."""
     if speedup * NO_SLOWER > 1:
         return Speed.FASTER
     return Speed.SLOWER if speedup < NO_SLOWER else Speed.SAME
 
 
 def pays_from(speedups: Sequence[float | None]) -> int | None:
-    """Return the first place from which on a precision is faster wherever both ran.
+    """Return the index from which on a precision is faster at every value where both ran.
 
-    None where it is not faster at the last one.
+    Returns None if the precision is not faster at the last such value.
 
     Args:
-        speedups: samples/s over the reference's, in ascending order of what is varied; None where one did not run.
+        speedups: samples/s over the reference's, by ascending value of the option; None if one of the two did not run.
     """
     start = None
     for place, speedup in enumerate(speedups):
@@ -59,7 +59,7 @@ def pays_from(speedups: Sequence[float | None]) -> int | None:
 
 
 def as_numbers(values: Sequence[str]) -> list[float] | None:
-    """Return the values as numbers; None where one is none, or is larger than the axis of a chart can span."""
+    """Return the values as numbers; None if one is not a number or too large for the axis of a chart."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:
@@ -68,28 +68,28 @@ def as_numbers(values: Sequence[str]) -> list[float] | None:
 
 
 def in_order(values: Sequence[str]) -> list[str]:
-    """Return numbers in ascending order; other values in the order given."""
+    """Sort numbers in ascending order; leave other values in the given order."""
     return sorted(values, key=float) if as_numbers(values) is not None else list(values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One precision at one value of the option: a training for each seed. Means leave out those that did not fit."""
+    """One precision at one value of the option: one training per seed. Means exclude trainings that did not fit."""
 
     value: str
-    """Empty where no option is varied."""
+    """Empty if no option is varied."""
     precision: str
     trainings: tuple[SeedResult, ...]
     """By seed."""
 
     @property
     def failure(self) -> JobResult | None:
-        """The first outcome that does not fit; None where all fit."""
+        """The first job result that does not fit; None if all fit."""
         return next((training.job_result for training in self.trainings if not training.job_result.fits), None)
 
     @property
     def status(self) -> str:
-        """`fits`, or the verdict of the first training that does not."""
+        """`fits`, or the status of the first training that does not fit."""
         return str(self.failure.status if self.failure is not None else JobStatus.FITS)
 
     @property
@@ -99,7 +99,7 @@ class Cell:
 
     @property
     def train_seconds(self) -> float | None:
-        """The mean time of training."""
+        """The mean training time."""
         return self._mean(lambda job_result: job_result.train_seconds)
 
     @property
@@ -109,12 +109,12 @@ class Cell:
 
     @property
     def waited_fraction(self) -> float | None:
-        """The mean fraction of the training's time that was spent waiting for data."""
+        """The mean fraction of the training time spent waiting for data."""
         return self._mean(lambda job_result: job_result.waited_fraction)
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether loading data limited the speed of one of the trainings."""
+        """Whether data loading limited the speed of any training."""
         return any(job_result.waits_for_data for job_result in self._fitting)
 
     @property
@@ -129,7 +129,7 @@ class Cell:
 
     @property
     def metric(self) -> Interval | None:
-        """The mean quality, with its interval, of the trainings whose quality is finite; None where there are none."""
+        """The mean metric with its interval, over trainings with a finite metric; None if there are none."""
         metrics = [metric for metric in self._measured(lambda job_result: job_result.metric) if math.isfinite(metric)]
         return interval(metrics) if metrics else None
 
@@ -145,7 +145,7 @@ class Cell:
 
     @property
     def skipped_steps(self) -> int:
-        """How many of `steps` were skipped."""
+        """The number of `steps` that were skipped."""
         return sum(job_result.skipped_steps for job_result in self._fitting)
 
     @property
@@ -163,7 +163,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult(Shown):
-    """The same training at every precision, at every value of the option."""
+    """The same training at each precision and each value of the option."""
 
     study: str
     run_id: str
@@ -172,22 +172,22 @@ class CompareResult(Shown):
     hardware: Hardware
     metric_name: str
     asked: Job = Job()
-    """What the user gave; `job` has the workload's values beside it."""
+    """The settings that the user gave; `job` adds the workload's own values."""
     higher_is_better: bool = True
     option: str | None
-    """The option that is varied; None without one, and then there is one value, which is empty."""
+    """The option that is varied; None if there is none, and then `values` holds one empty string."""
     values: tuple[str, ...]
     precisions: tuple[str, ...]
     skipped: dict[str, str]
-    """The precisions that the device lacks, each with the reason."""
+    """The precisions that the device does not support, each with the reason."""
     seeds: int
     tolerance: Tolerance
     cells: tuple[Cell, ...] = field(repr=False)
     """Ordered by value, then by precision."""
     cautions: dict[str, str] = field(default_factory=dict)
-    """By precision that the device emulates, what to expect of it."""
+    """A caution for each precision that the device emulates."""
     missing: int = 0
-    """How many of the trainings are not there yet."""
+    """The number of trainings still to be run."""
     answers: tuple[str, ...] = ()
     report: str = ""
 
@@ -196,11 +196,11 @@ class CompareResult(Shown):
         return next(cell for cell in self.cells if (cell.value, cell.precision) == (value, precision))
 
     def at(self, value: str) -> str:
-        """Return `width=16` for a value; empty where no option is varied."""
+        """Return `width=16` for a value; empty if no option is varied."""
         return f"{self.option}={value}" if self.option is not None else ""
 
     def ratio(self, cell: Cell, measure: str) -> float | None:
-        """Return a measure's ratio to the reference's at the same value; None where one of the two is not known."""
+        """Return the ratio of a measure to the reference at the same value; None if one of the two is unknown."""
         own, reference = getattr(cell, measure), getattr(self.cell(cell.value, REFERENCE), measure)
         return own / reference if own is not None and reference else None
 
@@ -209,13 +209,13 @@ class CompareResult(Shown):
         return [self.ratio(self.cell(value, precision), "samples_per_second") for value in self.values]
 
     def seeds_at(self, value: str) -> SeedsResult:
-        """Return the trainings at one value, for the test of equivalence."""
+        """Return the trainings at one value, for the equivalence test."""
         trainings = [training for cell in self.cells if cell.value == value for training in cell.trainings]
         return SeedsResult(job=self.job, seeds=self.seeds, tolerance=self.tolerance, trainings=tuple(trainings))
 
     @property
     def has_metric(self) -> bool:
-        """Whether any training has a quality."""
+        """Whether any training has a metric."""
         return any(cell.metric is not None for cell in self.cells)
 
     def as_json(self) -> dict[str, Any]:

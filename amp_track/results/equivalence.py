@@ -1,8 +1,8 @@
-"""Means and intervals over seeds, and a test of equivalence: is the quality the same, within a stated margin?
+"""Means and intervals over seeds, and an equivalence test: is the metric the same within a tolerance?
 
-A difference that is not significant does not prove that there is none: with few seeds nothing is significant. The
-question is therefore reversed, as two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): is the
-difference proven to lie within the margin?
+A difference that is not significant does not prove equality: with few seeds nothing is significant. The test therefore
+asks whether the difference is proven to lie within the tolerance, by two one-sided tests (TOST; Schuirmann 1987,
+doi:10.1007/BF01068419).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EQUIVALENT, DIFFERENT, UNKNOWN = "equivalent", "different", "not enough seeds to
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean and its 95 % confidence interval by Student's t, which takes two values or more."""
+    """A mean and its 95 % confidence interval by Student's t, which needs at least two values."""
 
     mean: float
     low: float | None
@@ -26,7 +26,7 @@ class Interval:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval; None without one."""
+        """Half the width of the interval; None if there is no interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
@@ -38,14 +38,14 @@ class Comparison:
     """`equivalent`, `different` or `not enough seeds to tell`."""
     difference: float
     low: float | None
-    """The lower end of the difference's 90 % interval, which lies within the margin if, and only if, both one-sided
-    tests at 5 % reject."""
+    """The lower end of the 90 % interval of the difference. The interval lies within the tolerance if and only if both
+    one-sided tests at 5 % reject."""
     high: float | None
     tolerance: float
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of at least one value, with its interval."""
+    """Return the mean and interval of at least one value."""
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean=mean, low=None, high=None)
@@ -59,10 +59,10 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def compare(values: Sequence[float], reference: Sequence[float], tolerance: float) -> Comparison:
-    """Return whether the means are equivalent within ±margin, different, or neither is proven.
+    """Test whether the means are equivalent within ±tolerance, different, or neither.
 
-    The t-tests at 5 % are of the differences, pair by pair. Each pair has the same seed, so the same initial weights
-    and order of samples: the effect that a seed has on both is no noise of the difference.
+    The t-tests at 5 % are paired. Both values of a pair have the same seed, hence the same initial weights and order of
+    samples, so that the effect of the seed cancels in the difference.
     """
     differences = [value - other for value, other in zip(values, reference, strict=True)]
     difference = fmean(differences)
@@ -88,7 +88,7 @@ def compare(values: Sequence[float], reference: Sequence[float], tolerance: floa
 
 @contextmanager
 def _nearly_identical_values() -> Iterator[None]:
-    """Ignore scipy's warning that the variance of nearly identical values is inexact: it is almost zero, as it says."""
+    """Ignore scipy's warning that the variance of nearly identical values is inexact: close to zero is enough here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         yield

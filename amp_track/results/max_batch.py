@@ -1,4 +1,4 @@
-"""The result of `fit`: the edge of each precision."""
+"""The result of `max-batch`: the max batch of each precision."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amp_track.records.result import JobResult
 from amp_track.results.notebook import Shown
 
 NO_SLOWER = 0.97
-"""The fraction of the best throughput that counts as the best: within 3 % there is no difference."""
+"""The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """One job of a fit study: what was tried, why, and what it took."""
+    """One job of a max-batch study: its batch size, the reason for it, and its result."""
 
     trial: int
     precision: str
@@ -33,7 +33,7 @@ class ProbeResult:
 
     @property
     def measured_bytes(self) -> int | None:
-        """The peak by the finest meter, which is what was predicted; of a failure, about what it needs."""
+        """The peak by the finest meter, to compare with the prediction; for a failure, roughly the memory it needs."""
         if not self.job_result.fits:
             return self.job_result.wanted_bytes
         return self.job_result.peak_allocated_bytes or self.job_result.peak_bytes
@@ -59,63 +59,63 @@ class ProbeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionResult:
-    """The edge of one precision, with the cost of training there."""
+    """The max batch of one precision, with the memory and speed of training at it."""
 
     max_batch: MaxBatch
     probes: int
-    """How many probes proved the edge; those of the multiple and the confirmation are not counted."""
+    """The number of probes that proved the max batch, without those of the multiple and the confirmation."""
     at_max_batch: JobResult | None
-    """The probe at the largest batch; None where nothing fits."""
+    """The probe at the max batch; None if nothing fits."""
     run_id: str | None
     confirmation: JobResult | None = None
-    """The longer training at the largest batch; None where it was left out."""
+    """The confirmation run at the max batch; None if it was skipped."""
     runs_at_max_batch: int = 1
-    """In how many fresh processes the largest batch ran."""
+    """The number of fresh processes in which the max batch ran."""
     epoch_steps: int = 0
-    """The steps of a whole epoch at the largest batch."""
+    """The steps of one epoch at the max batch."""
     failure: JobResult | None = None
-    """The outcome at one sample more; None where a limit ends the search."""
+    """The job result at one sample more; None if another limit ends the search."""
     max_multiple: int | None = None
-    """The largest multiple of `--multiple-of` that ran; None where there is none."""
+    """The largest multiple of `--multiple-of` that ran; None if there is none."""
     throughput: tuple[tuple[int, float], ...] = ()
     """(batch size, samples per second) of every batch that ran, in ascending order."""
     beyond: tuple[tuple[int, bool], ...] = ()
-    """(batch size, whether it fits) of the batches above the first that fails which were tried too."""
+    """(batch size, whether it fits) of the batches tried above the first failing one."""
     bytes_needed: int | None = None
-    """The memory that one sample takes, where not even that fits."""
+    """The memory that one sample needs, if not even one fits."""
     plan_error: float | None = None
-    """By which fraction the first probe took more than a plan had predicted; None without a plan, or if it failed."""
+    """The relative error of the memory plan at the first probe; None without a plan, or if the probe failed."""
 
     @property
     def why_unsupported(self) -> str | None:
-        """Why the device cannot train the model at this precision at all; None where it can."""
+        """The reason why the device cannot train the model at this precision; None if it can."""
         return self.failure.message if self.failure is not None and self.max_batch.bound == "unsupported" else None
 
     @property
     def also_fits(self) -> list[int]:
-        """Batches that fit above the first that does not: fitting need not be monotone in the batch."""
+        """The batches that fit above the first failing one: memory need not grow monotonically with the batch."""
         return [batch_size for batch_size, fits in self.beyond if fits]
 
     @property
     def efficient_batch(self) -> tuple[int, float] | None:
-        """The smallest batch within 3 % of the best samples/s, with its samples/s: larger ones are no faster."""
+        """The smallest batch within 3 % of the best samples/s, with its samples/s. Larger batches are not faster."""
         best = max((speed for _, speed in self.throughput), default=0.0)
         return next(((batch, speed) for batch, speed in self.throughput if speed >= best * NO_SLOWER), None)
 
     @property
     def samples_per_second(self) -> float | None:
-        """The throughput at the largest batch; from the longer training where there was one."""
+        """The throughput at the max batch, from the confirmation run if there was one."""
         measured = self.confirmation or self.at_max_batch
         return measured.samples_per_second if measured else None
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak of memory at the largest batch, or the memory that one sample takes where nothing fits."""
+        """The peak memory at the max batch, or the memory that one sample needs if nothing fits."""
         peak = self._peak(lambda job_result: job_result.peak_bytes)
         return peak if peak is not None else self.bytes_needed
 
     def _peak(self, meter: Callable[[JobResult], int | None]) -> int | None:
-        """Return the larger of what the probe and the longer training at the largest batch took; None if unknown."""
+        """Return the larger peak of the probe and the confirmation run at the max batch; None if unknown."""
         peaks = [meter(job_result) for job_result in (self.at_max_batch, self.confirmation) if job_result is not None]
         return max((peak for peak in peaks if peak is not None), default=None)
 
@@ -144,7 +144,7 @@ class PrecisionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MaxBatchResult(Shown):
-    """The edge of every precision. `skipped` maps the other precisions to the reason."""
+    """The max batch of each precision. `skipped` maps the other precisions to the reason."""
 
     study: str
     run_id: str
@@ -154,35 +154,35 @@ class MaxBatchResult(Shown):
     precisions: dict[str, PrecisionResult]
     skipped: dict[str, str]
     cautions: dict[str, str] = field(default_factory=dict)
-    """By precision that the device emulates, what to expect of it."""
+    """A caution for each precision that the device emulates."""
     unproven: tuple[str, ...] = ()
-    """The precisions whose search was interrupted; what is known of them is among `skipped`."""
+    """The precisions whose search was interrupted; `skipped` holds what is known about them."""
     asked: Job = Job()
-    """The job as it was given: what is None is the workload's own."""
+    """The job as the user gave it: None stands for the workload's own value."""
     probes: tuple[ProbeResult, ...] = field(default=(), repr=False)
-    """Every job that has looked for an edge, in the order of the trials."""
+    """Every job of the search for the max batch, by trial number."""
     limit_bytes: int | None = None
-    """The memory that a job of the study may take: the budget, or what was free, less the headroom."""
+    """The memory limit of a job: the budget, or the free memory, minus the headroom."""
     headroom_bytes: int = 0
-    """The part of the budget that is left free at the edges."""
+    """The part of the budget that the max batch must leave free."""
     multiple_of: int = 1
     effective_batch_size: int | None = None
     plan_seconds: float | None = field(default=None, compare=False)
-    """How long it took to predict where memory ends; None if that was not needed."""
+    """The time that the memory plan took; None if none was needed."""
     report: str = ""
-    """Where its page is."""
+    """The path of the report page."""
 
     @property
     def max_batches(self) -> dict[str, int]:
-        """The largest batch by precision, for those at which at least one sample fits."""
+        """The max batch by precision, for precisions at which at least one sample fits."""
         return {
             name: fitted.max_batch.batch_size for name, fitted in self.precisions.items() if fitted.max_batch.batch_size
         }
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
-        """Return the batch of each process and how many of it make the effective batch.
+        """Return the batch per process and the number of batches to accumulate for the effective batch.
 
-        None where no effective batch was asked for or no batch divides it.
+        Returns None if no effective batch was requested or no batch that fits divides it.
         """
         if self.effective_batch_size is None:
             return None

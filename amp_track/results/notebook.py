@@ -1,4 +1,4 @@
-"""Results that show themselves in a notebook."""
+"""Base class of results that a notebook shows as HTML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A result that a notebook shows as HTML, once somebody has filled it in: results know no report."""
+    """A result that a notebook shows as HTML. The caller sets `html`: results do not import reports."""
 
     html: str = field(default="", repr=False, compare=False)
 

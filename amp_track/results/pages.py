@@ -1,4 +1,4 @@
-"""What `ui` shows: the pages of a study, or of all."""
+"""The result of `ui`: the pages of one study or of all."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Page:
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of what was asked for, the most telling first."""
+    """The pages to open, the most informative first."""
 
     study: str | None
-    """None where several were to choose from, or none is there."""
+    """None if the user has to choose among several studies, or there is none."""
     pages: tuple[Page, ...]
     servers: tuple[str, ...]
-    """What has been started to serve them."""
+    """The servers that were started."""
     others: tuple[str, ...] = ()
-    """The studies to choose from, if none was asked for."""
+    """The studies to choose from, if the user named none."""

@@ -1,4 +1,4 @@
-"""The result of `amp-track plan`: predicted peaks, and the largest batch that each target is predicted to hold."""
+"""The result of `amp-track plan`: predicted peaks, and the predicted max batch on each GPU or budget."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, Plan
 from amp_track.results.notebook import Shown
 
 Changes = tuple[tuple[str, str], ...]
-"""Options of the workload with other values than they had; none for the workload as it is."""
+"""Options of the workload with changed values; empty for the unchanged workload."""
 CHANNELS_LAST = "--channels-last"
-"""The change that is no option of the workload."""
+"""The one change that is not an option of the workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The workload with some of its options changed, and what is predicted for it."""
+    """The workload with some options changed, and its prediction."""
 
     changes: Changes
     report: PlanReport
@@ -30,11 +30,11 @@ class Variant:
 
     @staticmethod
     def name_of(changes: Iterable[tuple[str, str]]) -> str:
-        """Return what a variant with these changes is called."""
+        """Return the name of a variant with these changes."""
         return ", ".join(_change(name, value) for name, value in changes) or "as it is"
 
     def costs_the_same_as(self, other: Variant) -> bool:
-        """True if neither memory nor work differ from another variant's, at any precision."""
+        """Return whether memory and work equal those of another variant at every precision."""
         return [_cost(plan) for plan in self.report.precisions] == [_cost(plan) for plan in other.report.precisions]
 
 
@@ -50,7 +50,7 @@ def _cost(plan: PrecisionPlan) -> tuple[PeakMemory, tuple[PlannedMaxBatch, ...],
 
 @dataclass(frozen=True, kw_only=True)
 class ListedWay:
-    """A way to the effective batch, with the variant and the precision that it belongs to."""
+    """A way to reach the effective batch, with its variant and precision."""
 
     variant: Variant
     plan: PrecisionPlan
@@ -59,44 +59,43 @@ class ListedWay:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult(Shown):
-    """Everything that was predicted. Nothing here was measured."""
+    """The predictions of a plan. Nothing here was measured."""
 
     variants: tuple[Variant, ...]
-    """The first is the workload as it was asked for."""
+    """The first is the unchanged workload."""
     targets: tuple[PlanTarget, ...]
     effective_batch_size: int | None = None
     changes_nothing: tuple[str, ...] = ()
-    """What `--what-if` tried and what makes no difference to memory or work."""
+    """The `--what-if` changes that alter neither memory nor work."""
     not_planned: tuple[tuple[str, str], ...] = ()
-    """What `--what-if` tried and could not plan, with the reason."""
+    """The `--what-if` changes that could not be planned, with the reason."""
     run_id: str | None = None
-    """The MLflow run that keeps it, if any."""
+    """The MLflow run that stores the plan, if any."""
 
     @property
     def report(self) -> PlanReport:
-        """What is predicted for the workload as it was asked for."""
+        """The prediction for the unchanged workload."""
         return self.variants[0].report
 
     def max_batch(self, variant: Variant, precision: str, target: PlanTarget) -> PlannedMaxBatch | str:
-        """Return the edge of a precision on a target, or the reason why the target cannot train at it."""
+        """Return the max batch of a precision on a GPU or budget, or the reason why it cannot be used there."""
         plan = next(plan for plan in variant.report.precisions if plan.precision == precision)
         found = next((max_batch for max_batch in plan.max_batches if max_batch.target == target.name), None)
         return found or dict(target.lacks)[precision]
 
     def relative_work(self, plan: PrecisionPlan) -> float | None:
-        """Return a plan's floating-point operations for each sample over those of the first; None if unknown."""
+        """Return the floating-point operations per sample relative to the first plan; None if unknown."""
         first = self.report.precisions[0].flops_per_sample
         return plan.flops_per_sample / first if first and plan.flops_per_sample is not None else None
 
     def half_work(self, plan: PrecisionPlan) -> float | None:
-        """Return the part of a plan's work that is computed in 16 bits; None if the work is unknown."""
+        """Return the fraction of the work that is computed in 16 bits; None if the work is unknown."""
         return plan.trace.half_fraction if self.relative_work(plan) is not None else None
 
     def ways(self, target: PlanTarget) -> list[ListedWay]:
-        """Return the ways to the effective batch on a target, the least work first.
+        """Return the ways to reach the effective batch on a GPU or budget, by ascending work.
 
-        Of equal ones those come first that compute more of it in 16 bits, tf32 before fp32, and then those that
-        accumulate less. Unknown work comes last.
+        Ties are ordered by more 16-bit work, then tf32 before fp32, then less accumulation. Unknown work comes last.
         """
 
         def cost(found: ListedWay) -> tuple[float, float, bool, int, int]:
@@ -116,11 +115,11 @@ class PlanResult(Shown):
                     yield ListedWay(variant=variant, plan=plan, way=max_batch.way)
 
     def without_twins(self) -> list[PrecisionPlan]:
-        """Leave out a precision whose peak is that of one before it: tf32 allocates what fp32 does."""
+        """Return the plans without those whose peak equals that of an earlier one: tf32 allocates the same as fp32."""
         return list({plan.peak: plan for plan in reversed(self.report.precisions)}.values())[::-1]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the object that `--json` prints."""
         return {
             "workload": self.report.workload,
             "predicted": True,

@@ -1,4 +1,4 @@
-"""The precision and the batch size to train with: the fastest whose quality is as good as the best."""
+"""The recommended precision and batch size: the fastest whose metric is as good as the best."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to train with, beside fp32."""
+    """The recommended training, compared with fp32."""
 
     job: Job
-    """As it was asked for, with the precision, the batch size and the learning rate that were chosen."""
+    """The job that the user gave, with the recommended precision, batch size and learning rate."""
     precision: str
     batch_size: int
     samples_per_second: float | None
     max_batch: int
     speed_ratio: float | None
-    """Its speed over the best of fp32; None where one of the two is not known, and for fp32 itself."""
+    """Its speed over the best speed of fp32; None if one of the two is unknown, and for fp32 itself."""
     batch_ratio: float | None
-    """Its largest batch over that of fp32."""
+    """Its max batch over that of fp32."""
     is_emulated: bool
     job_result: JobResult | None = None
-    """The training that it is chosen for; None where only edges are known."""
+    """The training that the recommendation is based on; None if only max batches are known."""
     metric_of_fp32: float | None = None
-    """That of the training of fp32 it is compared with."""
+    """The metric of the fp32 training that it is compared with."""
 
 
 def choose(result: MaxBatchResult | SearchResult) -> Choice | None:
-    """Return what to train with; None where nothing fits, or every training has diverged."""
+    """Return the recommended training; None if nothing fits or every training diverged."""
     if isinstance(result, SearchResult):
         return None if has_diverged(result) else _of_search(result) or _of_max_batch(result.limits)
     return _of_max_batch(result)
 
 
 def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
-    """Choose the fastest precision, at its largest batch; of several as fast the one with the largest batch."""
+    """Choose the fastest precision at its max batch; among equally fast ones, the largest max batch."""
     batches = {
         name: found.max_multiple or found.max_batch.batch_size
         for name, found in fitted.precisions.items()
@@ -60,7 +60,7 @@ def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
     precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.max_batches.__getitem__)
     return _choice(
         fitted,
-        # A limit on the time of a probe is none on that of a training.
+        # The time limit of a probe does not apply to the recommended training.
         dataclasses.replace(fitted.asked, precision=precision, batch_size=batches[precision], job_timeout_seconds=None),
         speed=speeds[precision] or None,
         speed_of_fp32=speeds.get(REFERENCE),
@@ -68,12 +68,12 @@ def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
 
 
 def _speed_at(found: PrecisionResult, batch_size: int) -> float:
-    """Return the samples/s of a probe at a batch; those of the largest batch if it was too short to have any."""
+    """Return the samples/s of the probe at a batch, or those at the max batch if the probe was too short."""
     return dict(found.throughput).get(batch_size) or found.samples_per_second or 0.0
 
 
 def _of_search(result: SearchResult) -> Choice | None:
-    """Choose the fastest training whose quality is within the margin of the best; of several as fast the best one."""
+    """Choose the fastest training whose metric is within the tolerance; among equally fast ones, the best metric."""
     max_batches = result.limits.max_batches
     trained = [
         trial
@@ -104,16 +104,16 @@ def _of_search(result: SearchResult) -> Choice | None:
 
 
 def has_diverged(result: SearchResult) -> bool:
-    """Return whether no training has a finite quality, although the workload measures one."""
+    """Return whether no training has a finite metric although the workload measures one."""
     metrics = [trial.job_result.metric for trial in result.trials if trial.job_result.fits]
     known = [metric for metric in metrics if metric is not None]
     return bool(known) and not any(math.isfinite(metric) for metric in known)
 
 
 def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trainings whose quality is within the margin of the best; all where there is no quality.
+    """Return the trainings whose metric is within the tolerance of the best; all if there is no metric.
 
-    Precisions that several seeds have shown to be worse than fp32 are left out.
+    Precisions that are worse than fp32 over several seeds are excluded.
     """
     rated = [
         trial for trial in trained if trial.job_result.metric is not None and math.isfinite(trial.job_result.metric)
@@ -129,7 +129,7 @@ def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -
 
 
 def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bool) -> bool:
-    """Return whether several seeds have shown a precision to be worse than fp32."""
+    """Return whether a precision is worse than fp32 over several seeds."""
     against = seeds.comparison(precision) if seeds is not None else None
     if against is None or against.conclusion != DIFFERENT:
         return False
@@ -146,11 +146,11 @@ def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult
 
 
 def choose_compared(result: CompareResult) -> Cell | None:
-    """Return the fastest cell of a comparison whose quality is as good as the best.
+    """Return the fastest cell of a comparison whose metric is as good as the best.
 
-    Of several values of the option at the largest that anything trained at; of several cells as fast the one that takes
-    the least memory. None where nothing has trained, where every training there has diverged, and where the values are
-    no numbers: which of them is wanted is not for a comparison of precisions to say.
+    Only the largest value of the option with a completed training counts; among equally fast cells, the one with the
+    least memory wins. Returns None if nothing trained, if every training at that value diverged, or if the values are
+    not numbers: a comparison of precisions cannot tell which of them the user wants.
     """
     if len(result.values) > 1 and as_numbers(result.values) is None:
         return None
@@ -165,9 +165,9 @@ def choose_compared(result: CompareResult) -> Cell | None:
 
 
 def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of one value whose mean quality is within the margin of the best; all without a quality.
+    """Return the cells of one value whose mean metric is within the tolerance of the best; all without a metric.
 
-    A precision of which one seed has diverged, or that several seeds have shown to be worse, is left out.
+    A precision is excluded if one of its seeds diverged, or if it is worse than fp32 over several seeds.
     """
     if not any(training.job_result.metric is not None for cell in cells for training in cell.trainings):
         return list(cells)
@@ -184,7 +184,7 @@ def _as_good_cells(result: CompareResult, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> list[T]:
-    """Return the candidates whose samples/s no other one exceeds by more than measurements differ."""
+    """Return the candidates within 3 % of the best samples/s."""
     best = max(map(speed, candidates), default=0.0)
     return [candidate for candidate in candidates if speed(candidate) >= NO_SLOWER * best]
 

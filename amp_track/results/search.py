@@ -1,4 +1,4 @@
-"""The result of `search`: the edges, and trainings inside them."""
+"""The result of `search`: the max batch of each precision, and trainings within it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult(Shown):
-    """The edges, the trainings inside them, and the numbers of the trials on the Pareto front of quality and speed."""
+    """The max batches, the trainings within them, and the trial numbers on the Pareto front of metric and speed."""
 
     limits: MaxBatchResult
     metric_name: str
@@ -51,15 +51,15 @@ class SearchResult(Shown):
     trials: tuple[TrialResult, ...]
     pareto: tuple[int, ...]
     trials_wanted: int = 0
-    """How many trainings were asked for; time may have been up before."""
+    """The number of requested trainings; fewer may have run within the time limit."""
     seeds: SeedsResult | None = None
     seeds_wanted: int = 1
     tolerance: Tolerance = Tolerance(fraction=0.01)
-    """The difference of quality that does not matter."""
+    """The difference in the metric that does not matter."""
     report: str = ""
 
     def best(self, precision: str) -> TrialResult | None:
-        """Return the training of a precision with the best quality; None where none has a finite one."""
+        """Return the training of a precision with the best metric; None if none has a finite one."""
         sign = 1 if self.higher_is_better else -1
         rated = [
             (sign * trial.job_result.metric, trial)

@@ -1,4 +1,4 @@
-"""The result of training at every precision with several seeds."""
+"""The result of training with several seeds at each precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SeedResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsResult:
-    """The same training at every precision with several seeds."""
+    """The same training with several seeds at each precision."""
 
     job: Job
     seeds: int
@@ -34,7 +34,7 @@ class SeedsResult:
     trainings: tuple[SeedResult, ...]
 
     def metrics(self, precision: str) -> list[float]:
-        """Return the finite qualities of one precision, in the order of the seeds."""
+        """Return the finite metrics of one precision, by seed."""
         return list(self._by_seed(precision).values())
 
     def _by_seed(self, precision: str) -> dict[int, float]:
@@ -46,7 +46,7 @@ class SeedsResult:
         }
 
     def without_metric(self, precision: str) -> int:
-        """Return how many trainings have no finite quality: they diverged, or did not end."""
+        """Return the number of trainings without a finite metric: they diverged or did not finish."""
         return sum(t.precision == precision for t in self.trainings) - len(self.metrics(precision))
 
     @property
@@ -56,12 +56,12 @@ class SeedsResult:
         return [precision for precision in PRECISIONS if precision in trained]
 
     def interval(self, precision: str) -> Interval | None:
-        """Return the mean quality of one precision, with its interval; None without a finite quality."""
+        """Return the mean metric of one precision with its interval; None if no metric is finite."""
         metrics = self.metrics(precision)
         return interval(metrics) if metrics else None
 
     def comparison(self, precision: str) -> Comparison | None:
-        """Return the comparison with fp32; None for fp32 itself, or where one of the two has no quality."""
+        """Return the comparison with fp32; None for fp32 itself, or if one of the two has no metric."""
         reference, own = self._by_seed("fp32"), self._by_seed(precision)
         both = self.compared_seeds(precision)
         if precision == "fp32" or not both:
@@ -70,7 +70,7 @@ class SeedsResult:
         return compare([own[seed] for seed in both], [reference[seed] for seed in both], tolerance)
 
     def compared_seeds(self, precision: str) -> list[int]:
-        """Return the seeds that have a finite quality at a precision and at fp32."""
+        """Return the seeds with a finite metric both at a precision and at fp32."""
         reference = self._by_seed("fp32")
         return [seed for seed in self._by_seed(precision) if seed in reference]
 

@@ -1,4 +1,4 @@
-"""The result of `train`: one job and its outcome."""
+"""The result of `train`: one job and its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amp_track.results.notebook import Shown
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(Shown):
-    """One job as it was run, with its outcome and advice on it."""
+    """One job, its result, and advice on it."""
 
     run_id: str
     experiment_id: str
@@ -23,7 +23,7 @@ class TrainResult(Shown):
     job_result: JobResult
     inspection: Inspection
     advice: tuple[str, ...] = ()
-    """In words: what happened and what to do about it, the gravest first."""
+    """Sentences about what happened and what to change, the most serious first."""
 
     def as_json(self) -> dict[str, Any]:
         scale = self.job_result.scale

@@ -151,7 +151,7 @@ class TestEdges:
         found = result.precisions["fp32"]
         assert (found.max_batch.batch_size, found.max_batch.first_failing_batch) == (FP32_MAX_BATCH - 1, FP32_MAX_BATCH)
         assert found.runs_at_max_batch == 3
-        assert "Each of these batches ran in 3 fresh processes" in " ".join(max_batch_notes(result))
+        assert "in 3 fresh processes" in " ".join(max_batch_notes(result))
 
     @pytest.mark.nightly
     def test_a_trainings_max_batch_runs_three_times_too(self) -> None:
@@ -174,7 +174,7 @@ class TestEdges:
     def test_no_more_than_there_is_to_try(self) -> None:
         result = max_batch(asked(study="mine", max_batch_size=FP32_MAX_BATCH + 2), runner=SimulatedRunner())
         assert result.precisions["fp32"].beyond == ((FP32_MAX_BATCH + 2, False),)
-        assert f"as far as was tried: fp32 up to {FP32_MAX_BATCH + 2}." in " ".join(max_batch_notes(result))
+        assert f"up to {FP32_MAX_BATCH + 2} at fp32" in " ".join(max_batch_notes(result))
 
     def test_every_probe_is_a_trial_and_a_run(self) -> None:
         result = max_batch(asked(study="mine"), runner=SimulatedRunner())

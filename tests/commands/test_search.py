@@ -144,12 +144,12 @@ def test_no_training_is_started_when_time_is_up_and_the_same_command_makes_the_o
     assert all(fitted.max_batch.batch_size for fitted in stopped.limits.precisions.values()), "edges are always found"
     assert not stopped.trials
     assert stopped.seeds is None
-    assert "0 of 5 trainings and 0 of 3 seeds are made so far" in " ".join(notes(stopped))
+    assert "after 0 of 5 trainings and 0 of 3 seeds" in " ".join(notes(stopped))
     whole = search(asked(trials=5, seeds=3, study="short"), runner=runner)
     assert len(whole.trials) == 5
     assert whole.seeds is not None
     assert whole.seeds.seeds == 3
-    assert "are made so far" not in " ".join(notes(whole))
+    assert "--time-limit" not in " ".join(notes(whole))
 
 
 @pytest.mark.nightly

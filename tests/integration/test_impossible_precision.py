@@ -35,7 +35,9 @@ def test_alone_it_is_one_line_and_nothing_fits() -> None:
         done = amp_track(command, RECURRENT, "--precision", "bf16", "--memory-budget", "64MiB")
         assert done.returncode == 3, done.stderr
         last = done.stderr.splitlines()[-1]
-        assert last.startswith("amp-track: bf16 is not possible here: RuntimeError: could not create a primitive"), last
+        assert last.startswith("amp-track: bf16 is not supported here: RuntimeError: could not create a primitive"), (
+            last
+        )
         assert "Traceback" not in done.stderr
 
 
@@ -44,4 +46,4 @@ def test_a_comparison_shows_it_beside_the_others() -> None:
     done = amp_track("compare", RECURRENT, "--precision", "fp32,bf16")
     assert done.returncode == 0, done.stderr
     assert "unsupported" in done.stdout
-    assert "bf16 is not possible here: RuntimeError" in done.stdout
+    assert "bf16 is not supported here: RuntimeError" in done.stdout

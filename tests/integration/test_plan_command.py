@@ -20,12 +20,12 @@ def test_it_prints_max_batches_what_holds_the_memory_and_what_is_left_out(amp_tr
     done = amp_track("plan", DIGITS, "--memory-budget", "64MiB", "--gpu", "T4")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert f"{DIGITS}: predicted largest batches" in done.stdout
+    assert f"{DIGITS}: predicted max batch" in done.stdout
     assert re.search(r"│ Tesla T4 +│ fp32 +│ +[\d,]+ │", done.stdout)
     assert re.search(r"│ bf16 +│ +– │ +– │ +– │ needs ", done.stdout)
     assert re.search(r"│ activations +│ +[\d.]+ MiB │", done.stdout)
     assert re.search(r"│ +│ 0 +│ convolution +│ activations +│", done.stdout)
-    assert "predicted, not measured" in done.stdout
+    assert "Predicted, not measured" in done.stdout
     assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
 
 

@@ -65,7 +65,7 @@ def ui(*arguments: str, **environment: str) -> Iterator[Ui]:
     try:
         lines: list[str] = []
         assert process.stdout is not None
-        while not lines or not lines[-1].startswith("Ctrl-C stops"):
+        while not lines or not lines[-1].startswith("Press Ctrl-C"):
             line = process.stdout.readline()
             assert line, process.communicate()[1]
             lines.append(line.rstrip("\n"))
@@ -99,7 +99,7 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         )  # fmt: skip
         known = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
-        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "max-batch/bf16", "max-batch/fp32", "train")]
+        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "fit/bf16", "fit/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403
@@ -166,7 +166,7 @@ def test_where_only_train_was_used_mlflow_is_served_alone() -> None:
         (address,) = running.addresses
         assert address.endswith(f"/#/experiments/{experiment_id}/runs?workflowType=machine_learning")
         assert requests.get(address, timeout=60).status_code == 200
-        assert running.lines[-1] == "Ctrl-C stops MLflow's UI"
+        assert running.lines[-1] == "Press Ctrl-C to stop MLflow's UI"
     assert not Path("optuna.db").exists()
 
 
@@ -209,7 +209,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         with ui("a", "--tracking-uri", server.address, DISPLAY=":77", BROWSER=f"{browser} %s") as running:
             assert running.addresses[0] == links.run(server.address, found.experiment_id, found.run_id)
             assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/max-batch"]
-            assert running.lines[-1] == "Ctrl-C stops optuna-dashboard"
+            assert running.lines[-1] == "Press Ctrl-C to stop optuna-dashboard"
             deadline = time.monotonic() + 20
             while not opened.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -217,7 +217,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         with ui("--tracking-uri", server.address, "--no-browser") as running:
             assert running.addresses[0] == links.experiment(server.address, found.experiment_id)
             assert running.addresses[1].endswith("/dashboard")
-            assert running.lines[-2].endswith("2 studies, each shown by amp-track ui NAME: a, b")
+            assert running.lines[-2].endswith("2 studies (open one with amp-track ui NAME): a, b")
 
 
 @pytest.mark.usefixtures("fresh_stores")

@@ -9,17 +9,15 @@ from amp_track.results.pages import Page, Pages
 def test_the_addresses_of_a_study_stand_in_one_column() -> None:
     shown = Pages("a", (Page("a in MLflow", "http://x/1"), Page("a/fit", "http://y/2")), ("one", "the other"))
     assert lines(shown) == [
-        "study a", "  a in MLflow  http://x/1", "  a/fit        http://y/2", "Ctrl-C stops one and the other",
+        "study a", "  a in MLflow  http://x/1", "  a/fit        http://y/2", "Press Ctrl-C to stop one and the other",
     ]  # fmt: skip
 
 
 def test_without_a_study_those_there_are_are_named_twenty_at_most() -> None:
     page = (Page("all runs", "http://x/1"),)
     assert lines(Pages(None, page, ("one",)))[1:] == [
-        "no study is there yet: amp-track max-batch makes one",
-        "Ctrl-C stops one",
+        "No study yet. Create one with amp-track max-batch.",
+        "Press Ctrl-C to stop one",
     ]
     names = tuple(f"s{number}" for number in range(22))
-    assert lines(Pages(None, page, ("one",), names))[1].endswith(
-        "amp-track ui NAME: " + ", ".join(names[:20]) + " and 2 more"
-    )
+    assert lines(Pages(None, page, ("one",), names))[1].endswith(": " + ", ".join(names[:20]) + " and 2 more")

@@ -66,7 +66,7 @@ def test_variants_are_named_and_without_any_there_is_no_column_for_them() -> Non
     one, two = (named(result_of(planned("fp32"), variants=count), "any.py") for count in (1, 2))
     assert one is not None
     assert two is not None
-    assert [column.heading for column in one.columns][:2] == ["on", "precision"]
+    assert [column.heading for column in one.columns][:2] == ["GPU or budget", "precision"]
     assert [row[1] for row in two.sections[0]] == ["as it is", "depth=1"]
     assert named(result_of(planned("fp32")), "predicted peak at") is None
     assert named(result_of(planned("fp32"), variants=2), "predicted peak at batch 8") is not None
@@ -74,10 +74,10 @@ def test_variants_are_named_and_without_any_there_is_no_column_for_them() -> Non
 
 def test_ways_say_batch_and_work() -> None:
     result = result_of(planned("fp32"), effective_batch_size=1024)
-    ways = named(result, "ways to 1,024 samples")
+    ways = named(result, "ways to reach an effective batch of 1,024")
     assert ways is not None
     assert ways.sections[0][0] == ("A card\n(1 GiB)", "fp32", "512 × 2", "40 MiB", "1.00 ×", "90%")
-    assert any(note.startswith("work: ") for note in plan_notes(result))
+    assert any(note.startswith("Work: ") for note in plan_notes(result))
 
 
 def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
@@ -87,8 +87,8 @@ def test_where_nothing_fits_there_are_no_ways_and_a_note_says_so() -> None:
     assert max_batches is not None
     assert max_batches.sections[0][0][2:] == ("none", "–", "–", "one sample needs 2 GiB")
     notes = plan_notes(result)
-    assert "nothing holds a batch that divides 1,024" in notes
-    assert not any(note.startswith("work: ") for note in notes)
+    assert "No batch that fits divides 1,024." in notes
+    assert not any(note.startswith("Work: ") for note in notes)
 
 
 def test_workspaces_make_a_range_where_they_show() -> None:
@@ -119,5 +119,5 @@ def test_the_plot_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(figure.axes) == 1, "amp allocates what fp32 does"
     assert figure.get_suptitle() == "any.py, as it is, batch 8: predicted memory over one step"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {"parameters", "optimizer state", "activations", "reserved", "most allocated"} <= set(legend)
+    assert {"parameters", "optimizer state", "activations", "reserved", "peak"} <= set(legend)
     assert {text.get_text().strip() for text in figure.axes[0].texts} == {"forward", "backward"}

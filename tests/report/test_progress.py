@@ -134,7 +134,8 @@ def test_no_color_means_none() -> None:
             JobResult(
                 status=JobStatus.FITS, metric=0.98765, steps=1235, skipped_steps=1, train_seconds=10, waited_seconds=4
             ),
-            "bf16 batch 949    fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 updates  (why)",
+            "bf16 batch 949    fits  40% of the time waiting for data  accuracy 0.9877 after 1,234 optimizer steps"
+            "  (why)",
         ),
     ],
 )

@@ -20,19 +20,19 @@ def test_a_search_says_what_to_train_with_and_how_it_compares() -> None:
         said.headline
         == "amp at batch 128: as fast as fp32 (within 3 %), accuracy differs by +0.0210 over 3 seeds at batch 4096"
     )
-    assert said.more[0] == "The largest batch that fits at amp is 13,333, 1.2 × fp32's."
+    assert said.more[0] == "The max batch at amp is 13,333, 1.2 × fp32's."
     assert said.command == "amp-track train experiments/digits.py --precision amp --batch-size 128"
-    assert any("enforces on a CPU" in line for line in said.caveats)
+    assert any("on a CPU" in line for line in said.caveats)
 
 
 def test_max_batches_alone_say_how_they_are_proven() -> None:
     said = answer(FIT)
     assert said.headline == "amp at batch 13,320: as fast as fp32 (within 3 %)"
     assert said.more[1] == (
-        "amp ran at batch 13,333 in one fresh process, a training of 12,345 steps, and took 72 GiB; no "
-        "larger one was tried: as far as --max-batch-size lets it look."
+        "amp: batch 13,333 ran in 1 fresh process (a confirmation run of 12,345 steps) with a peak of 72 GiB; larger "
+        "batches were not tried (limit: --max-batch-size)."
     ).replace("72 GiB", "72\u00a0GiB")
-    assert "Batch 512 trains as fast" in said.more[2]
+    assert "Batch 512 is as fast" in said.more[2]
 
 
 def test_a_failure_above_the_max_batch_is_part_of_its_proof() -> None:
@@ -49,7 +49,7 @@ def test_where_nothing_fits_there_is_no_command() -> None:
 
 def test_the_reference_says_that_nothing_is_faster() -> None:
     said = answer(dataclasses.replace(FIT, precisions={"fp32": FIT.precisions["fp32"]}))
-    assert said.headline.startswith("fp32 at batch 10,944: no other precision was trained with, 1,234,567 samples/s")
+    assert said.headline.startswith("fp32 at batch 10,944: no other precision was trained, 1,234,567 samples/s")
 
 
 def test_a_comparison_answers_with_its_own_sentences() -> None:
@@ -69,7 +69,7 @@ def test_a_comparison_says_how_to_train_at_its_last_value() -> None:
     asked = Job(options=(("depth", "2"), ("activation_width", "16")))
     said = answer(dataclasses.replace(COMPARE, asked=asked))
     assert said.headline == (
-        "amp at activation_width=1024: as fast as fp32 (within 3 %), as much memory, accuracy differs by +0.0210 "
+        "amp at activation_width=1024: as fast as fp32 (within 3 %), the same memory, accuracy differs by +0.0210 "
         "over 3 seeds"
     )
     assert said.to_train == "To train with it at activation_width=1024"
@@ -88,11 +88,11 @@ def test_every_result_has_a_name_and_tables() -> None:
 
 def test_what_is_not_proven_yet_is_not_said_not_to_fit() -> None:
     said = answer(dataclasses.replace(FIT, precisions={}, unproven=("fp32",)))
-    assert said.headline == "No edge is proven yet (fp32): give the same command again"
+    assert said.headline == "No max batch is proven yet (fp32): run the same command again"
 
 
 def searched(*metrics: tuple[str, float, float]) -> SearchResult:
-    """Return a search with one training for each precision, speed and quality."""
+    """Return a search with one training for each precision, speed and metric."""
     return dataclasses.replace(
         SEARCH,
         seeds=None,
@@ -109,13 +109,13 @@ def searched(*metrics: tuple[str, float, float]) -> SearchResult:
 
 def test_trainings_that_diverged_are_no_answer() -> None:
     said = answer(searched(("fp32", 1.0, math.nan), ("amp", 2.0, math.inf)))
-    assert said.headline.startswith("No training has a finite accuracy: every one has diverged")
+    assert said.headline.startswith("Every training diverged, so no accuracy is finite")
     assert said.command is None
 
 
 def test_a_precision_that_is_fast_and_worse_is_not_said_to_be_slow() -> None:
     said = answer(searched(("fp32", 700.0, 0.9), ("amp", 1900.0, 0.5)))
-    assert said.headline.startswith("fp32 at batch 64: amp faster only where accuracy is worse than the margin allows")
+    assert said.headline.startswith("fp32 at batch 64: faster with amp, but at a worse accuracy")
     slow = answer(searched(("fp32", 700.0, 0.9), ("amp", 500.0, 0.9)))
     assert slow.headline.startswith("fp32 at batch 64: no faster with amp on this device")
 

@@ -8,7 +8,7 @@ from amp_track.report.train import blocks
 
 def test_a_training_is_reported_in_order() -> None:
     assert blocks(TRAIN, see_with="mlflow ui", ui="http://ui") == [
-        "amp  batch 4096   fits  72 GiB  1,234,567 samples/s  accuracy 0.9200 after 12,328 updates",
+        "amp  batch 4096   fits  72 GiB  1,234,567 samples/s  accuracy 0.9200 after 12,328 optimizer steps",
         "scale 65536 -> 16384, 17 of 12345 steps skipped",
         "· lower --lr, the loss is <inf> & rising",
         TABLES["diagnosis"],

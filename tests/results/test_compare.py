@@ -132,10 +132,13 @@ def test_numbers_are_put_in_order_and_text_is_left() -> None:
         ([50, 101, 180], "amp is faster than fp32 from width=256 on (1.8 ×)"),
         ([150, 120, 180], "amp is faster than fp32 from width=16 on (1.5 ×; 1.8 × at width=256)"),
         ([50, 60, 70], "amp is never faster than fp32, up to width=256 (0.7 ×)"),
-        ([98, 101, 102], "amp: no difference to fp32 (within 3 %), up to width=256"),
+        ([98, 101, 102], "amp is as fast as fp32 (within 3 %), up to width=256"),
         ([150, 60, 70], "amp is faster than fp32 at width=16 (1.5 ×) only, up to width=256 (0.7 ×)"),
-        ([50, 180, None], "amp is faster than fp32 from width=64 on (1.8 ×), up to width=64, where both still run"),
-        ([None, None, None], "amp cannot be compared with fp32: there is no training that both completed"),
+        (
+            [50, 180, None],
+            "amp is faster than fp32 from width=64 on (1.8 ×), up to width=64, the last value at which both fit",
+        ),
+        ([None, None, None], "amp cannot be compared with fp32: they completed no training in common"),
     ],
 )
 def test_the_sentence_says_from_where_on(amp: list[float | None], sentence: str) -> None:
@@ -148,7 +151,7 @@ def test_without_a_sweep_the_sentence_is_short() -> None:
     assert compare_report.answers(result) == [
         "amp is faster than fp32 (1.8 ×)",
         "bf16 is slower than fp32 (0.5 ×)",
-        "tf32: no difference to fp32 (1.01 ×, within 3 %)",
+        "tf32 is as fast as fp32 (1.01 ×, within 3 %)",
     ]
 
 
@@ -159,7 +162,7 @@ def test_text_values_have_no_order() -> None:
 
 def test_where_only_one_fits_is_said() -> None:
     result = compared({"fp32": [100, None], "amp": [90, 80]}, vary=["16", "64"])
-    assert compare_report.answers(result)[-1] == "amp runs at width=64 where fp32 runs out of memory"
+    assert compare_report.answers(result)[-1] == "amp fits at width=64, but fp32 runs out of memory"
     assert "oom in backward" in shown(result)
     assert result.row(result.cell("64", "fp32"))["status"] == "oom"
     assert result.row(result.cell("64", "fp32"))["train_memory_bytes"] is None, "it is no peak of a training"

@@ -65,7 +65,7 @@ def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_max_batch() 
         failed = [trial for trial in view.trials if trial.user_attrs["status"] != "fits"]
         assert failed
         assert all(trial.system_attrs["constraints"][0] > 0 and trial.value == 0 for trial in failed)
-        assert optuna_dashboard.get_note(view).startswith(f"{precision} ran at batch {size}")
+        assert optuna_dashboard.get_note(view).startswith(f"{precision}: batch {size} ran")
 
 
 @pytest.mark.usefixtures("fresh_stores")

@@ -1,1 +1,1 @@
-"""The page of a study: one file that answers its question, as HTML and as Markdown."""
+"""The report page of a study, as one HTML file and as Markdown."""

@@ -1,4 +1,4 @@
-"""What a study's page says: the answer, then sections with tables and charts, then every trial."""
+"""The content of a report page: the recommendation, sections with tables and charts, and all trials."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
-_SCALES = "What the GradScaler did"
+_SCALES = "GradScaler"
 _POINTS = 12
-"""The size of letters in charts, of which a phone leaves nine."""
+"""The font size in charts; a phone scales it to nine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page under one heading."""
+    """A section of the page."""
 
     heading: str
     lines: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The page of a study."""
+    """The report page of a study."""
 
     study: str
     subtitle: str
@@ -49,7 +49,7 @@ class Page:
 
 
 def page_of(result: Result) -> Page:
-    """Return the page of a study."""
+    """Return the report page of a study."""
     with svg.plain_text(points=_POINTS):
         return _page_of(result)
 
@@ -84,7 +84,7 @@ def _of_max_batch(result: MaxBatchResult) -> list[Section]:
 def _of_max_batches(result: MaxBatchResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
-        Section(heading="The largest batch, and its proof", lines=proofs, tables=(max_batch.max_batch_table(result),)),
+        Section(heading="Max batch and proof", lines=proofs, tables=(max_batch.max_batch_table(result),)),
         Section(heading="Memory", charts=_there(max_batch_charts.memory(result), max_batch_charts.predicted(result))),
     ]
 
@@ -96,14 +96,14 @@ def _of_search(result: SearchResult) -> list[Section]:
     over_seeds = (training_charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
     trained, note = (
         _trained(result),
-        f"{_same(result.limits.job)} Ringed: no other is both better and faster (samples/s).",
+        f"{_same(result.limits.job)} Ringed: no other training is both better and faster (samples/s).",
     )
     return [
-        Section(heading="The precisions side by side", tables=(search.search_table(result),)),
+        Section(heading="Comparison of precisions", tables=(search.search_table(result),)),
         max_batches,
         memory,
         Section(
-            heading="Speed and quality",
+            heading="Speed and metric",
             charts=_there(
                 max_batch_charts.speed(result),
                 training_charts.metric(trained, name, setting="batch size", note=note),
@@ -111,7 +111,7 @@ def _of_search(result: SearchResult) -> list[Section]:
             ),
         ),
         Section(
-            heading="The same training over several seeds",
+            heading="Several seeds",
             charts=_there(over_seeds[0]) if over_seeds else (),
             tables=(over_seeds[1],) if over_seeds else (),
         ),
@@ -123,7 +123,7 @@ def _of_compare(result: CompareResult) -> list[Section]:
     table, *over_seeds = compare.tables(result)
     name, trained, note = result.metric_name, _compared(result), _same(result.job)
     return [
-        Section(heading="The precisions side by side", tables=(table,), charts=_measures(result)),
+        Section(heading="Comparison of precisions", tables=(table,), charts=_measures(result)),
         Section(
             heading="Metric",
             charts=_there(
@@ -132,7 +132,7 @@ def _of_compare(result: CompareResult) -> list[Section]:
             ),
         ),
         Section(
-            heading="The same training over several seeds",
+            heading="Several seeds",
             tables=tuple(over_seeds),
             charts=_there(
                 *(
@@ -186,7 +186,7 @@ def _compared(result: CompareResult) -> list[Training]:
 
 
 def _same(job: Job) -> str:
-    return f"The same {'epochs' if job.steps is None else 'steps'} for all."
+    return f"Same {'epochs' if job.steps is None else 'steps'} for all."
 
 
 def _there(*drawn: Chart | None) -> tuple[Chart, ...]:

@@ -1,4 +1,4 @@
-"""What the charts of a study's page have in common: their size, a line across them, names beside their curves."""
+"""Helpers of all charts on the report page: figure size, horizontal lines, curve labels."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 _SIZE_INCHES = (6.4, 4.0)
 _LABELS = 0.12
-"""The part of a chart's width, and half of it of its height, that is left for names beside its curves."""
+"""The right margin for curve labels as a fraction of the width; half of it is the top margin."""
 _LEFT, _BOTTOM = 0.15, 0.14
-"""The parts of a plot's width and height for tick labels and axis labels."""
+"""The margins for tick labels and axis labels as fractions of width and height."""
 MOST_POINTS = 400
-"""Of one curve: more hide each other, and make the page heavy."""
+"""The maximum number of points per curve: more overlap and enlarge the page."""
 End = tuple[float, float, str, str]
-"""The last point of a curve, across and up, then its name and its color."""
+"""The x and y of the last point of a curve, its name and its color."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, what it is called and what it shows, in words."""
+    """A figure with its title, alternative text and note."""
 
     title: str
     figure: Figure
@@ -36,11 +36,11 @@ class Chart:
 
 
 def figure(across: str, up: str) -> tuple[Figure, Axes]:
-    """Return an empty figure with room for names at its right, and its axes."""
+    """Return an empty figure with space for labels on the right, and its axes."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     drawn = Figure(figsize=_SIZE_INCHES)
-    # Fixed margins: a layout engine draws every plot twice, which was a quarter of the time of a simulated search.
+    # Fixed margins: a layout engine draws every plot twice (a quarter of the time of a simulated search).
     axes = drawn.add_axes((_LEFT, _BOTTOM, 1 - _LABELS - _LEFT, 1 - _LABELS / 2 - _BOTTOM))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -50,15 +50,15 @@ def figure(across: str, up: str) -> tuple[Figure, Axes]:
 
 
 def horizontal(axes: Axes, height: float, text: str) -> None:
-    """Draw a line across the axes with a text above it."""
+    """Draw a horizontal line with a text above it."""
     axes.axhline(height, color=INK, linewidth=0.9, linestyle="--")
     across = axes.get_yaxis_transform()
     axes.text(0.01, height, text, transform=across, va="bottom")
 
 
 def label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each name beside the last point of its curve, apart from the others."""
-    axes.get_xlim(), axes.get_ylim()  # which settles the limits, and so where points are
+    """Label each curve at its last point, without overlaps."""
+    axes.get_xlim(), axes.get_ylim()  # fixes the limits, which the transform needs
     heights = sorted(
         (axes.transData.transform((across, up))[1], index) for index, (across, up, _, _) in enumerate(ends)
     )
@@ -84,6 +84,6 @@ def listed(ends: Sequence[End]) -> str:
 
 
 def in_order(precisions: Iterable[str]) -> list[str]:
-    """Return each precision once, in the order in which they are drawn everywhere."""
+    """Return each precision once, in the common drawing order."""
     known = set(precisions)
     return [precision for precision in PRECISIONS if precision in known]

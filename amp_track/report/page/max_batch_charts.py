@@ -1,4 +1,4 @@
-"""The charts of a study's edges: memory over the batch size, predicted against measured, and speed."""
+"""The charts of the max batch: memory over batch size, predicted against measured memory, and speed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import Chart
 from amp_track.report.page.svg import INK
+from amp_track.report.text import counted
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 
@@ -16,7 +17,7 @@ _MEBIBYTE = 2**20
 
 
 def memory(fitted: MaxBatchResult) -> Chart | None:
-    """Draw memory over the batch size: what was measured, the line through it, the budget, and what failed."""
+    """Draw memory over batch size: measurements, the fitted line, the budget, and failed probes."""
     probes = [probe for probe in fitted.probes if probe.measured_bytes]
     if not probes:
         return None
@@ -40,23 +41,21 @@ def memory(fitted: MaxBatchResult) -> Chart | None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     most_bytes = max(probe.measured_bytes or 0 for probe in probes)
-    # All that is free may be a hundred times what a small data set takes: its line would hide everything else.
+    # Free memory may be a hundred times the peaks of a small data set: its line would flatten everything else.
     if fitted.limit_bytes and (fitted.job.memory_budget_bytes is not None or fitted.limit_bytes < 2 * most_bytes):
-        drawing.horizontal(
-            axes, fitted.limit_bytes / _MEBIBYTE, f"what a job may take: {format_bytes(fitted.limit_bytes)}"
-        )
+        drawing.horizontal(axes, fitted.limit_bytes / _MEBIBYTE, f"limit: {format_bytes(fitted.limit_bytes)}")
     drawing.label_ends(axes, ends)
     failed = sum(not probe.job_result.fits for probe in probes)
     return Chart(
         "Memory against batch",
         figure,
-        f"Peak memory over the batch size at {drawing.listed(ends)}; {failed} probes failed.",
-        "● ran, × did not fit, at what it had and asked for; the lines are what the search goes by.",
+        f"Peak memory over the batch size at {drawing.listed(ends)}; {counted(failed, 'probe')} failed.",
+        "● fits; × does not fit (allocated plus requested memory); the search follows the lines.",
     )
 
 
 def predicted(fitted: MaxBatchResult) -> Chart | None:
-    """Draw the memory that was predicted for each job against what it took."""
+    """Draw predicted against measured memory of each job."""
     known = [
         probe for probe in fitted.probes if probe.job_result.fits and probe.predicted_bytes and probe.measured_bytes
     ]
@@ -82,13 +81,13 @@ def predicted(fitted: MaxBatchResult) -> Chart | None:
     return Chart(
         "Predicted against measured memory",
         figure,
-        f"Measured memory over predicted memory of {len(known)} jobs; the worst is off by {worst:+.1%}.",
-        f"On the dotted line a prediction is exact; the worst of {len(known)} is off by {worst:+.1%}.",
+        f"Measured over predicted memory of {counted(len(known), 'job')}; the largest error is {worst:+.1%}.",
+        f"On the dotted line a prediction is exact; the largest error of {counted(len(known), 'job')} is {worst:+.1%}.",
     )
 
 
 def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
-    """Draw samples per second over the batch size, with the smallest batch that is as fast as the best."""
+    """Draw samples per second over the batch size, and mark the efficient batch."""
     fitted = result.limits if isinstance(result, SearchResult) else result
     trials = result.trials if isinstance(result, SearchResult) else ()
     figure, axes = drawing.figure("batch size", "samples per second")
@@ -116,10 +115,10 @@ def speed(result: MaxBatchResult | SearchResult) -> Chart | None:
         return None
     axes.set_ylim(bottom=0)
     drawing.label_ends(axes, ends)
-    trained = "; □ trainings, loading included" if trials else ""
+    trained = "; □ trainings, including data loading" if trials else ""
     return Chart(
         "Speed against batch",
         figure,
         f"Samples per second over the batch size at {drawing.listed(ends)}.",
-        f"● probes; ◇ the smallest batch within 3 % of the best: a larger one buys no speed{trained}.",
+        f"● probes; ◇ efficient batch (smallest within 3 % of the best){trained}.",
     )

@@ -1,4 +1,4 @@
-"""A study's page as HTML, which needs nothing beside it, and as Markdown."""
+"""Render a report page as self-contained HTML and as Markdown."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from amp_track.stores import addresses
 
 
 def page_html(page: Page, *, ui: str) -> str:
-    """Return the page as one HTML file: it asks for nothing, keeps nothing, and opens from disk.
+    """Return the page as one self-contained HTML file: no requests, no stored data, opens from disk.
 
     Args:
-        page: of a study.
-        ui: the address of MLflow's UI, which the links lead to.
+        page: the page of a study.
+        ui: the URL of MLflow's UI, for the links.
     """
     return _environment().get_template("page.html").render(
         page=page,
@@ -39,19 +39,25 @@ def page_html(page: Page, *, ui: str) -> str:
 
 
 def page_markdown(page: Page, *, ui: str) -> str:
-    """Return the page as Markdown: the answer and the tables, without charts and without the list of trials."""
+    """Return the page as Markdown: the recommendation and the tables, without charts and trials."""
     return _environment().get_template("page.md").render(
         page=page, links=links.named_pages(page.result, ui), table=_markdown_table
     )  # fmt: skip
 
 
 def note_markdown(result: Result) -> str:
-    """Return the answer as the description of the study's run, with links that hold wherever the UI is served."""
+    """Return the recommendation as the description of the study's run, with links relative to the UI."""
     return _brief("note.md", result, ui="")
 
 
 def dashboard_markdown(result: Result, *, ui: str, is_view: bool = False) -> str:
-    """Return the answer as a note for optuna-dashboard, on the study of one precision (`is_view`) or on a part."""
+    """Return the recommendation as a note for optuna-dashboard.
+
+    Args:
+        result: the result of a study.
+        ui: the URL of MLflow's UI, for the links.
+        is_view: whether the note is for the study of one precision.
+    """
     return _brief("dashboard.md", result, ui=ui, is_view=is_view)
 
 
@@ -97,5 +103,5 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text with what Markdown reads as markup escaped: workloads and options have names of their own."""
+    """Escape Markdown markup: names of workloads and options may contain it."""
     return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!~" else sign for sign in text)

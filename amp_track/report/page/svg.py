@@ -1,4 +1,4 @@
-"""Figures of matplotlib as SVG that stands in a page: text that can be selected, and the page's own color of ink."""
+"""Matplotlib figures as inline SVG: selectable text, in the text color of the page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#000000"
-"""What is drawn in it has the color of the page's text, in a light theme and in a dark one."""
+"""The color that is replaced by the text color of the page, in light and dark themes."""
 _IDS = re.compile(r'(id="|url\(#|href="#)')
 _SIZE = re.compile(r'\s(?:width|height)="[\d.]+pt"')
-"""Of the outermost element, whose first attributes they are: the page says how large a chart is."""
+"""Width and height of the outermost element, its first attributes: the page sets the size of a chart."""
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 @contextmanager
 def plain_text(*, points: float = 10) -> Iterator[None]:
-    """Take a $ in what people have written for itself within the block, not for the beginning of a formula.
+    """Treat a $ in user text as a plain character within the block, not as the start of a formula.
 
     Args:
-        points: the size of letters; a phone shows a chart at three quarters of its size.
+        points: the font size; a phone shows a chart at three quarters of its size.
     """
     import matplotlib
 
@@ -37,14 +37,14 @@ def inline(figure: Figure, *, alt: str, prefix: str) -> str:
     """Return a figure as an SVG element.
 
     Args:
-        figure: drawn in `INK` and colors that are legible on white and on black.
-        alt: what it shows, in words.
-        prefix: unique in the page: the ids of two figures are alike.
+        figure: a figure in `INK` and colors that are legible on white and on black.
+        alt: the alternative text.
+        prefix: a prefix for ids, unique in the page: matplotlib repeats ids across figures.
     """
     import matplotlib
 
     file = io.StringIO()
-    # With text as text, in whatever font the reader has; with the same ids every time.
+    # Keep text as text in the font of the reader, and make the ids reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()

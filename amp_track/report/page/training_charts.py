@@ -1,4 +1,4 @@
-"""The charts of trainings, of a search or of a comparison: their quality, what the GradScaler did, several seeds."""
+"""The charts of the trainings of a search or comparison: metric, GradScaler scale, several seeds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import MOST_POINTS, Chart, End
 from amp_track.report.page.svg import INK
+from amp_track.report.text import counted
 from amp_track.results.compare import REFERENCE
 from amp_track.results.seeds import SeedsResult
 
@@ -22,35 +23,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_SCALES = 6
-"""Curves of the scale in one chart."""
+"""The maximum number of scale curves in one chart."""
 _SPREAD = 4
-"""Times the smallest: from there on batch sizes, widths and the like are drawn on a scale of powers of 2."""
+"""Settings with at least this ratio of largest to smallest are drawn on a log2 axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training as it is drawn."""
+    """A training as a chart needs it."""
 
     precision: str
     label: str
-    """What tells it from others of its precision: `batch 256`, or the value of an option."""
+    """Distinguishes trainings of one precision: `batch 256`, or the value of an option."""
     setting: float | None
-    """The number in the label; None where it has none."""
+    """The number in the label, if any."""
     job_result: JobResult
     is_best: bool = False
-    """Whether it is ringed."""
+    """Whether to draw a ring around it."""
     is_repeat: bool = False
-    """Whether it is another seed of a training before it: its scale is counted, and not drawn."""
+    """Whether it repeats an earlier training with another seed: its skipped steps count, its scale is not drawn."""
 
 
 def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str) -> Chart | None:
-    """Draw the quality over a setting, with a line through the means where several trainings have the same.
+    """Draw the metric over a setting, with a line through the means of trainings with equal settings.
 
     Args:
-        trainings: of all precisions.
-        name: of the quality.
-        setting: what the trainings' numbers are, such as `batch size`.
-        note: written under the chart.
+        trainings: the trainings of all precisions.
+        name: the name of the metric.
+        setting: the name of the setting, such as `batch size`.
+        note: the text below the chart.
     """
     rated = [
         (training, training.setting, training.job_result.metric)
@@ -61,13 +62,13 @@ def metric(trainings: Sequence[Training], name: str, *, setting: str, note: str)
 
 
 def metric_over_time(trainings: Sequence[Training], name: str, *, note: str) -> Chart | None:
-    """Draw the quality over the time that a training took; the arguments are those of `quality`."""
+    """Draw the metric over the wall time of a training. For the arguments see `metric`."""
     rated = [
         (training, training.job_result.wall_seconds, training.job_result.metric)
         for training in trainings
         if _is_finite(training.job_result.metric)
     ]
-    return _drawn(rated, name, across="seconds of the whole training", note=note, is_joined=False)
+    return _drawn(rated, name, across="wall time, seconds", note=note, is_joined=False)
 
 
 def _drawn(
@@ -95,13 +96,13 @@ def _drawn(
     return Chart(
         f"{name.capitalize()} against {what}",
         figure,
-        f"{name} of {len(rated)} trainings over {what}, at {drawing.listed(ends)}.",
+        f"{name} of {counted(len(rated), 'training')} over {what}, at {drawing.listed(ends)}.",
         note,
     )
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return for each place, in ascending order, the mean height there."""
+    """Return the mean y for each x, by ascending x."""
     return [
         (place, fmean(height for _, height in here))
         for place, here in itertools.groupby(points, key=lambda point: point[0])
@@ -117,9 +118,9 @@ def _scale_across(axes: Axes, places: Sequence[float], *, from_zero: bool) -> No
 
 
 def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
-    """Draw the GradScaler's scale over the steps of the trainings that had one, with the steps that were skipped.
+    """Draw the GradScaler's scale over the steps of the trainings that had one, and mark skipped steps.
 
-    `by` names what the labels are values of, where they do not say so themselves.
+    `by` names the option whose values are the labels.
     """
     scaled = [training for training in trainings if training.job_result.scale is not None and training.job_result.fits]
     if not scaled:
@@ -143,19 +144,20 @@ def scales(trainings: Sequence[Training], *, by: str = "") -> Chart | None:
         ends.append((float(steps[-1]), sizes[-1], training.label, color))
     drawing.label_ends(axes, ends)
     skipped = sum(training.job_result.skipped_steps for training in scaled)
-    left_out = f" {len(shown)} of {len(scaled)} trainings are drawn." if len(shown) < len(scaled) else ""
+    left_out = f" {len(shown)} of {len(scaled)} trainings shown." if len(shown) < len(scaled) else ""
     return Chart(
         "Scale history of the GradScaler" + (f", by {by}" if by else ""),
         figure,
-        f"The scale over the steps of {len(shown)} trainings; {skipped:,} steps were skipped in {len(scaled)}.",
-        f"▼ an overflow: the step was skipped ({skipped:,} in all) and the scale halved.{left_out}",
+        f"Scale over the steps of {counted(len(shown), 'training')}; {counted(skipped, 'step')} skipped in "
+        f"{len(scaled)}.",
+        f"▼ overflow: the step was skipped ({skipped:,} in total) and the scale halved.{left_out}",
     )
 
 
 def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart | None:
-    """Draw the quality of each precision over several seeds, its interval, and the margin around fp32.
+    """Draw the metric of each precision over several seeds, its interval, and the tolerance around fp32.
 
-    `where` names what else is fixed.
+    `where` names the other fixed settings.
     """
     intervals = {name: interval for name in compared.precisions if (interval := compared.interval(name)) is not None}
     if not intervals:
@@ -179,7 +181,7 @@ def seeds(metric_name: str, compared: SeedsResult, *, where: str = "") -> Chart 
         f"{metric_name.capitalize()} over {compared.seeds} seeds" + (f", {where}" if where else ""),
         figure,
         "; ".join(f"{name} {intervals[name].mean:.4f}" for name in intervals),
-        f"◆ mean and 95 % interval, | each seed; the band is fp32 ± {compared.tolerance}.",
+        f"◆ mean and 95 % interval; | each seed; band: fp32 ± {compared.tolerance}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Every trial of a study as a row of the page's table: probes, trainings, and trainings over seeds."""
+"""The table of all trials on the report page: probes, trainings, and trainings over seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amp_track.results.search import SearchResult, TrialResult
 from amp_track.results.seeds import SeedResult
 
 _MEBIBYTE = 2**20
-_FRONT = "Pareto: nothing is better and faster"
+_FRONT = "on the Pareto front"
 _SETTING = Column("setting", right=True)
 _TRIALS = (
     Column("part", key=True),
@@ -27,7 +27,7 @@ _TRIALS = (
     Column("seconds", right=True),
     Column("MiB", right=True),
     Column("predicted MiB", right=True),
-    Column("optimizer_steps", right=True),
+    Column("optimizer steps", right=True),
     Column("skipped steps", right=True),
     Column("final scale", right=True),
     Column("why"),
@@ -36,14 +36,14 @@ _TRIALS = (
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial as the cells of the table of all trials, and the id of its MLflow run."""
+    """The cells of a trial in the table of all trials, and the id of its MLflow run."""
 
     cells: tuple[str, ...]
     run_id: str
 
 
 def table(result: Result) -> tuple[tuple[Column, ...], tuple[TrialRow, ...]]:
-    """Return the columns, but for those that no trial has anything in, and a row for each trial."""
+    """Return the columns that are not empty, and a row for each trial."""
     columns, rows = _columns(result), _rows(result)
     shown = [place for place in range(len(columns)) if any(row.cells[place] for row in rows)]
     return tuple(columns[place] for place in shown), tuple(
@@ -85,7 +85,7 @@ def _rows(result: Result) -> list[TrialRow]:
 
 
 def _columns(result: Result) -> tuple[Column, ...]:
-    """Return all columns; `setting` is called as what varies beside precision and batch size."""
+    """Return all columns; `setting` gets the name of the setting that varies besides precision and batch size."""
     setting = result.option if isinstance(result, CompareResult) else "learning rate"
     return tuple(Column(setting or "", right=True) if column is _SETTING else column for column in _TRIALS)
 
