@@ -21,7 +21,7 @@ from amp_track.training.amp.tensors import batch_length
 from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.data import Batches, Part, Position
 from amp_track.training.devices.base import Device
-from amp_track.training.devices.proc_status import peak_resident_bytes
+from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.full_steps import make_full_steps
 from amp_track.training.metrics_accumulator import MetricsAccumulator
 from amp_track.training.process_group import JSON, RankGroup

@@ -15,7 +15,7 @@ import torch
 
 from amp_track.config.inspection import Support
 from amp_track.config.values import PRECISIONS
-from amp_track.training.devices import cpu_units
+from amp_track.training.devices.cpu import units_of
 
 
 def _any_device(device: torch.device) -> Support:
@@ -53,7 +53,7 @@ def _bfloat16_units(device: torch.device) -> Support:
 
 def _on_a_cpu(dtype: str) -> Support:
     """Every CPU computes in both dtypes; one without units for them converts each operand to float32 and back."""
-    if units := cpu_units.units_of(dtype):
+    if units := units_of(dtype):
         return Support(supported=True, reason=f"this CPU has {dtype} units ({', '.join(units)})")
     reason = f"{dtype} is emulated here: expect it to be slower than fp32"
     return Support(supported=True, reason=reason, is_emulated=True)

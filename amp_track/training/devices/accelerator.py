@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
 from amp_track.training.devices.base import Device, MemoryPeak
-from amp_track.training.devices.driver import driver_version
 
 _RESERVED_PART, _MOST_RESERVED_BYTES = 16, 512 * 2**20
 _SETTLED_SECONDS, _MOST_SETTLING_SECONDS, _POLL_SECONDS = 0.5, 10.0, 0.05
@@ -164,3 +166,22 @@ def fraction_for(budget_bytes: int, total_bytes: int) -> float:
     of budgets come out a byte short, and one of whole blocks loses its last one.
     """
     return min((budget_bytes + 0.5) / total_bytes, 1.0)
+
+
+_DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+
+def driver_version() -> str:
+    """Return the version such as `570.86.15`, or "" where neither the kernel nor nvidia-smi tells it."""
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _DRIVER_VERSION_FILE.read_text())
+        if found:
+            return found.group(1)
+    except OSError:
+        pass
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.split("\n")[0].strip()

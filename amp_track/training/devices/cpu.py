@@ -1,21 +1,39 @@
-"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it."""
+"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it.
+
+Exact metering exists so that everything can be tested without a GPU. With it, the same job takes the same memory to the
+page, a budget is a real limit on allocations, and a search on a CPU has one correct max batch that a test can compare
+with. Ordinary meters vary by several percent between runs. `heap` makes malloc exact; it is a module of its own because
+it must run before torch is imported.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
-from amp_track.training.devices import cgroup, cpu_units, heap, proc_status
+from amp_track.training.devices import cgroup, heap
 from amp_track.training.devices.base import Device, MemoryPeak
+
+_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
+_FLOAT16_UNITS = ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith")
+"""Names of `torch.cpu.get_capabilities`, of x86 and of ARM."""
+_ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+"""Limits what oneDNN uses, whose kernels do the matrix products; its values are names such as AVX2 or AVX512_CORE_BF16.
+See https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html."""
+_NO_LIMIT = ("", "ALL", "DEFAULT")
+_STATUS_FILE = Path("/proc/self/status")
+_KIBIBYTE = 1024
 
 
 class CpuDevice(Device):
@@ -42,7 +60,7 @@ class CpuDevice(Device):
         self._start_bytes = 0
         self._before_reset_bytes = 0
         self._is_exact = False
-        self._has_peak = proc_status.size_bytes("VmPeak") is not None
+        self._has_peak = process_bytes("VmPeak") is not None
 
     @property
     def meter(self) -> str:
@@ -57,7 +75,7 @@ class CpuDevice(Device):
         return match.group(1).strip() if match else platform.processor() or platform.machine()
 
     def hardware(self) -> Hardware:
-        return Hardware(kind="cpu", name=self.name, capability=cpu_units.capability())
+        return Hardware(kind="cpu", name=self.name, capability=capability())
 
     def capacity_bytes(self) -> int:
         total = int(psutil.virtual_memory().total)
@@ -73,7 +91,7 @@ class CpuDevice(Device):
         if self._has_peak:
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         if sys.platform == "linux":
-            missing = f"a CPU budget needs VmPeak, which this kernel's {proc_status.FILE} has not"
+            missing = f"a CPU budget needs VmPeak, which this kernel's {_STATUS_FILE} has not"
             return Support(supported=False, reason=missing)
         return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
 
@@ -89,7 +107,7 @@ class CpuDevice(Device):
         # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if not self._has_peak:
-            self._start_bytes = proc_status.peak_resident_bytes()
+            self._start_bytes = peak_resident_bytes()
             return
         import resource
 
@@ -103,13 +121,13 @@ class CpuDevice(Device):
         self.reset_peak()
         if enforce:
             allowed = budget_bytes if budget_bytes is not None else self.free_bytes() // self._processes
-            limit = _size_bytes("VmData") + allowed
+            limit = _required_bytes("VmData") + allowed
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def _held_bytes(self) -> int:
-        return _size_bytes("VmSize") - (len(self._padding) if self._padding is not None else 0)
+        return _required_bytes("VmSize") - (len(self._padding) if self._padding is not None else 0)
 
     def lift_budget(self) -> None:
         if sys.platform == "linux":
@@ -126,7 +144,7 @@ class CpuDevice(Device):
             heap.use_up_large_free_blocks()
         # VmPeak cannot be reset. Instead a mapping that may not be touched, and that RLIMIT_DATA does not count, fills
         # the address space up to it, so that whatever is allocated next shows as a new peak.
-        held, peak = self._held_bytes(), _size_bytes("VmPeak")
+        held, peak = self._held_bytes(), _required_bytes("VmPeak")
         if self._padding is not None:
             self._padding.close()
         gap = max(peak - held, mmap.PAGESIZE)
@@ -135,18 +153,78 @@ class CpuDevice(Device):
     def _peak_since_reset(self) -> int:
         if self._padding is None:
             return 0
-        return _size_bytes("VmPeak") - len(self._padding) - self._start_bytes
+        return _required_bytes("VmPeak") - len(self._padding) - self._start_bytes
 
     def peak(self) -> MemoryPeak:
         if not self._has_peak:
-            grown = proc_status.peak_resident_bytes() - self._start_bytes
+            grown = peak_resident_bytes() - self._start_bytes
             return MemoryPeak(allocated_bytes=grown, reserved_bytes=grown)
         now = self._peak_since_reset()
         return MemoryPeak(allocated_bytes=now, reserved_bytes=max(now, self._before_reset_bytes))
 
 
-def _size_bytes(key: str) -> int:
+def _required_bytes(key: str) -> int:
     """Return a size that every Linux has which has VmPeak."""
-    size = proc_status.size_bytes(key)
+    size = process_bytes(key)
     assert size is not None, key
     return size
+
+
+def capability() -> str:
+    """Return what tells this CPU from others of its name: `AVX512, avx512_bf16`."""
+    limit = os.environ.get(_ISA_VARIABLE, "").upper()
+    limited = (f"{_ISA_VARIABLE}={limit}",) if limit not in _NO_LIMIT else ()
+    units = dict.fromkeys((*units_of("bfloat16"), *units_of("float16")))
+    return ", ".join((torch.backends.cpu.get_cpu_capability(), *units, *limited))
+
+
+def units_of(dtype: str) -> tuple[str, ...]:
+    """Return the instruction sets that compute in `bfloat16` or `float16`; none where it is emulated."""
+    names = {"bfloat16": _BFLOAT16_UNITS, "float16": _FLOAT16_UNITS}[dtype]
+    limit = os.environ.get(_ISA_VARIABLE, "").upper()
+    if limit not in _NO_LIMIT and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
+        return ()
+    there = _capabilities()
+    return tuple(name for name in names if there.get(name))
+
+
+def _capabilities() -> Mapping[str, Any]:
+    """Return which instruction sets the CPU has, by name.
+
+    Without the public function, which older releases of torch lack, the private ones tell of x86 alone: an ARM CPU
+    with bfloat16 units then counts as one without, which changes a text and the name of a study.
+    """
+    if hasattr(torch.cpu, "get_capabilities"):
+        return torch.cpu.get_capabilities()
+    private = {"avx512_bf16": "_is_avx512_bf16_supported", "amx_fp16": "_is_amx_fp16_supported"}
+    private["amx_bf16"] = "_is_amx_tile_supported"  # every CPU with AMX tiles has its bfloat16 products
+    return {name: getattr(torch.cpu, function, lambda: False)() for name, function in private.items()}
+
+
+def process_bytes(key: str) -> int | None:
+    """Return a size of this process in bytes.
+
+    None where it is not told: on other systems, and for VmPeak and VmHWM on a sandboxed kernel such as gVisor's.
+    """
+    if sys.platform != "linux":
+        return None
+    for line in _STATUS_FILE.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * _KIBIBYTE
+    return None
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak of this process's resident main memory in bytes, libraries included.
+
+    It is what `top` shows, not what a budget limits.
+    """
+    peak_bytes = process_bytes("VmHWM")
+    if peak_bytes is not None:
+        return peak_bytes
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else _KIBIBYTE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
