@@ -14,7 +14,7 @@ from amp_track.config.job import JobFolder
 from amp_track.records.events import PLOTS, FileWritten
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors, move
-from amp_track.training.disk import writing
+from amp_track.training.checkpoint import writing
 from amp_track.workload import Workload
 
 

@@ -5,20 +5,37 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_track.config.job import JobFolder
-from amp_track.records.errors import BadInput
+from amp_track.records.causes import lack_of_space
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import CheckpointWritten
-from amp_track.training.disk import writing
 
 _FORMAT = 2
 _FILES_WAITING = 2
 """When this many files wait for the tracking process to fetch them, the training waits too."""
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Raise StoreFailed where the block has no room for a file, and remove the part of it that was written."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save raises the latter
+        file.unlink(missing_ok=True)
+        lack = lack_of_space(error)
+        if lack is None:
+            raise
+        raise StoreFailed(
+            f"{file.parents[1]}: got {lack.strerror!r} for {file.name}, expected room for it; free some, or set TMPDIR "
+            "to a folder that has more"
+        ) from error
 
 
 def save(state: dict[str, Any], file: Path) -> None:

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from amp_track.config.job import Job
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
-from amp_track.training import operations
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
-from amp_track.training.layers import LayerWatch
-from amp_track.training.operations import Operation
+from amp_track.training.layers import LayerWatch, Operation, running_node_number, watching_operations
 from amp_track.workload import Workload, example_batch, new_model
 
 _COPIES = {"_to_copy", "copy_"}
@@ -107,7 +105,7 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record every operation that runs within the block."""
-        with self._layers.watching(), operations.watching(self._record):
+        with self._layers.watching(), watching_operations(self._record):
             yield
 
     def _record(self, operation: Operation) -> None:
@@ -115,7 +113,7 @@ class _Recorder:
         if dtypes is None:
             return
         name, inputs, output = dtypes
-        in_backward = operations.running_node_number() is not None
+        in_backward = running_node_number() is not None
         one = OperationDtypes(
             layer=self._layers.layer(),
             in_pass="backward" if in_backward else self.in_pass,

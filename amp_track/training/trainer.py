@@ -22,10 +22,9 @@ from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.data import Batches, Part, Position
 from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import peak_resident_bytes
-from amp_track.training.full_steps import make_full_steps
 from amp_track.training.metrics_accumulator import MetricsAccumulator
 from amp_track.training.process_group import JSON, RankGroup
-from amp_track.training.timing import InputWait, TrainingClock
+from amp_track.training.timing import InputWait, TrainingClock, make_full_steps
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _WARM_UP_STEPS = 3
