@@ -1,17 +1,24 @@
-"""Predict the largest batch that fits within a capacity, from traces of the step on fake tensors."""
+"""Predict the max batch, and where a search should begin, from traces of the step on fake tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from amp_track.config.steps import micro_batch
-from amp_track.memory_plan import bisection
-from amp_track.memory_plan.replay import TraceFamily, fits, predict_peak
-from amp_track.records.plan import PeakMemory, PlannedMaxBatch, Way
+from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
+from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, Way
 from amp_track.records.trace import StepTrace
 
 _TRACED = 4, 8
 """Batch sizes to draw the first line through: large enough that nothing is special about them."""
+_OF_BUDGET = 0.85
+"""Fraction of the budget at which the first probe is made. Kernels take what no tensor holds: 10 % more than a U-Net's
+tensors, on a CPU; and a first probe that fails says little."""
+_LIBRARIES_BYTES = 24 * 2**20
+"""What libraries take of a CPU's budget beside tensors: 5 to 25 MiB with the models of benchmarks/models.py. Of a
+budget under 48 MiB half is left to them, so that a small model is not said to need all of it."""
+_STRETCH = 10
+"""The slope is that of the last tenth of the way there."""
 
 
 class Prediction:
@@ -90,4 +97,54 @@ def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: i
     def by_the_line(batch_size: int) -> bool:
         return fits(family.first.events, family.sizes_at(batch_size), capacity_bytes)
 
-    return bisection.largest(by_the_line, above=floor, below=ceiling)
+    return bisect_largest(by_the_line, above=floor, below=ceiling)
+
+
+def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
+    """Return where the traced step is predicted to reach most of the budget.
+
+    Args:
+        family: the traces of the step, by batch size.
+        budget_bytes: what the search may take.
+        most: the largest batch worth trying.
+        on_cuda: whether the budget counts the segments of PyTorch's caching allocator, or what is alive.
+    """
+
+    libraries_bytes = min(_LIBRARIES_BYTES, budget_bytes // 2)
+
+    def peak(batch_size: int) -> tuple[int, int]:
+        """Return the bytes that count for the budget, and those that are allocated."""
+        sizes = family.sizes_at(batch_size)
+        if not on_cuda:
+            alive = libraries_bytes + most_alive_bytes(family.first.events, sizes)
+            return alive, alive
+        allocator = replayed(family.first.events, sizes)
+        return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
+
+    low = bisect_largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
+    there = max(low, 1)
+    before = max(there - max(there // _STRETCH, 1), 0)
+    slope_bytes = (peak(there)[1] - peak(before)[1]) / (there - before)
+    return Forecast(batch_size=low, allocated_bytes=peak(there)[1], slope_bytes=slope_bytes)
+
+
+def bisect_largest(fits: Callable[[int], bool], *, above: int, below: int) -> int:
+    """Return the largest number between two bounds that fits, or `above` if none does.
+
+    Steps from `above` double until one does not fit, and the last of them is bisected. Where what fits is not
+    monotone, it is one that fits next to one that does not.
+
+    Args:
+        fits: whether a number fits; asked about 2·log2 of the distance times.
+        above: a number that fits, or the one before the first.
+        below: a number that does not fit, or the one after the last.
+    """
+    step = 1
+    low, high = above, min(above + step, below)
+    while high < below and fits(high):
+        step *= 2
+        low, high = high, min(high + step, below)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amp_track.memory_plan import compute_cost, cudnn
 from amp_track.memory_plan.torch_internals import (
     OpOverload,
     TorchDispatchMode,
+    aten,
+    convolution_flops,
     is_number_of,
+    registered_flops,
     storage_key,
     tree_leaves,
 )
@@ -76,7 +79,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor):
                     self._note(leaf, func, args)
             if self._as_cuda:
-                self._lend(cudnn.workspace_bytes(func, args))
+                self._lend(workspace_bytes(func, args))
         return result
 
     def begin(self, phase: str, step: int) -> None:
@@ -105,7 +108,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Add what an operation computes."""
-        flops = compute_cost.flops_of(operation, args, kwargs, result)
+        flops = flops_of(operation, args, kwargs, result)
         if flops is None or self.flops is None:
             self.flops = None
         elif flops:
@@ -150,3 +153,53 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _died(self, key: int) -> None:
         self.events.append(~self._living.pop(key).index)
+
+
+def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Return the floating-point operations of one operation: 0 for one that does not count, None if unknown.
+
+    A gradient of a convolution's input or weight takes what the forward pass takes. torch's own formula for both counts
+    the weight's once for every group (2.15), 64 times too much for a depthwise convolution of 64 channels.
+    """
+    try:
+        if operation is aten.convolution_backward.default:
+            output_gradient, input, weight, transposed, output_mask = args[0], args[1], args[2], args[7], args[10]
+            forward = convolution_flops(input.shape, weight.shape, output_gradient.shape, transposed=transposed)
+            return forward * (int(output_mask[0]) + int(output_mask[1]))
+        return registered_flops(operation, args, kwargs, result)
+    except Exception:
+        return None  # a formula for arguments that it does not know: memory can be planned without
+
+
+_TILE, _TRANSFORMED_TILE = 4, 36
+"""Outputs on a side of a tile, and the values that it is transformed to: (4 + 3 - 1)²."""
+
+
+def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
+    """Return the workspace in bytes that cuDNN's Winograd engine needs for a 3 × 3 convolution; 0 for other operations.
+
+    PyTorch's allocator provides a workspace during the call. cuDNN chooses an engine, and so the size, by heuristics on
+    the device. Only one large, computable need is counted: that of Winograd's F(4 × 4, 3 × 3), whose engine that does
+    not fuse the transforms keeps transformed inputs and outputs (Lavin and Gray, 1509.09308;
+    CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED). Other engines may need more or less. Without room for it, PyTorch
+    tries the next engine (`Conv_v8.cpp`, try_configs). So workspaces raise the reserved memory, not the minimum that a
+    step needs.
+    """
+    if operation is aten.convolution.default and len(args) == 9:
+        input, weight, _, stride, padding, dilation, transposed, _, groups = args
+    elif operation is aten.convolution_backward.default and len(args) == 11:
+        _, input, weight, _, stride, padding, dilation, transposed, _, groups = args[:10]
+    else:
+        return 0
+    is_winograd = weight.shape[2:] == (3, 3) and {*stride, *dilation, groups} == {1} and not transposed
+    return _winograd_bytes(input, weight, padding) if is_winograd else 0
+
+
+def _winograd_bytes(input: Tensor, weight: Tensor, padding: Sequence[int]) -> int:
+    """Return the bytes of the transformed input (N, C, H, W), output (N, K, H', W') and weight (K, C, 3, 3)."""
+    batch, channels, *sides = input.shape
+    tiles = batch * math.prod(
+        math.ceil((side + 2 * added - 2) / _TILE) for side, added in zip(sides, padding, strict=True)
+    )
+    filters = weight.shape[0]
+    return _TRANSFORMED_TILE * (tiles * (channels + filters) + channels * filters) * input.dtype.itemsize

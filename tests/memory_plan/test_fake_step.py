@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from amp_track.config.job import Job
-from amp_track.memory_plan import cuda_dtypes, torch_internals
+from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.replay import predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError
@@ -266,10 +266,10 @@ def test_seven_billion_parameters_take_no_memory() -> None:
 @pytest.mark.parametrize(
     ("macro", "listed"),
     [
-        ("AT_FORALL_LOWER_PRECISION_FP", cuda_dtypes.LOWER_PRECISION),
-        ("AT_FORALL_FP32", cuda_dtypes.FLOAT32),
-        ("AT_FORALL_FP32_SET_OPT_DTYPE", cuda_dtypes.FLOAT32_RESULT),
-        ("AT_FORALL_PROMOTE", cuda_dtypes.WIDEST),
+        ("AT_FORALL_LOWER_PRECISION_FP", cuda_emulation.LOWER_PRECISION),
+        ("AT_FORALL_FP32", cuda_emulation.FLOAT32),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", cuda_emulation.FLOAT32_RESULT),
+        ("AT_FORALL_PROMOTE", cuda_emulation.WIDEST),
     ],
 )
 def test_the_lists_are_those_of_torch(macro: str, listed: list[str]) -> None:
