@@ -1,4 +1,4 @@
-"""Import the file or module of a workload, whatever it contains. Imports no torch: some files must run before it."""
+"""Import the file or module of a workload. Imports no torch itself: some workloads must run before torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 _ahead: dict[str, ModuleType | BaseException] = {}
-"""What `import_ahead` has imported or caught, until `import_workload` asks for it."""
+"""Modules or exceptions from `import_ahead`, until `import_workload` takes them."""
 
 
 def import_ahead(reference: str) -> None:
-    """Import a workload now; `import_workload` returns that module once, or raises that exception."""
+    """Import a workload now; the next `import_workload` returns its module or raises its exception."""
     try:
         _ahead[reference] = import_workload(reference)
     except BaseException as error:  # SystemExit too
@@ -21,7 +21,7 @@ def import_ahead(reference: str) -> None:
 
 
 def import_workload(reference: str) -> ModuleType:
-    """Return the module of `train.py` or `package.module:Class`. Raises whatever its code raises."""
+    """Import the module of a reference such as `train.py` or `package.module:Class`. Its exceptions pass through."""
     match _ahead.pop(reference, None):
         case ModuleType() as module:
             return module
@@ -38,7 +38,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up there
-    sys.path.insert(0, str(path.parent.resolve()))  # as `python path` does: helpers beside the file can be imported
+    sys.path.insert(0, str(path.parent.resolve()))  # as `python path` does, so that the file can import its neighbors
     spec.loader.exec_module(module)
     return module
 

@@ -1,8 +1,8 @@
-"""Record which operation of a model runs in which dtype, in one batch's forward pass, loss and backward pass.
+"""Record the dtype of each operation in one batch's forward pass, loss and backward pass.
 
-An operation that autocast does not list runs in the dtype of its inputs. Batch norm is one of these, on a CPU as on a
-GPU: after a convolution in float16 it returns float16, while its weights and running statistics stay float32. Softmax
-and the losses are listed, and run in float32.
+An operation that is not on autocast's lists runs in the dtype of its inputs. Batch norm is one, on CPUs and GPUs: after
+a float16 convolution it returns float16, while its weights and running statistics stay float32. Softmax and the losses
+are on the lists, and run in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amp_track.training.layers import LayerWatch, Operation, running_node_number
 from amp_track.workload import Workload, example_batch, new_model
 
 _COPIES = {"_to_copy", "copy_"}
-"""Operations that are a cast if they change the dtype; otherwise they move a tensor or reorder its memory."""
+"""Operations that are casts if they change the dtype; otherwise they move a tensor or reorder its memory."""
 _BOOKKEEPING = {
     "_reshape_alias", "_unsafe_view", "clone", "lift", "lift_fresh", "resize_", "select_backward", "set_",
     "slice_backward",
@@ -41,7 +41,7 @@ _ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)
 
 
 class DtypesWatch:
-    """Watches one batch of a resolved job."""
+    """Records the dtypes of one batch of a resolved job."""
 
     def __init__(self) -> None:
         self._phase = "data"
@@ -49,13 +49,13 @@ class DtypesWatch:
 
     @property
     def phase(self) -> str:
-        """What it is doing, or did when an exception was raised: `data`, `model`, `forward`, `loss` or `backward`."""
+        """The current phase, or the phase in which an exception was raised: data, model, forward, loss or backward."""
         return self._recorder.in_pass if self._recorder is not None else self._phase
 
     def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
-        """Watch one batch of `workload.example` in training mode. Exceptions pass through unchanged.
+        """Record one batch of `workload.example` in training mode. Exceptions pass through unchanged.
 
-        The loss is not scaled before its backward pass, since scaling changes values and no dtypes.
+        The loss is not scaled before its backward pass: scaling changes values, not dtypes.
         """
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
@@ -94,7 +94,7 @@ class _Recorder:
 
     @property
     def operations(self) -> tuple[OperationDtypes, ...]:
-        """Every distinct operation seen, with how often it ran."""
+        """Every distinct operation, with its count."""
         return tuple(dataclasses.replace(one, count=count) for one, count in self._counts.items())
 
     def begin(self, in_pass: str) -> None:
@@ -148,7 +148,7 @@ def _floating_dtypes(tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
 
 
 def readable_name(name: str) -> str:
-    """Return an aten operation's name without the parts that say who implements it.
+    """Return an aten operation's name without the parts that name its implementation.
 
     `native_batch_norm` and `cudnn_batch_norm` become `batch_norm`, `_log_softmax_backward_data` becomes
     `log_softmax_backward`.

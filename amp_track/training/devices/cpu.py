@@ -39,14 +39,14 @@ _KIBIBYTE = 1024
 class CpuDevice(Device):
     """The CPU, with main memory as its memory.
 
-    The budget is RLIMIT_DATA above what the process holds when the budget begins, so that running out is a real failed
-    allocation, repeatable to the exact batch; the meter is VmPeak, whose growth is what the budget limits. Peak
-    resident memory is another quantity, and as a search's meter misleads by 5-40 %. Where there is no VmPeak, it is
-    what jobs without a budget report, and a budget is refused.
+    The budget is RLIMIT_DATA above the memory that the process holds when the budget begins. Running out of memory is
+    then a real failed allocation, repeatable to the exact batch size. The meter is VmPeak, whose growth the budget
+    limits. Peak resident memory is a different quantity, and would mislead a search by 5-40 %. Without VmPeak, jobs
+    without a budget report it, and budgets are not supported.
 
     Args:
-        torch_device: the device as torch names it.
-        processes: how many processes train together, and share what memory is free.
+        torch_device: the torch device.
+        processes: the number of local ranks, which share the free memory.
     """
 
     has_queue = False
@@ -91,9 +91,10 @@ class CpuDevice(Device):
         if self._has_peak:
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         if sys.platform == "linux":
-            missing = f"a CPU budget needs VmPeak, which this kernel's {_STATUS_FILE} has not"
+            missing = f"a CPU budget needs VmPeak, which is missing in this kernel's {_STATUS_FILE}"
             return Support(supported=False, reason=missing)
-        return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
+        reason = f"a CPU budget needs RLIMIT_DATA of Linux; this is {platform.system()}"
+        return Support(supported=False, reason=reason)
 
     def of_processes(self, count: int) -> Sequence[Device]:
         return [self]
@@ -103,8 +104,8 @@ class CpuDevice(Device):
             torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        heap.keep_to_one_arena()  # of a program of its own; a job has inherited it
-        # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
+        heap.keep_to_one_arena()  # for programs other than jobs, which inherit the setting
+        # The thread pool's stacks belong to the process, not to the batch: start it before the meter.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if not self._has_peak:
             self._start_bytes = peak_resident_bytes()
@@ -112,9 +113,8 @@ class CpuDevice(Device):
         import resource
 
         if budget_bytes is not None:
-            # This costs speed, which only a job with a budget pays. Without a budget the process first uses what free
-            # blocks it happens to hold, which the meter does not see: a few MiB. Taking them away would cost a small
-            # job 20 % of its speed.
+            # Only for jobs with a budget, because it would cost a small job 20 % of its speed. Without a budget the
+            # process first uses the free blocks that it holds, a few MiB, which the meter does not see.
             heap.make_exact()
             self._is_exact = True
         self._start_bytes = self._held_bytes()
@@ -142,8 +142,8 @@ class CpuDevice(Device):
         self._before_reset_bytes = max(self._before_reset_bytes, self._peak_since_reset())
         if self._is_exact:
             heap.use_up_large_free_blocks()
-        # VmPeak cannot be reset. Instead a mapping that may not be touched, and that RLIMIT_DATA does not count, fills
-        # the address space up to it, so that whatever is allocated next shows as a new peak.
+        # VmPeak cannot be reset. Instead an inaccessible mapping, which RLIMIT_DATA does not count, fills the address
+        # space up to it, so that the next allocation shows as a new peak.
         held, peak = self._held_bytes(), _required_bytes("VmPeak")
         if self._padding is not None:
             self._padding.close()
@@ -164,14 +164,14 @@ class CpuDevice(Device):
 
 
 def _required_bytes(key: str) -> int:
-    """Return a size that every Linux has which has VmPeak."""
+    """Return a size that exists on every Linux kernel with VmPeak."""
     size = process_bytes(key)
     assert size is not None, key
     return size
 
 
 def capability() -> str:
-    """Return what tells this CPU from others of its name: `AVX512, avx512_bf16`."""
+    """Return the instruction sets that distinguish CPUs of the same name, such as `AVX512, avx512_bf16`."""
     limit = os.environ.get(_ISA_VARIABLE, "").upper()
     limited = (f"{_ISA_VARIABLE}={limit}",) if limit not in _NO_LIMIT else ()
     units = dict.fromkeys((*units_of("bfloat16"), *units_of("float16")))
@@ -179,7 +179,7 @@ def capability() -> str:
 
 
 def units_of(dtype: str) -> tuple[str, ...]:
-    """Return the instruction sets that compute in `bfloat16` or `float16`; none where it is emulated."""
+    """Return the instruction sets that compute in `bfloat16` or `float16`; none if the dtype is emulated."""
     names = {"bfloat16": _BFLOAT16_UNITS, "float16": _FLOAT16_UNITS}[dtype]
     limit = os.environ.get(_ISA_VARIABLE, "").upper()
     if limit not in _NO_LIMIT and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
@@ -191,8 +191,8 @@ def units_of(dtype: str) -> tuple[str, ...]:
 def _capabilities() -> Mapping[str, Any]:
     """Return which instruction sets the CPU has, by name.
 
-    Without the public function, which older releases of torch lack, the private ones tell of x86 alone: an ARM CPU
-    with bfloat16 units then counts as one without, which changes a text and the name of a study.
+    Older releases of torch lack the public function, and their private ones cover only x86: an ARM CPU with bfloat16
+    units then counts as one without, which changes a message and the name of a study.
     """
     if hasattr(torch.cpu, "get_capabilities"):
         return torch.cpu.get_capabilities()
@@ -202,9 +202,9 @@ def _capabilities() -> Mapping[str, Any]:
 
 
 def process_bytes(key: str) -> int | None:
-    """Return a size of this process in bytes.
+    """Return a size of this process from /proc/self/status in bytes.
 
-    None where it is not told: on other systems, and for VmPeak and VmHWM on a sandboxed kernel such as gVisor's.
+    None if it is not available: on other systems, and for VmPeak and VmHWM on kernels such as gVisor's.
     """
     if sys.platform != "linux":
         return None
@@ -215,9 +215,9 @@ def process_bytes(key: str) -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident main memory in bytes, libraries included.
+    """Return the peak of this process's resident main memory in bytes, including libraries.
 
-    It is what `top` shows, not what a budget limits.
+    `top` shows it; a budget does not limit it.
     """
     peak_bytes = process_bytes("VmHWM")
     if peak_bytes is not None:
