@@ -19,11 +19,11 @@ from amp_track.memory_plan.torch_internals import (
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_DIM = 256
-"""The largest head that flash attention takes (`sdp_utils.cpp`, check_head_dim_size_flash)."""
+"""The largest head that flash attention supports (`sdp_utils.cpp`, check_head_dim_size_flash)."""
 
 
 def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Operation]]:
-    """Return the kernels to put in place of a CPU's, by dispatch key and by `name.overload`."""
+    """Return the kernels that replace a CPU's, by dispatch key and `name.overload`."""
     fused: dict[str, Operation] = {
         "dropout": _dropout,
         "scaled_dot_product_attention": _attention,
@@ -34,7 +34,7 @@ def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Oper
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    """Keep a mask of one byte for each element, as `native_dropout` does; a CPU keeps it in the input's dtype."""
+    """Store a mask of one byte per element, as `native_dropout` does; a CPU stores it in the input's dtype."""
     if not train or p == 0 or not input.numel():
         return input
     if p == 1:
@@ -53,10 +53,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend with flash attention where it takes dtype, head and mask, and memory-efficient attention elsewhere.
+    """Use flash attention if it supports dtype, head and mask, otherwise memory-efficient attention.
 
-    Either keeps one float32 number for each row of the attention matrix, and not the matrix. Both take heads in a
-    dimension of their own; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
+    Both store one float32 number per row of the attention matrix, instead of the matrix. Both need a separate dimension
+    for heads; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
     """
     if query.dim() != 4:
         return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
@@ -80,13 +80,13 @@ def _attention(
 
 
 def _with_head_of(tensor: Tensor, multiple: int) -> Tensor:
-    """Return the tensor with its last dimension padded to a multiple, as flash attention wants it."""
+    """Pad the last dimension to a multiple, as flash attention requires."""
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Read float16 and return float32 in one kernel; bfloat16 is converted first (`SoftMax.cpp`)."""
+    """Convert float16 to float32 within the kernel; bfloat16 is converted before it (`SoftMax.cpp`)."""
     return _fused_softmax(aten._log_softmax, input, dim, dtype)
 
 
@@ -129,7 +129,7 @@ FLOAT32_RESULT = _names("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList
 """)
-"""Operations that are told to return float32, and cast within."""
+"""Operations that are called with dtype=float32, and cast internally."""
 WIDEST = _names("""
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """)
@@ -139,10 +139,10 @@ BANNED = ("binary_cross_entropy",)
 
 
 def kernels_of_cuda(autocast_dtype: torch.dtype | None) -> dict[str, Operation]:
-    """Return, by `name.overload`, autocast kernels that cast as autocast does on CUDA.
+    """Return autocast kernels that cast as on CUDA, by `name.overload`.
 
-    Operations that autocast casts on a CPU alone run as they are. Those that both lists cast to autocast's dtype keep
-    torch's own kernel, which caches the cast weights.
+    Operations that autocast casts only on a CPU run unchanged. Those that both lists cast to autocast's dtype keep
+    torch's kernel, which caches the cast weights.
     """
     if autocast_dtype is None:
         return {}
@@ -211,8 +211,8 @@ def _in_widest(operation: Operation) -> Operation:
 def _rejected(operation: Operation) -> Operation:
     def run(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            f"{operation} raises under autocast on CUDA, where float16 cannot hold its gradients; use "
-            "binary_cross_entropy_with_logits on the model's output before its sigmoid"
+            f"{operation} raises under autocast on CUDA, because float16 cannot represent its gradients. Use "
+            "binary_cross_entropy_with_logits on the model's output before its sigmoid."
         )
 
     return run

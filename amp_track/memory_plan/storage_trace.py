@@ -1,4 +1,4 @@
-"""Follow the storages of a step: when each is born and dies, how large it is, and which layer and operation made it."""
+"""Trace the storages of a step: birth, death, size, layer and operation of each, and the step's compute cost."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from amp_track.memory_plan.torch_internals import (
 from amp_track.records.trace import Category, Phase, Storage
 
 OPTIMIZER = "(optimizer)"
-"""The layer of what the optimizer makes, which belongs to no layer of the model."""
+"""The layer of storages that the optimizer creates, which belong to no layer of the model."""
 
 
 @dataclass
 class _Living:
-    """A storage that is alive. The reference tells its death."""
+    """A live storage. The weak reference reports its death."""
 
     index: int
     reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage that an operation makes on one kind of device while the mode is active.
+    """Records every storage that operations create on one kind of device while the mode is active.
 
-    It answers the questions for values that fake tensors cannot answer: `.item()` is 1, or False of a boolean.
+    Fake tensors have no values: `.item()` returns 1, or False for a boolean.
 
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
-        as_cuda: whether to record what operations compute and what convolutions may take on CUDA, too.
+        as_cuda: whether to record floating-point operations and convolution workspaces of CUDA.
     """
 
     def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool) -> None:
@@ -53,11 +53,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[int] = []
         self.phases: list[Phase] = []
         self.values_read: dict[str, None] = {}
-        """Layers whose forward pass asked for a number, in their order."""
+        """Layers whose forward pass reads a number, in order."""
         self.flops: int | None = 0
-        """Floating-point operations; None once there was one that is unknown."""
+        """Floating-point operations; None after an operation with an unknown number."""
         self.half_flops = 0
-        """Those among them in 16 bits."""
+        """The 16-bit part of `flops`."""
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
@@ -83,31 +83,31 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def begin(self, phase: str, step: int) -> None:
-        """Note that a phase of a step begins."""
+        """Record the beginning of a phase of a step."""
         self.phases.append(Phase(name=phase, step=step, first_event=len(self.events)))
 
     def add(self, tensor: Tensor, category: Category, layer: str) -> None:
-        """Record a storage that was there before any operation, such as a parameter's."""
+        """Record a storage that existed before any operation, such as a parameter's."""
         self._add(tensor, category, layer, "")
 
     def workspace(self, size_bytes: int, operation: str) -> None:
-        """Record memory that a library takes at its first call and keeps."""
+        """Record memory that a library allocates at its first call and keeps."""
         self._born(Storage(size_bytes=size_bytes, category=Category.WORKSPACES, layer="", operation=operation))
 
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what the storages of these tensors are for."""
+        """Set the category of these tensors' storages."""
         for tensor in tensors:
             if (living := self._living.get(storage_key(tensor))) is not None:
                 self._assign(living.index, category)
 
     def assign_living(self, category: Category) -> None:
-        """Say what every temporary storage is for that is alive now."""
+        """Set the category of every live temporary storage."""
         for living in self._living.values():
             if self.storages[living.index].category is Category.TEMPORARIES:
                 self._assign(living.index, category)
 
     def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Add what an operation computes."""
+        """Add an operation's floating-point operations."""
         flops = flops_of(operation, args, kwargs, result)
         if flops is None or self.flops is None:
             self.flops = None
@@ -117,7 +117,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.half_flops += flops if first.dtype.itemsize == 2 else 0
 
     def _lend(self, size_bytes: int) -> None:
-        """Record what the operation that has just run may have taken for itself."""
+        """Record the estimated cuDNN workspace of the last operation."""
         if size_bytes:
             storage = Storage(
                 size_bytes=size_bytes, category=Category.CONVOLUTIONS, layer=self._layer(), operation="cuDNN"
@@ -156,10 +156,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
-    """Return the floating-point operations of one operation: 0 for one that does not count, None if unknown.
+    """Return the number of floating-point operations: 0 for operations that do not count, None if unknown.
 
-    A gradient of a convolution's input or weight takes what the forward pass takes. torch's own formula for both counts
-    the weight's once for every group (2.15), 64 times too much for a depthwise convolution of 64 channels.
+    Matrix products, convolutions and attention count. The gradient of a convolution's input or weight costs as much as
+    the forward pass. torch's formula counts the weight's gradient once for every group (2.15), 64 times too much for a
+    depthwise convolution of 64 channels.
     """
     try:
         if operation is aten.convolution_backward.default:
@@ -168,11 +169,11 @@ def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
             return forward * (int(output_mask[0]) + int(output_mask[1]))
         return registered_flops(operation, args, kwargs, result)
     except Exception:
-        return None  # a formula for arguments that it does not know: memory can be planned without
+        return None  # the formula does not support these arguments; the memory plan does not need it
 
 
 _TILE, _TRANSFORMED_TILE = 4, 36
-"""Outputs on a side of a tile, and the values that it is transformed to: (4 + 3 - 1)²."""
+"""Side length of an output tile, and the number of values of a transformed tile: (4 + 3 - 1)²."""
 
 
 def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
@@ -196,7 +197,7 @@ def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
 
 
 def _winograd_bytes(input: Tensor, weight: Tensor, padding: Sequence[int]) -> int:
-    """Return the bytes of the transformed input (N, C, H, W), output (N, K, H', W') and weight (K, C, 3, 3)."""
+    """Return the bytes of transformed input (N, C, H, W), output (N, K, H', W') and weight (K, C, 3, 3)."""
     batch, channels, *sides = input.shape
     tiles = batch * math.prod(
         math.ceil((side + 2 * added - 2) / _TILE) for side, added in zip(sides, padding, strict=True)

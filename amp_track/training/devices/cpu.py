@@ -2,7 +2,7 @@
 
 Exact metering exists so that everything can be tested without a GPU. With it, the same job takes the same memory to the
 page, a budget is a real limit on allocations, and a search on a CPU has one correct max batch that a test can compare
-with. Ordinary meters vary by several percent between runs. `heap` makes malloc exact; it is a module of its own because
+with. Ordinary meters vary by several percent between runs. `heap` makes malloc exact; it is a separate module because
 it must run before torch is imported.
 """
 
