@@ -276,8 +276,8 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         return workload_class(**values)
     except Exception as error:
         raise BadInput(
-            f"{reference}: {workload_class.__name__}({values}) raised {summary(error)}. Fix the workload or its --set "
-            "options.",
+            f"{reference}: fix the workload or its --set options: {workload_class.__name__}({values}) raised "
+            f"{summary(error)}",
             detail=users_traceback(error),
         ) from error
 
@@ -376,7 +376,7 @@ def _import(reference: str, shown: str) -> ModuleType:
 
 def _import_failed(what: str, error: Exception) -> BadInput:
     return BadInput(
-        f"{what}: its import raised {summary(error)}.",
+        f"{what}: its import raised {summary(error)}",
         detail=users_traceback(error),
     )
 

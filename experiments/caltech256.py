@@ -89,7 +89,7 @@ class Caltech256(Workload):
         """Check the image folder, then the weights, then every image: the cheapest check first."""
         check_image_size(self.image_size)
         if not 0 <= self.split_seed < 2**32:
-            raise BadOption("split_seed", f"got {self.split_seed}, expected an integer from 0 to 4,294,967,295")
+            raise BadOption("split_seed", f"got {self.split_seed}, expected a whole number from 0 to 4,294,967,295")
         if self.data_dir:
             self._folder()
         if self.weights != "none":

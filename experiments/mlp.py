@@ -42,7 +42,7 @@ class Mlp(Workload):
     def check(self) -> None:
         for name in ("width", "batches"):
             if getattr(self, name) < 1:
-                raise BadOption(name, f"got {getattr(self, name)}, expected an integer of at least 1")
+                raise BadOption(name, f"got {getattr(self, name)}, expected a whole number of 1 or more")
 
     def model(self) -> nn.Module:
         return nn.Sequential(

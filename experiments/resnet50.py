@@ -110,19 +110,19 @@ def _imagenet_weights() -> Any:
 
 def _weights_in(file: Path) -> Any:
     if not file.is_file():
-        raise BadOption("weights", f"got {file}, expected imagenet, none or an existing file; {_HINT}")
+        raise BadOption("weights", f"got {file}, expected imagenet, none or an existing file. {_HINT}")
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each have their own
         raise BadOption(
             "weights",
-            f"torch.load(weights_only=True) cannot read {file} ({_first_line(error)}); {_HINT}",
+            f"torch.load(weights_only=True) cannot read {file} ({_first_line(error)}). {_HINT}",
         ) from error
 
 
 def _load(model: nn.Module, state: Any, weights: str) -> None:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadOption("weights", f"{weights} contains no state dict of tensors; {_HINT}")
+        raise BadOption("weights", f"{weights} contains no state dict of tensors. {_HINT}")
     own = model.state_dict()
     if any(name not in state or state[name].shape != own[name].shape for name in _HEAD):
         state = {name: value for name, value in state.items() if name not in _HEAD}
@@ -136,10 +136,10 @@ def _load(model: nn.Module, state: Any, weights: str) -> None:
 
 
 def _of_another_model(weights: str, difference: str) -> BadInput:
-    return BadOption("weights", f"{weights} is not a state dict of a ResNet-50 ({difference}); {_HINT}")
+    return BadOption("weights", f"{weights} is not a state dict of a ResNet-50 ({difference}). {_HINT}")
 
 
-_HINT = "save one with torch.save(model.state_dict(), FILE) from torchvision's resnet50"
+_HINT = "Save one with torch.save(model.state_dict(), FILE) from torchvision's resnet50."
 
 
 def _first_line(error: Exception) -> str:

@@ -52,7 +52,7 @@ class Sinusoid(Workload):
     def check(self) -> None:
         for name, least in (("size", 2), ("hidden", 1), ("layers", 1), ("steps_per_epoch", 1)):
             if getattr(self, name) < least:
-                raise BadOption(name, f"got {getattr(self, name)}, expected an integer of at least {least}")
+                raise BadOption(name, f"got {getattr(self, name)}, expected a whole number of {least} or more")
 
     def model(self) -> nn.Module:
         def layer(channels_in: int, channels_out: int) -> list[nn.Module]:

@@ -156,7 +156,7 @@ class Trainer:
                 for written in artifacts.write_artifacts(self._workload, step, self._folder):
                     self._send(written)
         except Exception as error:
-            self._send(Noted(text=f"Plots could not be written: {summary(error)}. The training itself is complete."))
+            self._send(Noted(text=f"the training is complete, but not all its files were written: {summary(error)}"))
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device

@@ -26,12 +26,12 @@ TRAINED = {
     "(in forward)",
     "score": "score() returned a tensor of shape (); it must return one number for each of the 4 samples, shape (4,), "
     "and not their mean (in evaluation)",
-    "schedule": "schedule returned nan for 2 updates; it must return a finite factor of the learning rate, 0 or more "
-    "(in optimizer)",
+    "schedule": "schedule returned nan for 2 optimizer steps; it must return a finite factor of the learning "
+    "rate, 0 or more (in optimizer)",
     "schedule: number": "schedule() returned an object of type float; it must return None, or a function from the "
-    "number of updates to a factor of the learning rate (in model)",
-    "closure": "ValueError: LBFGS.step needs closure, which TrainStep does not give: it computes the loss once for "
-    "each batch. Use an optimizer whose step needs no closure, such as Adam. (in model)",
+    "number of optimizer steps to a factor of the learning rate (in model)",
+    "closure": "ValueError: LBFGS.step needs closure, but TrainStep computes the loss once per batch. "
+    "Use an optimizer whose step needs no closure, such as Adam. (in model)",
 }
 
 
