@@ -161,7 +161,7 @@ def test_an_index_that_cannot_be_beside_the_images_is_in_the_users_cache(
     kept.unlink()
     kept.mkdir()
     assert open_index(tree).bad_images[0].path == "001.ak47/001_0001.jpg"
-    assert "could not be kept" in capsys.readouterr().err
+    assert "cannot be stored" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

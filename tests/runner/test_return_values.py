@@ -67,9 +67,9 @@ def test_an_example_that_is_no_pair_is_one_sentence(runner: JobRunner, resolved:
 INSPECTED = {
     "train item": "train_data()[0] is a tuple of length 3; it must be a pair (input, target)",
     "eval item": "eval_data()[0] is a tuple of length 3; it must be a pair (input, target)",
-    "train length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
-    "eval length": "eval_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
-    "overflowing length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or",
+    "train length": "train_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
+    "eval length": "eval_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
+    "overflowing length": "train_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
 }
 
 
