@@ -1,4 +1,4 @@
-"""Workload is the class that users subclass; this module also loads it from their file, with its options set."""
+"""Workload, the class that users subclass, and functions that load it from a file and set its options."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from amp_track import workload_import
 from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type, printable, summary
 from amp_track.records.metrics import is_metric_name
 
+_HINT = "See experiments/digits.py for an example."
 _MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MULTILINE)
-"""A frame of this package as text, in what an exception of a loader process says."""
+"""Matches a frame of this package in the text of a loader process's exception."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The quality that a workload measures. MLflow shows it as `eval/<name>`."""
+    """The metric that a workload measures. MLflow shows it as `eval/<name>`."""
 
     name: str
     higher_is_better: bool = True
 
 
 class Workload(ABC):
-    """The model, data, loss and quality of one training.
+    """The model, data, loss and metric of one training.
 
     Subclass it as a frozen dataclass; its fields are the options that `--set name=value` sets.
 
@@ -52,11 +53,11 @@ class Workload(ABC):
     learning_rate: float = 1e-3
     """The learning rate that suits `batch_size`."""
     batch_size: int = 64
-    """Samples in each batch, if `--batch-size` does not say otherwise."""
+    """Samples in each batch; `--batch-size` overrides it."""
     epochs: int = 1
-    """Passes over the training data, if neither `--epochs` nor `--steps` says otherwise."""
+    """Passes over the training data; `--epochs` and `--steps` override it."""
     num_workers: int = 0
-    """Processes that load data beside the training; 0 loads it between the steps."""
+    """Loader processes; 0 loads data between the steps. `--num-workers` overrides it."""
     metric: ClassVar[Metric] = Metric("accuracy", higher_is_better=True)
 
     @abstractmethod
@@ -79,44 +80,44 @@ class Workload(ABC):
         return functional.cross_entropy(output, target)
 
     def score(self, output: Any, target: Any) -> Tensor:
-        """Return one number per sample, shape (N,), whose mean is the quality. Default: 1 if the top class is right."""
+        """Return one number per sample, shape (N,), whose mean is the metric. Default: 1 if the top class is right."""
         correct: Tensor = output.argmax(dim=-1) == target
         return correct.float()
 
     def optimizer(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Return an optimizer of `parameters`. Default: Adam, fused if the device has it: amp then needs no sync."""
+        """Return an optimizer of `parameters`. Default: Adam, fused where possible, so that amp never waits for it."""
         parameters = list(parameters)
         fused = all(p.device.type in ("cpu", "cuda", "xpu", "mps") and p.is_floating_point() for p in parameters)
         return torch.optim.Adam(parameters, lr=lr, fused=fused)
 
     def schedule(self, total_steps: int) -> Callable[[int], float] | None:
-        """Return a pure function from the number of updates made so far to a factor of the learning rate.
+        """Return a pure function from the number of optimizer steps made so far to a factor of the learning rate.
 
-        Steps that amp skips are no updates, so that a training may stop before the schedule's end. Default: None, which
-        keeps the learning rate.
+        Steps that amp skips do not count, so a training may stop before the schedule's end. Default: None, a constant
+        learning rate.
 
         Args:
-            total_steps: the number of optimizer steps of the whole training.
+            total_steps: the number of optimizer steps in the training.
         """
         return None
 
     def check(self) -> None:  # noqa: B027 — most workloads need nothing
         """Raise `BadInput` if something that the model needs is missing, such as pretrained weights.
 
-        It is called once, before anything is written.
+        Called once, before anything is written.
         """
 
     def without_data(self) -> Workload:
-        """Return the workload that `--synthetic` trains, without what only quality needs, such as pretrained weights.
+        """Return the workload that `--synthetic` trains, without what only the metric needs: pretrained weights.
 
         Default: itself.
         """
         return self
 
     def plots(self, predict: Callable[[Any], Any]) -> Mapping[str, Tensor]:
-        """Return images by name that show what the trained model does. Default: none.
+        """Return plots of the trained model's output, by name. Default: none.
 
-        Each has shape (height, width) or (height, width, 3) and values from 0 to 1. They are kept with the run, and
+        Each has shape (height, width) or (height, width, 3) and values from 0 to 1. They are stored with the run, and
         `amp-track compare` shows those of all precisions side by side.
 
         Args:
@@ -128,15 +129,15 @@ class Workload(ABC):
     def example(self, batch_size: int) -> tuple[Any, Any]:
         """Return one batch (input, target) of the real shapes and dtypes. Default: the first training samples, cycled.
 
-        Override it without touching the data, and `--synthetic` works on machines without the data.
+        If it does not read the data, `--synthetic` works on machines without the data.
         """
         data = self.train_data()
         known = min(batch_size, len(data), 64)  # type: ignore[arg-type]
         return default_collate([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
 
 
-# Fields that have flags of their own. A workload may override them by an annotated assignment, which makes them
-# dataclass fields too.
+# Fields that have their own flags. A workload may override them by an annotated assignment, which makes them dataclass
+# fields, too.
 _OWN_FLAGS = {
     "learning_rate": "--lr",
     "batch_size": "--batch-size",
@@ -153,30 +154,24 @@ def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field
 
 
 def check_fields(reference: str, workload: Workload) -> None:
-    """Raise BadInput if a workload's own batch size, epochs, learning rate or quality is none."""
+    """Raise BadInput if the workload's batch_size, epochs, num_workers, learning_rate or metric is invalid."""
     for name, least in (("batch_size", 1), ("epochs", 1), ("num_workers", 0)):
         value = getattr(workload, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise BadInput(
-                f"{reference}: got {name} {_shown(value)}, expected a whole number of {least} or more; correct the "
-                "workload"
-            )
+            raise BadInput(f"{reference}: {name} is {_shown(value)}. Set it to an integer of at least {least}.")
     rate = workload.learning_rate
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= sys.float_info.max:
-        raise BadInput(
-            f"{reference}: got learning_rate {_shown(rate)}, expected a number above 0; correct the workload"
-        )
+        raise BadInput(f"{reference}: learning_rate is {_shown(rate)}. Set it to a number above 0.")
     metric = getattr(workload.metric, "name", workload.metric)
     if not isinstance(workload.metric, Metric) or not isinstance(metric, str) or not is_metric_name(metric):
         raise BadInput(
-            f"{reference}: got metric {_shown(metric)}, expected a Metric with a name of letters, digits, spaces "
-            "and _ - . : /, of at most 245 characters, without empty parts or .., which is what MLflow takes, and "
-            "another than loss, which is logged as such; correct the workload"
+            f"{reference}: metric is {_shown(metric)}. Set it to a Metric whose name MLflow accepts (letters, digits, "
+            "spaces and _ - . : /, at most 245 characters, without empty parts or ..) and that is not loss."
         )
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message, or its type where it cannot be shown: a number of 5,000 digits."""
+    """Return `repr(value)`, or the value's type if repr raises, as for an integer of 5,000 digits."""
     try:
         return repr(value)
     except Exception:
@@ -184,19 +179,19 @@ def _shown(value: object) -> str:
 
 
 def check_dataset(reference: str, method: str, data: Any) -> None:
-    """Raise BadInput if what a method of a workload returns is no map-style dataset, or has an impossible length."""
+    """Raise BadInput if a workload's method returns no map-style dataset, or one with an impossible length."""
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, IterableDataset):
         kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__)"
         raise BadInput(f"{reference}: {method}() returned {kind}")
-    with contextlib.suppress(OverflowError):  # Python's own answer to 2**63
+    with contextlib.suppress(OverflowError):  # len() raises it from 2**63 on
         if len(data) <= _MOST_SAMPLES:
             return
-    much = f"a dataset whose __len__ is too large; it must return {_MOST_SAMPLES:,} or less"
+    much = f"a dataset whose __len__ is too large; it must be at most {_MOST_SAMPLES:,}"
     raise BadInput(f"{reference}: {method}() returned {much}")
 
 
 def check_sample(reference: str, method: str, data: Any) -> None:
-    """Raise BadInput if the first item of a dataset is no pair (input, target)."""
+    """Raise BadInput if the first item of a dataset is not a pair (input, target)."""
     if len(data) and not _is_pair(item := data[0]):
         raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; it must be a pair (input, target)")
 
@@ -206,7 +201,7 @@ def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def new_model(workload: Workload) -> nn.Module:
-    """Return the workload's new model. Raises InvalidReturnValue if it is none."""
+    """Return a new model of the workload. Raises InvalidReturnValue if it is not a Module."""
     model: object = workload.model()
     if not isinstance(model, nn.Module):
         raise InvalidReturnValue.of_type("model()", model, "a torch.nn.Module")
@@ -214,7 +209,7 @@ def new_model(workload: Workload) -> nn.Module:
 
 
 def new_optimizer(workload: Workload, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """Return the workload's optimizer of a model. Raises InvalidReturnValue if it is none."""
+    """Return the workload's optimizer of a model. Raises InvalidReturnValue if it is not an Optimizer."""
     optimizer: object = workload.optimizer(model.parameters(), learning_rate)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidReturnValue.of_type("optimizer()", optimizer, "a torch.optim.Optimizer of the parameters given")
@@ -222,16 +217,16 @@ def new_optimizer(workload: Workload, model: nn.Module, learning_rate: float) ->
 
 
 def new_schedule(workload: Workload, total_steps: int) -> Callable[[int], float] | None:
-    """Return the workload's schedule. Raises InvalidReturnValue if it is no function."""
+    """Return the workload's schedule. Raises InvalidReturnValue if it is not a function."""
     schedule: object = workload.schedule(total_steps)
     if schedule is not None and not callable(schedule):
-        expected = "None, or a function from the number of updates to a factor of the learning rate"
+        expected = "None, or a function from the number of optimizer steps to a factor of the learning rate"
         raise InvalidReturnValue.of_type("schedule()", schedule, expected)
     return schedule
 
 
 def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
-    """Return the workload's example batch. Raises InvalidReturnValue if it is no pair."""
+    """Return the workload's example batch. Raises InvalidReturnValue if it is not a pair."""
     batch: object = workload.example(size)
     if not _is_pair(batch):
         raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
@@ -239,12 +234,12 @@ def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
 
 
 def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
-    """Return every option with its value as text."""
+    """Return the name of every option, and its value as text."""
     return tuple((name, str(getattr(workload, name))) for name in option_fields(type(workload)))
 
 
 def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the values of each option for which all are known, a bool's or a Literal's, as text."""
+    """Return all possible values of each option that is a bool or a Literal, as text."""
     hints = _types_of_fields(type(workload))
     choices: list[tuple[str, tuple[str, ...]]] = []
     for name in option_fields(type(workload)):
@@ -256,11 +251,15 @@ def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...
 
 
 def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:
-    """Return the workload that `experiments/digits.py` or `package.module:Class` names, with its options set.
+    """Load the workload named by a reference such as `experiments/digits.py` or `package.module:Class`.
+
+    Args:
+        reference: a file with one Workload, or a module and a class.
+        options: names and values of options to set.
 
     Raises:
-        BadInput: there is no such file, module or class; the file has no Workload or several; it cannot be imported
-            (with its own traceback as `detail`); an option is unknown or its value has the wrong type.
+        BadInput: the file, module or class does not exist; the file has no Workload or several; its import fails
+            (`detail` holds the traceback); an option is unknown, or its value has the wrong type.
     """
     workload_class = _find_class(reference)
     known = option_fields(workload_class)
@@ -276,35 +275,35 @@ def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Wo
         return workload_class(**values)
     except Exception as error:
         raise BadInput(
-            f"{reference}: got {summary(error)} from {workload_class.__name__}({values}), expected it "
-            "to be made; fix the workload or its --set options",
+            f"{reference}: fix the workload or its --set options: {workload_class.__name__}({values}) raised "
+            f"{summary(error)}",
             detail=users_traceback(error),
         ) from error
 
 
 def _types_of_fields(workload_class: type[Workload]) -> dict[str, Any]:
-    """Return the types of a class's fields. Raises BadInput if one is named that its module does not have."""
+    """Return the types of a class's fields. Raises BadInput if an annotation cannot be evaluated."""
     try:
         return get_type_hints(workload_class)
     except Exception as error:  # an annotation may be any expression
         raise BadInput(
-            f"{workload_class.__name__}: got {type(error).__name__}: {error} from the types of its fields, expected "
-            "types that its module has when it runs, not only for a type checker; correct the workload"
+            f"{workload_class.__name__}: evaluating the types of its fields raised {type(error).__name__}: {error}. "
+            "Use types that its module imports at run time, not only under TYPE_CHECKING."
         ) from error
 
 
 def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, ...]]:
     """Return the file that a reference names, and the workload's other source files relative to its folder.
 
-    The others are the files beside the workload's class that this process has imported, and the file of the class where
-    the reference names a module that only imports it.
+    The others are the imported files in the folder of the workload's class, and the file of the class if the reference
+    names a module that only imports it.
     """
     module, colon, _ = reference.partition(":")
     own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
     source = inspect.getsourcefile(type(workload)) or str(own)
     class_file = Path(source).resolve()
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # Their folders first: to follow the links of three thousand files takes 0.4 s.
+    # Resolve folders before files: resolving the links of three thousand files takes 0.4 s.
     homes = {str(class_file.parent), os.path.realpath(os.path.dirname(source))}
     folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
     beside = {folder for folder in folders if os.path.realpath(folder) in homes}
@@ -320,14 +319,14 @@ def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
 
     default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
     if text == str(default):
-        return default  # a job has the text of every option, of types too that no text is read for
+        return default  # a job holds every option as text, including types that cannot be parsed from text
     listed = {str(value): value for value in get_args(hint)} if get_origin(hint) is Literal else {}
     if text in listed:
-        return listed[text]  # of numbers too, which pydantic does not read from text here
+        return listed[text]  # also numbers, which pydantic does not parse from text in a Literal
     try:
         adapter = TypeAdapter(hint)
         if text == "None":
-            with contextlib.suppress(ValidationError):  # of an option that is a text, "None" is one
+            with contextlib.suppress(ValidationError):  # for a str option, "None" is a text
                 return adapter.validate_python(None)
         return adapter.validate_strings(text)
     except ValidationError as error:
@@ -342,13 +341,13 @@ def _find_class(reference: str) -> type[Workload]:
         module = _import(reference, module_name)
         named = getattr(module, class_name, None)
         if not (inspect.isclass(named) and issubclass(named, Workload)):
-            raise BadInput(f"{reference}: got no Workload named {class_name}, expected one in {module_name}; {_hint()}")
+            raise BadInput(f"{reference}: {module_name} has no Workload named {class_name}. {_HINT}")
         return named
     path = Path(reference)
     if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(f"{reference}: got no such file, expected a Python file with one Workload; {_hint()}")
+        raise BadInput(f"{reference}: no such file. {_HINT}")
     if importlib.util.spec_from_file_location("workload", path) is None:
-        raise BadInput(f"{path}: got a file that Python cannot import, expected one ending in .py; {_hint()}")
+        raise BadInput(f"{path}: not a Python file (.py). {_HINT}")
     module = _import(reference, str(path))
     classes = [
         value
@@ -356,20 +355,18 @@ def _find_class(reference: str) -> type[Workload]:
         if inspect.isclass(value) and issubclass(value, Workload) and value.__module__ == module.__name__
     ]
     if len(classes) != 1:
-        names = ", ".join(cls.__name__ for cls in classes) or "none"
+        names = ", ".join(cls.__name__ for cls in classes)
+        if not classes:
+            raise BadInput(f"{reference}: the file defines no subclass of Workload. {_HINT}")
         raise BadInput(
-            f"{reference}: got {len(classes)} Workload subclasses ({names}), expected one; "
-            + ("name the one you mean as package.module:Class" if classes else _hint())
+            f"{reference}: the file defines {len(classes)} subclasses of Workload ({names}). Name one as "
+            "package.module:Class."
         )
     return classes[0]
 
 
-def _hint() -> str:
-    return "see experiments/digits.py for one to copy"
-
-
 def _import(reference: str, shown: str) -> ModuleType:
-    """Return the module of a workload. Raises BadInput if its code raises an exception."""
+    """Import the module of a workload. Raises BadInput if its code raises an exception."""
     try:
         return workload_import.import_workload(reference)
     except Exception as error:
@@ -378,15 +375,15 @@ def _import(reference: str, shown: str) -> ModuleType:
 
 def _import_failed(what: str, error: Exception) -> BadInput:
     return BadInput(
-        f"{what}: got {summary(error)} on import, expected a module that imports; fix it",
+        f"{what}: its import raised {summary(error)}",
         detail=users_traceback(error),
     )
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback without this package's frames and importlib's, which tell users nothing about their code.
+    """Return the traceback without the frames of this package and of importlib.
 
-    It is safe to print, and cut if it is long.
+    It is safe to print, and shortened if it is long.
     """
     frames = traceback.extract_tb(error.__traceback__)
     not_users = (str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<frozen importlib")

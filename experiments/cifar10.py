@@ -1,6 +1,6 @@
-"""ResNet-50 on a thousand images of CIFAR-10 at 224 × 224, as a public write-up of mixed precision trained it.
+"""ResNet-50 on a thousand images of CIFAR-10 at 224 × 224, after a public article on mixed precision.
 
-Its claims: amp trains 1.5 to 3 times as fast as fp32 and takes 20 to 40 % less memory.
+The article's claims: amp trains 1.5 to 3 times as fast as fp32 and needs 20 to 40 % less memory.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Cifar10(Workload):
     """ResNet-50 on CIFAR-10's first 1,000 training images, evaluated on the first 1,000 of its test set."""
 
     data_dir: str = "data"
-    """The folder that cifar-10-batches-py lies in."""
+    """The folder that contains cifar-10-batches-py."""
     download: bool = True
-    """Fetch CIFAR-10 (170 MB) where it is missing."""
+    """Download CIFAR-10 (170 MB) if it is missing."""
     checksum: bool = True
-    """Take the original files only; False takes any of the same format."""
+    """Accept only the original files; False accepts any of the same format."""
     samples: int = 1000
-    """Training images, and as many of the test set as it has."""
+    """Number of training images, and of test images (at most the test set)."""
     image_size: int = 224
-    """Pixels on a side, to which the images of 32 are enlarged."""
+    """Side length in pixels, to which the images are enlarged from 32."""
     weights: str = "none"
     """imagenet, none, or a file with a state dict."""
 
@@ -63,7 +63,7 @@ class Cifar10(Workload):
         data = self._part(train=True)
         if not 1 <= self.samples <= len(data.targets):
             raise BadOption(
-                "samples", f"got {self.samples}, expected 1 to the {len(data.targets):,} training images there are"
+                "samples", f"got {self.samples}, expected 1 to {len(data.targets):,}, the number of training images"
             )
         return self._first_samples(data)
 
@@ -74,7 +74,7 @@ class Cifar10(Workload):
         return example(batch_size, self.image_size, CLASSES)
 
     def without_data(self) -> Cifar10:
-        """Without pretrained weights."""
+        """Return the workload without pretrained weights."""
         return dataclasses.replace(self, weights="none")
 
     def check(self) -> None:
@@ -85,10 +85,10 @@ class Cifar10(Workload):
             self.model()
 
     def _part(self, *, train: bool) -> Any:
-        """Training or test set as torchvision reads it, fetched where it is missing.
+        """Return the training or test set, downloaded if it is missing.
 
         Raises:
-            BadInput: it cannot be fetched or read, or is not the original. Such files are left as they are.
+            BadInput: it cannot be downloaded or read, or is not the original. Such files are not changed.
         """
         root = Path(self.data_dir).expanduser()
         if not (root / CIFAR10.base_folder).exists():
@@ -100,24 +100,23 @@ class Cifar10(Workload):
             return kind(root, train=train, transform=evaluation_transform(self.image_size))
         except (MemoryError, PermissionError):
             raise
-        except Exception as error:  # torchvision's RuntimeError, or whatever pickle comes across
-            wanted = "the original files" if self.checksum else "files of CIFAR-10's format"
-            otherwise = ", or take it as it is with --set checksum=false" if self.checksum else ""
+        except Exception as error:  # torchvision's RuntimeError, or any exception of pickle
+            otherwise = ", or accept other files with --set checksum=false" if self.checksum else ""
             raise BadOption(
                 "data_dir",
-                f"got {root / CIFAR10.base_folder}, which is incomplete or damaged "
-                f"({type(error).__name__}), expected {wanted} of {SOURCE}; remove it to have it fetched{otherwise}",
+                f"{root / CIFAR10.base_folder} is incomplete or damaged ({type(error).__name__}). Remove it to "
+                f"download it again from {SOURCE}{otherwise}.",
             ) from error
 
     def _first_samples(self, data: Any) -> Dataset[Any]:
-        """Cut, not wrapped: so that the rest of the images' memory is freed."""
+        """Return the first samples, copied, so that the memory of the others is freed."""
         data.data, data.targets = data.data[: self.samples].copy(), data.targets[: self.samples]
         found: Dataset[Any] = data
         return found
 
 
 class _AnyOfTheFormat(CIFAR10):  # type: ignore[misc] # torchvision has no types
-    """CIFAR-10's files whatever is in them: without checksums."""
+    """CIFAR-10 without checksums of its files."""
 
     train_list = [(file, None) for file, _ in CIFAR10.train_list]
     test_list = [(file, None) for file, _ in CIFAR10.test_list]
@@ -125,8 +124,7 @@ class _AnyOfTheFormat(CIFAR10):  # type: ignore[misc] # torchvision has no types
 
 
 def _fetch(root: Path) -> None:
-    """Whole or not at all, and by one process while others wait. Raises BadInput where it fails, and leaves nothing
-    behind then."""
+    """Download CIFAR-10 atomically, in one process while others wait. Raises BadInput if it fails, and cleans up."""
     made = [path for path in (root, *root.parents) if not path.exists()]
     name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
     with FileLock(Path(tempfile.gettempdir()) / f"amp_track-cifar10-{name}.lock"):
@@ -146,14 +144,13 @@ def _fetch(root: Path) -> None:
 def _missing(root: Path, why: str) -> BadInput:
     return BadOption(
         "data_dir",
-        f"got {root} without {CIFAR10.base_folder} in it ({why}), expected CIFAR-10's python version; "
-        f"get it from {SOURCE} and unpack it there",
+        f"{root} contains no {CIFAR10.base_folder} ({why}). Download CIFAR-10's python version from {SOURCE} and "
+        "unpack it there.",
     )
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """One that was made for the data."""
     try:
         folder.rmdir()
     except OSError:
-        pass  # something else has come into it meanwhile
+        pass  # another process has put something into it

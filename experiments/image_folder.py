@@ -1,12 +1,11 @@
-"""Images in class folders, `NNN.name/*.jpg` as Caltech-256 has them: found and checked once, then only read.
+"""Images in class folders, `NNN.name/*.jpg` as in Caltech-256. Images are found and checked once, then only read.
 
-Every sub-folder is a class, hidden ones left out. A file is taken for an image by its name's ending, as torchvision
-does (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp): Thumbs.db, scripts and hidden files are passed over
-without a word, and so is whatever lies deeper.
+Every visible sub-folder is a class. An image is recognized by its file extension, as in torchvision (.jpg, .jpeg, .png,
+.ppm, .bmp, .pgm, .tif, .tiff, .webp). Other files, hidden files and deeper folders are ignored.
 
-The index is kept as `amp_track-index.json` beside the class folders, or in the user's cache folder where nothing can be
-written there. A class folder is looked at again when its modification time has changed, and a bad image when the file
-has: one mended in place does not change its folder. Delete the index to have everything checked anew.
+The index is stored as `amp_track-index.json` next to the class folders, or in the user's cache folder if that folder is
+not writable. A class folder is checked again if its modification time has changed, and a bad image if the file has
+changed: repairing a file does not change its folder. Delete the index to check everything again.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from amp_track import BadInput
 
 INDEX_FILE = "amp_track-index.json"
 _VERSION = 1
-"""Of the index's format: one of another version is made anew."""
+"""Version of the index's format; an index of another version is replaced."""
 _PROGRESS_SECONDS = 3.0
 _NAMED_PATHS = 3
-"""Bad images that a message names; the index has them all."""
+"""Number of bad images that a message names; the index lists all."""
 
 _MACHINES_ERRORS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE}
 
@@ -50,7 +49,7 @@ OnBadImages = Literal["refuse", "skip"]
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """`path` is relative to the folder of class folders, `label` counts the class folders from 0."""
+    """An image; `path` is relative to the parent of the class folders, `label` counts the class folders from 0."""
 
     path: str
     label: int
@@ -72,7 +71,7 @@ class _BadFile:
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """One class: its folder's name, and the names of the files in it."""
+    """A class: its folder's name, and the names of its files."""
 
     folder: str
     modified_ns: int
@@ -81,33 +80,35 @@ class ClassFolder:
 
     @property
     def number(self) -> int | None:
-        """1 of `001.ak47`; None where the folder's name has no number."""
+        """The number in a name such as `001.ak47`; None without a number."""
         match = _numbered(self.folder)
         return int(match[1]) if match else None
 
     @property
     def name(self) -> str:
-        """`ak47` of `001.ak47`."""
+        """The name without the number: `ak47` for `001.ak47`."""
         match = _numbered(self.folder)
         return match[2] if match else self.folder
 
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """Every image below `root`. Labels are positions in `classes`, which are sorted by their folders' names; an empty
-    class keeps its label."""
+    """Every image below `root`.
+
+    Labels are positions in `classes`, which are sorted by folder name; an empty class keeps its label.
+    """
 
     root: Path
     classes: tuple[ClassFolder, ...]
 
     @property
     def file(self) -> Path:
-        """Where it is kept."""
+        """The file of the index."""
         return next((file for file in _index_files(self.root) if file.exists()), _index_files(self.root)[0])
 
     @property
     def images(self) -> list[LabelledImage]:
-        """Those that can be decoded, in the order of labels and names."""
+        """The images that can be decoded, ordered by label and name."""
         return [
             LabelledImage(f"{item.folder}/{file}", label)
             for label, item in enumerate(self.classes)
@@ -124,26 +125,25 @@ class ImageIndex:
         return bad
 
     def reject_bad_images(self) -> None:
-        """Raise `BadInput` if there are any."""
+        """Raise `BadInput` if there are bad images."""
         if bad := self.bad_images:
             raise BadInput(
-                f"{self.root}: got {_counted(bad)} ({_listed(bad)}), expected images that can be decoded in every "
-                "class folder; mend or remove them, or leave them out with --set bad_images=skip (all are named in "
-                f"{self.file})"
+                f"{self.root}: {_counted(bad)} ({_listed(bad)}; {self.file} lists all). Repair or remove them, or skip "
+                "them with --set bad_images=skip."
             )
 
     def report_bad_images(self) -> None:
-        """Say on stderr which are left out."""
+        """Print on stderr which images are skipped."""
         if bad := self.bad_images:
-            said = f"{self.root}: left out {_counted(bad)} ({_listed(bad)}); all of them are named in {self.file}"
+            said = f"{self.root}: skipped {_counted(bad)} ({_listed(bad)}). {self.file} lists all of them."
             print(said, file=sys.stderr, flush=True)
 
 
 class LabelledImages(Dataset[tuple[Any, int]]):
-    """Images of an index with their labels: items are (transform of a PIL image in RGB, label).
+    """Images of an index with their labels: items are (transform(PIL image in RGB), label).
 
     Raises:
-        OSError: an image that was good when the index was made cannot be decoded any more; names its path.
+        OSError: an image that was good when the index was created cannot be decoded any more; names its path.
     """
 
     def __init__(self, root: Path, images: Sequence[LabelledImage], transform: Callable[[Any], Any]) -> None:
@@ -164,26 +164,27 @@ class LabelledImages(Dataset[tuple[Any, int]]):
             if _is_the_machines(error):
                 raise
             raise OSError(
-                f"{path}: got {_reason(error, path)}, expected the image that was there when the folder was indexed; "
-                "mend or remove it and start again"
+                f"{path}: the image cannot be read any more ({_reason(error, path)}). Repair or remove it, and start "
+                "again."
             ) from error
         return self.transform(image), item.label
 
 
 def open_index(root: Path, *, leave_out: Collection[str] = ()) -> ImageIndex:
-    """The index of a folder of class folders: read where it is up to date, else made, with progress on stderr.
+    """Return the index of a folder of class folders, updated if necessary, with progress on stderr.
 
-    Every image is decoded completely when it is first met, so that no training meets a bad one later.
+    Every new image is decoded completely, so that no training fails on a bad one later.
 
     Args:
-        leave_out: names of sub-folders that are no classes.
+        root: the folder of class folders.
+        leave_out: names of sub-folders that are not classes.
 
     Raises:
-        BadInput: there is no such folder, or it has no sub-folders.
+        BadInput: the folder does not exist, or has no sub-folders.
     """
     modified_ns = _modification_times(root, leave_out)
     if not modified_ns:
-        raise BadInput(f"{root}: got no class folders, expected a folder with one sub-folder for each class")
+        raise BadInput(f"{root}: contains no class folders. Name a folder with one sub-folder per class.")
     known = _stored_classes(root, modified_ns)
     unchecked = {
         folder: _files_to_check(root / folder, known[folder]) if folder in known else _image_files(root / folder)
@@ -203,13 +204,14 @@ def open_index(root: Path, *, leave_out: Collection[str] = ()) -> ImageIndex:
 def stratified_split(
     images: Sequence[LabelledImage], *, seed: int, one_in: int = 10
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """Training and evaluation images, every class split alike: 29,780 of Caltech-256 become 26,802 and 2,978.
+    """Split images into training and evaluation images, stratified: Caltech-256's 29,780 into 26,802 and 2,978.
 
-    The only image of a class goes to training. Where a tenth is fewer than there are classes, evaluation gets as many
-    images as there are classes.
+    The only image of a class goes to training. Evaluation gets at least as many images as there are classes.
 
     Args:
-        one_in: evaluation gets one image in so many, rounded up.
+        images: the images to split.
+        seed: seeds the split.
+        one_in: evaluation gets one of this many images, rounded up.
     """
     sizes = Counter(image.label for image in images)
     alone = [image for image in images if sizes[image.label] == 1]
@@ -223,23 +225,23 @@ def stratified_split(
 
 
 def read_image(path: Path) -> Image.Image:
-    """The image, decoded completely, in RGB: grey, CMYK, palette and RGBA ones are converted."""
+    """Return the completely decoded image, converted to RGB from grey, CMYK, palette or RGBA."""
     with Image.open(path) as image:
         return image.convert("RGB")
 
 
 def default_num_workers() -> int:
-    """Processes to decode and resize images in: one for each usable core but the training's own, 8 at most."""
+    """Return the number of loader processes: one per usable core except the training's, at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, cores - 1)
 
 
 def _modification_times(root: Path, leave_out: Collection[str]) -> dict[str, int]:
-    """Of every class folder, in nanoseconds, in the order of their names."""
+    """Return the modification time of every class folder in nanoseconds, ordered by name."""
     try:
         folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        raise BadInput(f"{root}: got {error.strerror}, expected a folder with a sub-folder for each class") from error
+        raise BadInput(f"{root}: {error.strerror}. Name a folder with one sub-folder per class.") from error
     return {folder: (root / folder).stat().st_mtime_ns for folder in folders if folder not in leave_out}
 
 
@@ -252,7 +254,7 @@ def _image_files(folder: Path) -> list[str]:
 
 
 def _files_to_check(folder: Path, known: ClassFolder) -> list[str]:
-    """Of a folder that has not changed: bad files that have."""
+    """Return the bad files of an unchanged folder that have changed."""
     return [file for file, bad in known.bad.items() if _changed_ns(folder / file) != bad.changed_ns]
 
 
@@ -267,7 +269,7 @@ def _checked_class(
 
 
 def _find_bad(paths: Sequence[Path]) -> dict[Path, _BadFile]:
-    """Decode every image, in threads: PIL lets others run meanwhile."""
+    """Decode every image, in threads (PIL releases the GIL), and return the bad ones."""
     if not paths:
         return {}
     bad = {}
@@ -283,10 +285,10 @@ def _find_bad(paths: Sequence[Path]) -> dict[Path, _BadFile]:
 
 
 def _check(path: Path) -> _BadFile | None:
-    changed_ns = _changed_ns(path)  # first: if it changes meanwhile, it is looked at again
+    changed_ns = _changed_ns(path)  # before reading: if the file changes meanwhile, it is checked again
     try:
         read_image(path)
-    except Exception as error:  # PIL raises whatever its decoders come across: OSError, SyntaxError, struct.error, …
+    except Exception as error:  # PIL's decoders raise OSError, SyntaxError, struct.error, …
         if _is_the_machines(error):
             raise
         return _BadFile(_reason(error, path), changed_ns)
@@ -294,12 +296,12 @@ def _check(path: Path) -> _BadFile | None:
 
 
 def _is_the_machines(error: Exception) -> bool:
-    """Whether it says that memory, files or a disk failed, and nothing about the image."""
+    """Return True if the error means that memory, files or a disk failed, and not the image."""
     return isinstance(error, MemoryError) or getattr(error, "errno", None) in _MACHINES_ERRORS
 
 
 def _changed_ns(path: Path) -> int:
-    """When content or permissions last changed; 0 where there is no such file, as behind a broken link."""
+    """Return when content or permissions last changed; 0 if the file does not exist, as for a broken link."""
     try:
         status = path.stat()
     except OSError:
@@ -309,9 +311,9 @@ def _changed_ns(path: Path) -> int:
 
 @contextmanager
 def _decoding_quietly() -> Iterator[None]:
-    """PIL warns of large images, odd palettes and damaged EXIF data, none of which keeps an image from being read.
+    """Ignore PIL's warnings of large images, unusual palettes and damaged EXIF data: the image can still be read.
 
-    Not for several threads at once: filters of warnings belong to the process.
+    Not for several threads at once: warning filters belong to the process.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -339,13 +341,13 @@ def _numbered(folder: str) -> re.Match[str] | None:
 
 
 def _index_files(root: Path) -> tuple[Path, Path]:
-    """Where an index may be kept, the better place first."""
+    """Return the possible files of an index, the preferred one first."""
     digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
     return root / INDEX_FILE, user_cache_path("amp_track") / f"index-{digest}.json"
 
 
 def _stored_classes(root: Path, modified_ns: dict[str, int]) -> dict[str, ClassFolder]:
-    """The class folders by name that have not changed since an index was made."""
+    """Return the class folders that are unchanged since an index was stored, by name."""
     return {
         item.folder: item
         for file in reversed(_index_files(root))
@@ -355,7 +357,7 @@ def _stored_classes(root: Path, modified_ns: dict[str, int]) -> dict[str, ClassF
 
 
 def _read(file: Path) -> list[ClassFolder]:
-    """The class folders that an index has; none where there is no index of this version."""
+    """Return the class folders of an index file; none if it is missing, damaged or of another version."""
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))
         if stored["version"] != _VERSION:
@@ -369,7 +371,7 @@ def _read(file: Path) -> list[ClassFolder]:
             )
             for item in stored["classes"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # missing, or damaged
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 
@@ -381,11 +383,13 @@ def _store(index: ImageIndex) -> None:
         except OSError:
             continue
         return
-    print(f"{index.root}: the index could not be kept; the images will be checked again", file=sys.stderr, flush=True)
+    print(
+        f"{index.root}: the index cannot be stored. The next run checks all images again.", file=sys.stderr, flush=True
+    )
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """Several processes may do so at once, and others read meanwhile: each sees a whole index."""
+    """Write a file atomically: other processes may write or read it at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:

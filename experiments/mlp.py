@@ -1,11 +1,11 @@
-"""A small MLP on random data, with and without AMP: is it faster? Not at this size.
+"""A small MLP on random data: at this size, AMP does not make it faster.
 
-The write-up that this reproduces trains 8→16→16→1 on 50 random batches of 512 (MSE, SGD at 1e-3) and says: up to 3×
-faster with AMP on GPUs with tensor cores. Two things are put right:
+The article that this reproduces trains 8→16→16→1 on 50 random batches of 512 (MSE, SGD at 1e-3), and claims up to 3×
+faster training with AMP on GPUs with tensor cores. Two corrections:
 
-* As printed it does not run: `super().__init__(Model)`, a Sequential of ints, a forward without its input.
-* It is far too small to gain anything: a step is a dozen kernels of microseconds, and autocast adds casts to them.
-  `--set width=…` makes it larger; the width from which on AMP pays on the device at hand is what one command shows:
+* The printed code does not run: `super().__init__(Model)`, a Sequential of ints, a forward without its input.
+* The model is far too small to profit: a step is a dozen kernels of microseconds, and autocast adds casts to them.
+  `--set width=…` makes it larger. This command shows from which width on AMP is faster on your device:
 
       amp-track compare experiments/mlp.py --vary width=16,64,256,1024,4096
 """
@@ -27,12 +27,12 @@ _INPUTS = 8
 
 @dataclass(frozen=True)
 class Mlp(Workload):
-    """An MLP of two hidden layers on random numbers: for its speed, not for what it learns."""
+    """An MLP with two hidden layers on random numbers, to measure speed."""
 
     width: int = 16
-    """Of the hidden layers."""
+    """Width of the hidden layers."""
     batches: int = 50
-    """Of 512 samples."""
+    """Number of batches of 512 samples."""
 
     learning_rate: float = 1e-3
     batch_size: int = 512

@@ -1,17 +1,16 @@
 """A convolutional network fitted to a quantized sinusoid in the plane: training and inference, time and memory.
 
-The write-up that this reproduces fits 1×1 convolutions (hidden 256, 2 hidden layers, batch norm) to a 512×512 image
-of a sinusoid with frequency (4, 2), quantized to 4 levels, in 512 steps of the one example (MSE, Adam at 1e-3), and
-says of AMP:
+The article that this reproduces fits 1×1 convolutions (hidden 256, 2 hidden layers, batch norm) to a 512×512 image
+of a sinusoid with frequency (4, 2), quantized to 4 levels, in 512 steps on one example (MSE, Adam at 1e-3). Its claims
+about AMP:
 
 * training: time −46.38 % (13.98 → 7.50 s), peak memory −49.79 %, and a lower loss;
 * inference: time −32.23 %, peak memory −49.79 %.
 
-Put right: its profiler reads the clock before it synchronizes on leaving, so that work still queued is left out; it
-prints the memory of the training in the wrong unit.
+Two corrections: the article's profiler reads the clock before it synchronizes, so that queued work is not counted; and
+it prints the training's memory in the wrong unit.
 
-`amp-track compare experiments/sinusoid.py` trains it at every precision, and shows the target and what each has learned
-side by side.
+`amp-track compare experiments/sinusoid.py` trains it at every precision, and shows target and predictions side by side.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _LEVELS = 4
 
 @dataclass(frozen=True)
 class Sinusoid(Workload):
-    """From the coordinates of a pixel to its brightness, for all pixels of one image at once."""
+    """Map the coordinates of each pixel of an image to its brightness."""
 
     size: int = 512
     """Height and width of the image."""
     hidden: int = 256
     layers: int = 2
-    """Hidden ones."""
+    """Number of hidden layers."""
     steps_per_epoch: int = 512
-    """Each is the same example."""
+    """Each step trains on the same example."""
 
     learning_rate: float = 1e-3
     batch_size: int = 1
@@ -67,16 +66,16 @@ class Sinusoid(Workload):
         return self._repeated(self.steps_per_epoch)
 
     def eval_data(self) -> TensorDataset:
-        """So many times that inference can be timed."""
+        """Return enough copies to time inference."""
         return self._repeated(64)
 
     def _repeated(self, times: int) -> TensorDataset:
-        """Views: they take no memory."""
+        """Return a dataset of copies; they are views without memory."""
         coordinates, image = self._sample()
         return TensorDataset(*(part.unsqueeze(0).expand(times, -1, -1, -1) for part in (coordinates, image)))
 
     def _sample(self) -> tuple[Tensor, Tensor]:
-        """Coordinates (2, size, size) and brightness (1, size, size), from -1 to 1."""
+        """Return coordinates (2, size, size) and brightness (1, size, size), from -1 to 1."""
         line = torch.linspace(-1, 1, self.size)
         coordinates = torch.stack(torch.meshgrid(line, line, indexing="ij"))
         periods = torch.tensor(_FREQUENCY, dtype=torch.float32).reshape(2, 1, 1)

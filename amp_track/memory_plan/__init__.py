@@ -1,1 +1,1 @@
-"""Predict the memory of a training without running it."""
+"""Predict the memory of a training without running it: the memory plan."""

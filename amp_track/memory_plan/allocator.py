@@ -1,10 +1,10 @@
-"""Simulate the bookkeeping of PyTorch's CUDA caching allocator: what it reserves for what a program allocates.
+"""Simulate PyTorch's CUDA caching allocator: the memory that it reserves for a program's allocations.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings, on one stream: requests are
-rounded up to 512 bytes; those of up to 1 MiB are cut out of segments of 2 MiB, those below 10 MiB out of segments of
-20 MiB, and larger ones get a segment of their own, rounded up to 2 MiB. A freed block joins its free neighbors and
-stays reserved. The smallest free block that is large enough serves the next request. When the device has no room for
-another segment, those that are wholly free are given back, and the request is tried again.
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with default settings, on one stream. Requests are rounded up
+to 512 bytes. Those of up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and
+larger ones get a separate segment, rounded up to 2 MiB. A freed block joins its free neighbors and stays reserved. The
+smallest sufficient free block serves the next request. If the device has no memory for another segment, completely free
+segments are released, and the request is retried.
 
 Pure Python: no torch, no device. `expandable_segments` and other settings of PYTORCH_CUDA_ALLOC_CONF are not simulated.
 """
@@ -25,13 +25,13 @@ SMALL_SEGMENT_BYTES = 2 * 2**20
 LARGE_SEGMENT_BYTES = 20 * 2**20
 """`kLargeBuffer`: the segments that requests below `OWN_SEGMENT_BYTES` are cut out of."""
 OWN_SEGMENT_BYTES = 10 * 2**20
-"""`kMinLargeAlloc`: a request of at least this size gets a segment of its own."""
+"""`kMinLargeAlloc`: a request of at least this size gets a separate segment."""
 SEGMENT_ROUNDING_BYTES = 2 * 2**20
-"""`kRoundLarge`: what the size of such a segment is a multiple of."""
+"""`kRoundLarge`: the size of such a segment is a multiple of it."""
 
 
 class SimulatedOutOfMemory(Exception):
-    """A request that the device has no room for, with what torch's own message would say of it, in bytes."""
+    """Raised if a request does not fit, with the numbers of torch's message, in bytes."""
 
     def __init__(self, *, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class SimulatedOutOfMemory(Exception):
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A stretch of one segment, free or allocated, with its neighbors in that segment."""
+    """A part of a segment, free or allocated, with its neighbors in that segment."""
 
     address: int
     size_bytes: int
@@ -57,7 +57,7 @@ class Block:
 
 
 class _Free(NamedTuple):
-    """A free block as its pool sorts it: the smallest first, and of equal ones the one at the lowest address."""
+    """A free block in the sort order of its pool: by size, then by address."""
 
     size_bytes: int
     address: int
@@ -68,21 +68,21 @@ class CachingAllocator:
     """The caching allocator of one device.
 
     Args:
-        capacity_bytes: what its segments may take together; None for as much as they want.
+        capacity_bytes: the limit for all segments together; None for no limit.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = 0
-        """What is allocated now, in rounded blocks."""
+        """Currently allocated bytes, in rounded blocks."""
         self.reserved_bytes = 0
-        """What the segments take now."""
+        """Current bytes of all segments."""
         self.train_peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
         self.retries = 0
-        """How often the cache was given back to make room."""
+        """How often the cache was released to retry a request."""
         self.segments: dict[int, int] = {}
-        """The size in bytes of each segment that is reserved now, by its address."""
+        """The size in bytes of each reserved segment, by address."""
         self._free: dict[bool, list[_Free]] = {True: [], False: []}
         self._next_address = 0
 
@@ -90,7 +90,7 @@ class CachingAllocator:
         """Return a block of at least that size.
 
         Raises:
-            SimulatedOutOfMemory: there is no room, even after the cache was given back.
+            SimulatedOutOfMemory: it does not fit, even after the cache was released.
         """
         assert size_bytes > 0, "torch asks the allocator for nothing where a tensor is empty"
         rounded = -(-size_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
@@ -103,7 +103,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back, and join it with its free neighbors."""
+        """Free a block, and join it with its free neighbors."""
         assert not block.is_free, "a block is freed once"
         self.allocated_bytes -= block.size_bytes
         block.is_free = True
@@ -114,7 +114,7 @@ class CachingAllocator:
         self._add_free(block)
 
     def empty_cache(self) -> None:
-        """Give back every segment that is wholly free."""
+        """Release every segment that is completely free."""
         for pool in self._free.values():
             for free in pool:
                 if _is_whole_segment(free.block):
@@ -122,7 +122,7 @@ class CachingAllocator:
             pool[:] = [free for free in pool if not _is_whole_segment(free.block)]
 
     def free_blocks(self) -> Iterator[Block]:
-        """Yield every block that is reserved and not allocated."""
+        """Yield every block that is reserved but not allocated."""
         for pool in self._free.values():
             yield from (free.block for free in pool)
 
@@ -155,7 +155,7 @@ class CachingAllocator:
         return self.capacity_bytes is None or self.reserved_bytes + size_bytes <= self.capacity_bytes
 
     def _split(self, block: Block, rounded: int) -> None:
-        """Cut what a request does not need off its block, if the rest is worth keeping apart."""
+        """Split the unneeded rest off a block, if it is large enough to keep."""
         rest_bytes = block.size_bytes - rounded
         if rest_bytes < ROUNDING_BYTES or (not block.is_small and rest_bytes <= SMALL_REQUEST_BYTES):
             return
@@ -167,7 +167,7 @@ class CachingAllocator:
         self._add_free(rest)
 
     def _join(self, first: Block, second: Block) -> Block:
-        """Return one block in place of two free neighbors. Whichever of them is in the pool leaves it."""
+        """Join two free neighbors into one block, and remove them from the pool."""
         for block in (first, second):
             self._remove_free(block)
         first.size_bytes += second.size_bytes
@@ -187,7 +187,7 @@ class CachingAllocator:
 
 
 def _segment_bytes(rounded: int, is_small: bool) -> int:
-    """Return the size of the segment that a request makes the allocator reserve."""
+    """Return the size of a new segment for a request."""
     if is_small:
         return SMALL_SEGMENT_BYTES
     if rounded < OWN_SEGMENT_BYTES:

@@ -1,20 +1,29 @@
-"""Kernels that fuse on CUDA what a CPU computes in several operations, as far as it changes what a step allocates."""
+"""Kernels that make a CPU's fake tensors allocate as on CUDA: fused operations, and autocast's lists for CUDA."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from amp_track.memory_plan.cuda_dtypes import kernels_of_cuda
-from amp_track.memory_plan.torch_internals import AUTOCAST, AUTOGRAD, Operation, aten, without_autocast
+from amp_track.memory_plan.torch_internals import (
+    AUTOCAST,
+    AUTOGRAD,
+    Operation,
+    aten,
+    operations_with_kernel,
+    overload,
+    without_autocast,
+)
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_DIM = 256
-"""The largest head that flash attention takes (`sdp_utils.cpp`, check_head_dim_size_flash)."""
+"""The largest head that flash attention supports (`sdp_utils.cpp`, check_head_dim_size_flash)."""
 
 
 def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Operation]]:
-    """Return the kernels to put in place of a CPU's, by dispatch key and by `name.overload`."""
+    """Return the kernels that replace a CPU's, by dispatch key and `name.overload`."""
     fused: dict[str, Operation] = {
         "dropout": _dropout,
         "scaled_dot_product_attention": _attention,
@@ -25,7 +34,7 @@ def replacements(autocast_dtype: torch.dtype | None) -> dict[str, dict[str, Oper
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
-    """Keep a mask of one byte for each element, as `native_dropout` does; a CPU keeps it in the input's dtype."""
+    """Store a mask of one byte per element, as `native_dropout` does; a CPU stores it in the input's dtype."""
     if not train or p == 0 or not input.numel():
         return input
     if p == 1:
@@ -44,10 +53,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attend with flash attention where it takes dtype, head and mask, and memory-efficient attention elsewhere.
+    """Use flash attention if it supports dtype, head and mask, otherwise memory-efficient attention.
 
-    Either keeps one float32 number for each row of the attention matrix, and not the matrix. Both take heads in a
-    dimension of their own; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
+    Both store one float32 number per row of the attention matrix, instead of the matrix. Both need a separate dimension
+    for heads; without one, CUDA computes the matrix (`sdp_utils.cpp`, check_tensor_shapes).
     """
     if query.dim() != 4:
         return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
@@ -71,13 +80,13 @@ def _attention(
 
 
 def _with_head_of(tensor: Tensor, multiple: int) -> Tensor:
-    """Return the tensor with its last dimension padded to a multiple, as flash attention wants it."""
+    """Pad the last dimension to a multiple, as flash attention requires."""
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Read float16 and return float32 in one kernel; bfloat16 is converted first (`SoftMax.cpp`)."""
+    """Convert float16 to float32 within the kernel; bfloat16 is converted before it (`SoftMax.cpp`)."""
     return _fused_softmax(aten._log_softmax, input, dim, dtype)
 
 
@@ -90,3 +99,134 @@ def _fused_softmax(operation: Operation, input: Tensor, dim: int, dtype: torch.d
         if input.dtype is torch.float16 and dtype is torch.float32:
             return operation(input, dim, True)  # type: ignore[no-any-return]
         return operation(input if dtype is None else input.to(dtype), dim, False)  # type: ignore[no-any-return]
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+# Autocast casts other operations on a CPU than on CUDA. These are the lists of `ATen/autocast_mode.h`
+# (AT_FORALL_LOWER_PRECISION_FP and its neighbors), where torch keeps those for CUDA; a test compares them.
+LOWER_PRECISION = _names("""
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
+    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
+""")
+"""Operations that run in autocast's dtype."""
+FLOAT32 = _names("""
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
+    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+    _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+""")
+"""Operations whose inputs are cast to float32."""
+FLOAT32_RESULT = _names("""
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+""")
+"""Operations that are called with dtype=float32, and cast internally."""
+WIDEST = _names("""
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+""")
+"""Operations that run in the widest dtype among their inputs."""
+BANNED = ("binary_cross_entropy",)
+"""Operations that raise under autocast on CUDA."""
+
+
+def kernels_of_cuda(autocast_dtype: torch.dtype | None) -> dict[str, Operation]:
+    """Return autocast kernels that cast as on CUDA, by `name.overload`.
+
+    Operations that autocast casts only on a CPU run unchanged. Those that both lists cast to autocast's dtype keep
+    torch's kernel, which caches the cast weights.
+    """
+    if autocast_dtype is None:
+        return {}
+    on_cpu = operations_with_kernel(AUTOCAST)
+    makers = {name: _lower(autocast_dtype) for name in LOWER_PRECISION if name not in on_cpu}
+    makers |= dict.fromkeys(FLOAT32, _in_float32)
+    makers |= dict.fromkeys(FLOAT32_RESULT, _with_float32_result)
+    makers |= dict.fromkeys(WIDEST, _in_widest)
+    makers |= dict.fromkeys(BANNED, _rejected)
+    makers |= dict.fromkeys(on_cpu - set(LOWER_PRECISION) - set(makers), _as_it_is)
+    found = {name: (make, operation) for name, make in makers.items() if (operation := overload(name)) is not None}
+    return {name: make(operation) for name, (make, operation) in found.items()}
+
+
+def _as_it_is(operation: Operation) -> Operation:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_autocast():
+            return operation(*args, **kwargs)
+
+    return run
+
+
+def _lower(dtype: torch.dtype) -> Any:
+    def make(operation: Operation) -> Operation:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with without_autocast():
+                return operation(*_cast(args, dtype), **_cast(kwargs, dtype))
+
+        return run
+
+    return make
+
+
+def _in_float32(operation: Operation) -> Operation:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_autocast():
+            return operation(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
+
+    return run
+
+
+def _with_float32_result(operation: Operation) -> Operation:
+    names = [argument.name for argument in operation._schema.arguments]  # type: ignore[attr-defined]
+    place = names.index("dtype")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if len(args) > place else kwargs.get("dtype")
+        if given is None and _is_castable(args[0]):
+            args, kwargs = args[:place], kwargs | {"dtype": torch.float32}
+        with without_autocast():
+            return operation(*args, **kwargs)
+
+    return run
+
+
+def _in_widest(operation: Operation) -> Operation:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtypes = {tensor.dtype for tensor in args if _is_castable(tensor)}
+        widest = torch.float32 if torch.float32 in dtypes or len(dtypes) > 1 else next(iter(dtypes), torch.float32)
+        with without_autocast():
+            return operation(*_cast(args, widest), **_cast(kwargs, widest))
+
+    return run
+
+
+def _rejected(operation: Operation) -> Operation:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{operation} raises under autocast on CUDA, because float16 cannot represent its gradients. Use "
+            "binary_cross_entropy_with_logits on the model's output before its sigmoid."
+        )
+
+    return run
+
+
+def _is_castable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if _is_castable(value):
+        return value.to(dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(each, dtype) for each in value)
+    if isinstance(value, dict):
+        return {name: _cast(each, dtype) for name, each in value.items()}
+    return value

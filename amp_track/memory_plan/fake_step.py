@@ -1,4 +1,4 @@
-"""Run a workload's own training step on fake tensors, and return the trace of its memory."""
+"""Run a workload's training step on fake tensors, and return the trace of its memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from amp_track.training.layers import LayerWatch
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _HOST = torch.device("meta")
-"""Where fake batches lie before they are copied to the device: any device but the one whose memory counts."""
+"""The device of fake batches before they are copied: any device but the one whose memory counts."""
 _DEVICE = torch.device("cpu")
-"""Fake tensors of a CPU stand for those of the device: a torch without CUDA cannot compute with any others."""
+"""Fake CPU tensors stand for those of the device: a torch without CUDA supports no others."""
 
 
 class FakeStep:
@@ -45,10 +45,10 @@ class FakeStep:
         self._workload = workload
         self._example = example
         self._batches = min(job.grad_accum, 2)
-        """Two show all that accumulation does to memory: gradients are held while the next batch runs."""
+        """Two are enough to show the memory of accumulation: gradients are held while the next batch runs."""
 
     def trace(self, precision_name: str, batch_size: int, *, steps: int = 1) -> StepTrace:
-        """Return the trace of the first `steps`. Exceptions of the workload's own code pass through unchanged."""
+        """Return the trace of the first `steps`. Exceptions of the workload's code pass through unchanged."""
         precision = Precision.named(precision_name)
         with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), self._optimizers():
             with torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ class FakeStep:
 
         optimizer.register_step_pre_hook(before_update)
         if self._as_cuda:
-            for thread in ("forward", "backward"):  # the size is the device's, which is not known here
+            for thread in ("forward", "backward"):  # the size depends on the device, which is unknown here
                 tracker.workspace(1, f"cuBLAS, {thread}")
         for _ in range(steps):
             for batch in range(1, self._batches + 1):
@@ -118,14 +118,14 @@ class FakeStep:
             tracker.assign(_state_tensors(optimizer), Category.OPTIMIZER_STATE)
 
     def _loss(self, output: Any, target: Any) -> Tensor:
-        """Compute the workload's loss, after which the backward pass begins: what is alive now, it needs."""
+        """Compute the workload's loss. Storages alive after it are activations, which the backward pass needs."""
         loss = check_loss(self._workload.loss(output, target))
         self._tracker.assign_living(Category.ACTIVATIONS)
         self._tracker.begin("backward", self._step.steps)
         return loss
 
     def _batch(self, batch_size: int) -> tuple[Any, Any]:
-        """Return a fake batch on the host, of the shapes of the workload's example."""
+        """Return a fake batch on the host, with the shapes of the workload's example."""
         samples = batch_length(self._example)
 
         def resized(tensor: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class FakeStep:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let nothing but the step itself decide when storages die: cycles are collected before it, and none within."""
+    """Collect garbage before the block and disable it within, so that only the step frees storages."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -151,9 +151,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _with_deaths_in_order(events: list[int]) -> tuple[int, ...]:
-    """Return the events with storages that die one right after another in the order of their births.
+    """Sort consecutive deaths of storages by the order of their births.
 
-    Autocast forgets its cached weights in any order; the allocator's free blocks are the same afterwards.
+    Autocast frees its cached weights in arbitrary order; the allocator's free blocks are the same afterwards.
     """
     ordered: list[int] = []
     for is_death, group in itertools.groupby(events, key=lambda event: event < 0):

@@ -1,9 +1,9 @@
-"""Common cards by name: the memory that torch sees on them, what a CUDA context takes of it, and what they can do.
+"""Common GPUs by name: their memory as torch reports it, the size of a CUDA context, and their compute capability.
 
-The figures are read from messages that PyTorch printed on these cards when it ran out of memory: "GPU 0 has a total
-capacity of …" is the memory, and the context is what the process had in use beyond what was allocated and reserved. A
-context's size depends on driver and libraries as well: 0.1 to 0.6 GiB in these messages. A desktop takes more from
-the card that draws it: 0.3 to 1 GiB are usual, and are not part of the table.
+The numbers are from out-of-memory messages of PyTorch on these GPUs: "GPU 0 has a total capacity of …" is the memory,
+and the context is the memory that the process used beyond allocated and reserved memory. A context's size also depends
+on driver and libraries: 0.1 to 0.6 GiB in these messages. A desktop usually uses 0.3 to 1 GiB more on the GPU that
+draws it, which is not part of the table.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from amp_track.records.hardware import Hardware
 
 _GIB = 2**30
 _USUAL_CONTEXT_GIB = 0.5
-"""For cards whose message does not tell: near the upper end of the others."""
+"""For GPUs whose message does not contain it: near the upper end of the others."""
 _BLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
-"""What cuBLAS takes for each thread that calls it; from compute capability 9.0 on, 32 MiB.
+"""Workspace of cuBLAS for each calling thread; from compute capability 9.0 on, 32 MiB.
 
 Source: `getChosenWorkspaceSize` in torch's aten/src/ATen/cuda/CublasHandlePool.cpp.
 """
@@ -28,20 +28,20 @@ _BLAS_WORKSPACE_BYTES_OF_HOPPER = 32 * 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card that people train on."""
+    """A GPU model."""
 
     name: str
     memory_gib: float
-    """As torch sees it: less than what is printed on the box."""
+    """As torch reports it: less than the nominal size."""
     context_gib: float
-    """What driver and libraries take of it for one process."""
+    """Memory that driver and libraries use for one process."""
     compute_capability: tuple[int, int]
     source: str
     """The GitHub issue with the message."""
 
     @property
     def capacity_bytes(self) -> int:
-        """What is left for PyTorch's allocator."""
+        """Memory available to PyTorch's allocator."""
         return round((self.memory_gib - self.context_gib) * _GIB)
 
     @property
@@ -49,21 +49,21 @@ class Gpu:
         return blas_workspace_bytes(self.compute_capability)
 
     def lacks(self, precision: str) -> str:
-        """Return why the card cannot train at this precision, or ""."""
+        """Return why the GPU does not support this precision, or ""."""
         if precision in ("tf32", "bf16") and self.compute_capability < (8, 0):
             major, minor = self.compute_capability
-            return f"needs compute capability 8.0 or newer, {self.name} has {major}.{minor}"
+            return f"needs compute capability 8.0 or newer; {self.name} has {major}.{minor}"
         return ""
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:
-    """Return what cuBLAS takes for each thread that calls it, on a card of that capability or on most cards."""
+    """Return the size of cuBLAS's workspace for each calling thread, for a compute capability or for most GPUs."""
     is_hopper = compute_capability is not None and compute_capability >= (9, 0)
     return _BLAS_WORKSPACE_BYTES_OF_HOPPER if is_hopper else _BLAS_WORKSPACE_BYTES
 
 
 def blas_workspace_of(hardware: Hardware) -> int:
-    """Return what cuBLAS takes for each thread that calls it on a device that is here; nothing but on CUDA."""
+    """Return the size of cuBLAS's workspace for each calling thread on this machine's device; 0 without CUDA."""
     if hardware.kind != "cuda":
         return 0
     found = re.search(r"compute capability (\d+)\.(\d+)", hardware.capability)
@@ -94,12 +94,12 @@ CARDS = (
 
 
 def gpu_named(text: str) -> Gpu:
-    """Return the card that someone means: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
+    """Return the GPU that a text names: `RTX 4090`, `a100 80gb`, `NVIDIA GeForce RTX 4090`.
 
-    Words may be missing that do not tell cards apart: makers, RTX, and a size of memory if there is one alone.
+    Words that do not distinguish GPUs may be missing: manufacturers, RTX, and the memory size if there is only one.
 
     Raises:
-        BadInput: no card or several are meant; the message lists the cards, the nearest first.
+        BadInput: the text matches no GPU or several; the message lists GPUs, the most similar first.
     """
     wanted = set(_words(text))
     found = [gpu for gpu in CARDS if wanted and wanted <= set(_words(gpu.name)) and _may_lack(gpu, wanted)]
@@ -109,15 +109,15 @@ def gpu_named(text: str) -> Gpu:
     by_words = {" ".join(_words(gpu.name)): gpu.name for gpu in (found or CARDS)}
     nearest = difflib.get_close_matches(" ".join(_words(text)), by_words, n=len(by_words), cutoff=0.0)
     listed = ", ".join(by_words[words] for words in nearest)
-    raise BadInput(f"--gpu: got {text}, expected one of {listed}; for any other card give --memory-budget")
+    raise BadInput(f"--gpu: got {text!r}, expected one of {listed}. For any other GPU use --memory-budget.")
 
 
 def _may_lack(gpu: Gpu, wanted: set[str]) -> bool:
-    """True if the words of a card that were not given are RTX or its size of memory: `4070` is no 4070 Ti."""
+    """Return True if only RTX or the memory size is missing in the text: `4070` is not a 4070 Ti."""
     return all(re.fullmatch(r"rtx|\d{1,3}", word) for word in set(_words(gpu.name)) - wanted)
 
 
 def _words(text: str) -> list[str]:
-    """Return the words that tell cards apart: `80GB` and `80 gb` are `80`, and makers and sockets say nothing."""
+    """Return the words that distinguish GPUs: `80GB` and `80 gb` become `80`; manufacturers and sockets are dropped."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"(\d+)\s*gi?b\b", r" \1 ", text.lower()))
     return [word for word in words if not re.fullmatch(r"nvidia|tesla|geforce|sxm\d?|pcie", word)]

@@ -1,44 +1,52 @@
-"""Predict the largest batch that fits within a capacity, from traces of the step on fake tensors."""
+"""Predict the max batch, and where a search should begin, from traces of the step on fake tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from amp_track.config.steps import micro_batch
-from amp_track.memory_plan import bisection
-from amp_track.memory_plan.replay import TraceFamily, fits, predict_peak
-from amp_track.records.plan import PeakMemory, PlannedMaxBatch, Way
+from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
+from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, Way
 from amp_track.records.trace import StepTrace
 
 _TRACED = 4, 8
-"""Batch sizes to draw the first line through: large enough that nothing is special about them."""
+"""Batch sizes of the first two traces: large enough not to be special cases."""
+_OF_BUDGET = 0.85
+"""Fraction of the budget that the first probe should use. Kernels need additional memory: 10 % more than the tensors of
+a U-Net, on a CPU. A first probe that runs out of memory gives little information."""
+_LIBRARIES_BYTES = 24 * 2**20
+"""Memory of a CPU's budget that libraries use in addition to tensors: 5 to 25 MiB with the models of
+benchmarks/models.py. Of a budget under 48 MiB, half is reserved for them, so that a small model is not predicted to
+need all of it."""
+_STRETCH = 10
+"""The slope is taken over the last tenth of the batch size."""
 
 
 class Prediction:
     """Predicts the peaks of one workload at one precision on one kind of device.
 
     Args:
-        trace_at: runs the step on fake tensors at a batch size, and returns its trace; it may be asked again.
+        trace_at: runs the step on fake tensors at a batch size, and returns its trace. It may be called repeatedly.
     """
 
     def __init__(self, trace_at: Callable[[int], StepTrace]) -> None:
         self._trace_at = trace_at
 
     def peak(self, batch_size: int) -> PeakMemory:
-        """Return the peak of that batch size on a device of any capacity."""
+        """Return the peak at a batch size, without a capacity limit."""
         return predict_peak(self._trace_at(batch_size))
 
     def max_batch(self, capacity_bytes: int, *, most: int, target: str = "") -> PlannedMaxBatch:
-        """Return the largest batch that fits, which one more sample does not.
+        """Return the max batch: it fits, and one more sample does not.
 
-        The simulator bisects on a line through two traces, at the cost of milliseconds, and the step is then traced at
-        one more than the answer. If that trace lies on the line, so does the answer, which is between two traces on it.
-        If not, the answer is traced too, and the next line goes through what was traced last.
+        The simulator bisects on a line through two traces, which takes milliseconds. The step is then traced at one
+        more than the result. If that trace lies on the line, so does the result, which is between two traces on it. If
+        not, the result is traced as well, and the next line goes through the last two traces.
 
         Args:
-            capacity_bytes: what the allocator may reserve.
-            most: the largest batch worth predicting.
-            target: the name of what has that capacity.
+            capacity_bytes: the memory that the allocator may reserve.
+            most: upper limit of the batch size.
+            target: the name of the device or budget with that capacity.
         """
         floor, ceiling = 0, most + 1
         known = [self._trace_at(min(size, most)) for size in _TRACED]
@@ -70,9 +78,9 @@ class Prediction:
         )
 
     def way_to(self, effective_batch_size: int, max_batch: int, capacity_bytes: int) -> Way | None:
-        """Return the largest batch that divides the effective one and fits, with its peak; None if there is none.
+        """Return the largest batch that divides the effective batch size and fits, with its peak; None if none does.
 
-        A batch below the largest one may need more segments than that, and not fit.
+        A batch below the max batch may need more segments, and not fit.
         """
         while max_batch and (found := micro_batch(effective_batch_size, max_batch)) is not None:
             size, grad_accum = found
@@ -85,9 +93,58 @@ class Prediction:
 
 
 def _largest_in(family: TraceFamily, capacity_bytes: int, floor: int, ceiling: int) -> int:
-    """Return the largest batch between `floor` and `ceiling` that fits by the line, or `floor`."""
+    """Return the largest batch between `floor` and `ceiling` that fits according to the line, or `floor`."""
 
     def by_the_line(batch_size: int) -> bool:
         return fits(family.first.events, family.sizes_at(batch_size), capacity_bytes)
 
-    return bisection.largest(by_the_line, above=floor, below=ceiling)
+    return bisect_largest(by_the_line, above=floor, below=ceiling)
+
+
+def forecast(family: TraceFamily, budget_bytes: int, *, most: int, on_cuda: bool) -> Forecast:
+    """Return the batch size that is predicted to use most of the budget, and its slope: a search starts with both.
+
+    Args:
+        family: the traces of the step, by batch size.
+        budget_bytes: the search's memory budget.
+        most: upper limit of the batch size.
+        on_cuda: whether the budget counts segments of PyTorch's caching allocator, or live storages.
+    """
+    libraries_bytes = min(_LIBRARIES_BYTES, budget_bytes // 2)
+
+    def peak(batch_size: int) -> tuple[int, int]:
+        """Return the bytes that count for the budget, and the allocated bytes."""
+        sizes = family.sizes_at(batch_size)
+        if not on_cuda:
+            alive = libraries_bytes + most_alive_bytes(family.first.events, sizes)
+            return alive, alive
+        allocator = replayed(family.first.events, sizes)
+        return allocator.peak_reserved_bytes, allocator.train_peak_allocated_bytes
+
+    low = bisect_largest(lambda batch: peak(batch)[0] <= _OF_BUDGET * budget_bytes, above=0, below=most + 1)
+    there = max(low, 1)
+    before = max(there - max(there // _STRETCH, 1), 0)
+    slope_bytes = (peak(there)[1] - peak(before)[1]) / (there - before)
+    return Forecast(batch_size=low, allocated_bytes=peak(there)[1], slope_bytes=slope_bytes)
+
+
+def bisect_largest(fits: Callable[[int], bool], *, above: int, below: int) -> int:
+    """Return the largest number between two bounds that fits, or `above` if none does.
+
+    Steps from `above` double until a number does not fit, and the last step is bisected. If `fits` is not monotone, the
+    result fits and the next number does not.
+
+    Args:
+        fits: whether a number fits; called about 2·log2(below - above) times.
+        above: a number that fits, or the one before the first candidate.
+        below: a number that does not fit, or the one after the last candidate.
+    """
+    step = 1
+    low, high = above, min(above + step, below)
+    while high < below and fits(high):
+        step *= 2
+        low, high = high, min(high + step, below)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,4 +1,4 @@
-"""Replay the trace of a training step in the simulated allocator: what it allocates, reserves and holds at its peak."""
+"""Replay a traced training step in the simulated allocator: its peak memory, and its memory over time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST = 10
 
 @dataclass(frozen=True)
 class TraceFamily:
-    """The traces of one step at every batch size, drawn through two of them.
+    """The traces of one step at every batch size, interpolated between two of them.
 
-    The operations of a step do not depend on its batch size, and the size of each storage is a line of it: almost
-    always, so that whoever relies on a trace from here has to compare it with a real one.
+    The operations of a step almost never depend on the batch size, and the size of each storage is almost always linear
+    in it. Compare an interpolated trace with a real one before you rely on it.
     """
 
     first: StepTrace
@@ -27,7 +27,7 @@ class TraceFamily:
 
     @classmethod
     def through(cls, first: StepTrace, second: StepTrace) -> TraceFamily | None:
-        """Return the family of two traces, or None if they differ in more than the sizes of their storages."""
+        """Return the family through two traces, or None if they differ in more than the sizes of their storages."""
         if first.batch_size == second.batch_size or first.events != second.events:
             return None
         return cls(first, second)
@@ -41,7 +41,7 @@ class TraceFamily:
         ]
 
     def holds(self, trace: StepTrace) -> bool:
-        """True if a third trace is exactly what the family says it is."""
+        """Return True if a third trace is exactly the family's trace at its batch size."""
         return trace.events == self.first.events and trace.sizes == self.sizes_at(trace.batch_size)
 
     def at(self, batch_size: int) -> StepTrace:
@@ -54,12 +54,12 @@ class TraceFamily:
 
 
 def with_workspaces(trace: StepTrace, size_bytes: int, *, convolutions: bool = False) -> StepTrace:
-    """Return the trace on a device whose libraries take that much for each of their workspaces.
+    """Return the trace for a device whose libraries use workspaces of that size.
 
     Args:
         trace: the step's trace.
-        size_bytes: the size of each workspace that is kept.
-        convolutions: whether convolutions take what Winograd's engine needs, and not nothing.
+        size_bytes: the size of each persistent workspace.
+        convolutions: whether convolutions use the workspace of cuDNN's Winograd engine, instead of none.
     """
     known = {Category.WORKSPACES: size_bytes} | ({} if convolutions else {Category.CONVOLUTIONS: 0})
     storages = (
@@ -74,7 +74,7 @@ def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> Peak
 
     Args:
         trace: the step's trace.
-        capacity_bytes: what the allocator may reserve; None for as much as it wants.
+        capacity_bytes: the memory that the allocator may reserve; None for no limit.
 
     Raises:
         SimulatedOutOfMemory: it does not fit.
@@ -94,7 +94,7 @@ def predict_peak(trace: StepTrace, *, capacity_bytes: int | None = None) -> Peak
 
 
 def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bool:
-    """True if a step with these events and sizes of storages runs within that capacity."""
+    """Return True if a step with these events and storage sizes fits within the capacity."""
     try:
         _replay(events, sizes, capacity_bytes)
     except SimulatedOutOfMemory:
@@ -103,12 +103,12 @@ def fits(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int) -> bo
 
 
 def replayed(events: Sequence[int], sizes: Sequence[int]) -> CachingAllocator:
-    """Return an allocator of any capacity after all events."""
+    """Return an allocator without a capacity limit, after all events."""
     return _replay(events, sizes, None)[0]
 
 
 def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the most bytes that are alive together, without any allocator."""
+    """Return the peak of live bytes, without an allocator."""
     alive = most = 0
     for index in events:
         alive += sizes[index] if index >= 0 else -sizes[~index]
@@ -119,9 +119,9 @@ def most_alive_bytes(events: Sequence[int], sizes: Sequence[int]) -> int:
 def replay_of(
     events: Sequence[int], sizes: Sequence[int], allocator: CachingAllocator
 ) -> Iterator[tuple[int, Block | None]]:
-    """Make an allocator follow a trace's events, and yield each one with the block that it allocates or has freed.
+    """Replay a trace's events in an allocator, and yield each event with the block that it allocates or frees.
 
-    A storage of no size has no block.
+    A storage of size 0 has no block.
 
     Raises:
         SimulatedOutOfMemory: it does not fit.
@@ -138,7 +138,7 @@ def replay_of(
 
 
 def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | None) -> tuple[CachingAllocator, int]:
-    """Return the allocator after all events, and the index of the event after which the most was allocated."""
+    """Return the allocator after all events, and the index of the event with the peak of allocated bytes."""
     allocator = CachingAllocator(capacity_bytes)
     peak_event = most = 0
     for event, _ in enumerate(replay_of(events, sizes, allocator)):
@@ -148,14 +148,14 @@ def _replay(events: Sequence[int], sizes: Sequence[int], capacity_bytes: int | N
 
 
 def _living_after(trace: StepTrace, event: int) -> Iterator[Storage]:
-    """Yield the storages that are alive after that event, in the order of their births."""
+    """Yield the storages that are alive after an event, in the order of their births."""
     before = trace.events[: event + 1]
     dead = {~index for index in before if index < 0}
     yield from (trace.storages[index] for index in before if index >= 0 and index not in dead)
 
 
 def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
-    """Return the largest storages, equal ones of one layer together."""
+    """Return the largest storages; equal ones of one layer are combined."""
     together = Counter(storages)
     holdings = [
         Holding(
@@ -168,3 +168,44 @@ def _largest(storages: Sequence[Storage]) -> tuple[Holding, ...]:
         for one, count in together.items()
     ]
     return tuple(sorted(holdings, key=lambda holding: -holding.size_bytes)[:_LARGEST])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The memory after each event (birth or death of a storage) of a trace's last step."""
+
+    by_category: dict[Category, list[int]]
+    """Bytes of storages, before the allocator rounds them up."""
+    allocated_bytes: list[int]
+    """In the allocator's rounded blocks."""
+    reserved_bytes: list[int]
+    phases: list[tuple[str, int]]
+    """Each phase of the step, with the index of its first event here."""
+
+    @property
+    def peak(self) -> int:
+        """The index of the event with the peak of allocated bytes."""
+        return max(range(len(self.allocated_bytes)), key=self.allocated_bytes.__getitem__)
+
+
+def timeline(trace: StepTrace) -> Timeline:
+    """Return the timeline of a trace's last step, without a capacity limit. Earlier storages count as allocated."""
+    last_step = trace.phases[-1].step
+    phases = [phase for phase in trace.phases if phase.step == last_step]
+    start = phases[0].first_event
+    alive: Counter[Category] = Counter()
+    rows: list[tuple[Counter[Category], int, int]] = []
+    allocator = CachingAllocator()
+    for position, (index, _) in enumerate(replay_of(trace.events, trace.sizes, allocator)):
+        storage = trace.storages[index if index >= 0 else ~index]
+        alive[storage.category] += storage.size_bytes if index >= 0 else -storage.size_bytes
+        if position >= start:
+            rows.append((alive.copy(), allocator.allocated_bytes, allocator.reserved_bytes))
+    return Timeline(
+        by_category={
+            category: sizes for category in Category if any(sizes := [row[0].get(category, 0) for row in rows])
+        },
+        allocated_bytes=[row[1] for row in rows],
+        reserved_bytes=[row[2] for row in rows],
+        phases=[(phase.name, phase.first_event - start) for phase in phases],
+    )

@@ -1,8 +1,7 @@
-"""A traced step as a snapshot that PyTorch's memory visualizer opens, as `torch.cuda.memory._dump_snapshot` writes one.
+"""Convert a traced step to a snapshot for PyTorch's memory visualizer, as `torch.cuda.memory._dump_snapshot` writes it.
 
-The format is that of `torch/cuda/_memory_viz.py`: segments with their blocks as they are at the end, and every request
-and release before it. In place of a stack of calls, each allocation has one line: what it is for, its operation, and
-its layer.
+The format is that of `torch/cuda/_memory_viz.py`: the final segments with their blocks, and the history of requests and
+releases. Instead of a call stack, each allocation has one line: its category, operation and layer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ACTIVE = "active_allocated"
 
 
 def snapshot(trace: StepTrace) -> bytes:
-    """Return the pickle for https://docs.pytorch.org/memory_viz: all that a trace allocates, on a card of any size."""
+    """Return the pickle for https://docs.pytorch.org/memory_viz: all allocations of a trace, without a memory limit."""
     events: list[dict[str, Any]] = []
     living: dict[int, tuple[Block, Storage]] = {}
     known_segments: set[int] = set()
@@ -53,13 +52,13 @@ def _entry(action: str, address: int, size_bytes: int, storage: Storage) -> dict
 
 
 def _frames(storage: Storage) -> list[dict[str, Any]]:
-    """Return the one line that the visualizer shows, as `file:line:name`."""
+    """Return the line that the visualizer shows as `file:line:name`."""
     made_by = f"{storage.operation} of {storage.layer}" if storage.operation and storage.layer else storage.operation
     return [{"filename": str(storage.category), "line": 0, "name": made_by or storage.layer}]
 
 
 def _segments(allocator: CachingAllocator, living: dict[int, tuple[Block, Storage]]) -> list[dict[str, Any]]:
-    """Return the segments as they are at the end, in the order of their addresses."""
+    """Return the final segments, ordered by address."""
     storages = {block.address: storage for block, storage in living.values()}
     blocks = [*(block for block, _ in living.values()), *allocator.free_blocks()]
     blocks.sort(key=lambda block: block.address)

@@ -1,47 +1,50 @@
-"""Follow the storages of a step: when each is born and dies, how large it is, and which layer and operation made it."""
+"""Trace the storages of a step: birth, death, size, layer and operation of each, and the step's compute cost."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amp_track.memory_plan import compute_cost, cudnn
 from amp_track.memory_plan.torch_internals import (
     OpOverload,
     TorchDispatchMode,
+    aten,
+    convolution_flops,
     is_number_of,
+    registered_flops,
     storage_key,
     tree_leaves,
 )
 from amp_track.records.trace import Category, Phase, Storage
 
 OPTIMIZER = "(optimizer)"
-"""The layer of what the optimizer makes, which belongs to no layer of the model."""
+"""The layer of storages that the optimizer creates, which belong to no layer of the model."""
 
 
 @dataclass
 class _Living:
-    """A storage that is alive. The reference tells its death."""
+    """A live storage. The weak reference reports its death."""
 
     index: int
     reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage that an operation makes on one kind of device while the mode is active.
+    """Records every storage that operations create on one kind of device while the mode is active.
 
-    It answers the questions for values that fake tensors cannot answer: `.item()` is 1, or False of a boolean.
+    Fake tensors have no values: `.item()` returns 1, or False for a boolean.
 
     Args:
         device_type: the kind of device whose memory counts.
         layer: returns the layer whose operation runs.
-        as_cuda: whether to record what operations compute and what convolutions may take on CUDA, too.
+        as_cuda: whether to record floating-point operations and convolution workspaces of CUDA.
     """
 
     def __init__(self, device_type: str, layer: Callable[[], str], *, as_cuda: bool) -> None:
@@ -50,11 +53,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[int] = []
         self.phases: list[Phase] = []
         self.values_read: dict[str, None] = {}
-        """Layers whose forward pass asked for a number, in their order."""
+        """Layers whose forward pass reads a number, in order."""
         self.flops: int | None = 0
-        """Floating-point operations; None once there was one that is unknown."""
+        """Floating-point operations; None after an operation with an unknown number."""
         self.half_flops = 0
-        """Those among them in 16 bits."""
+        """The 16-bit part of `flops`."""
         self._device_type = device_type
         self._layer = layer
         self._as_cuda = as_cuda
@@ -76,36 +79,36 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor):
                     self._note(leaf, func, args)
             if self._as_cuda:
-                self._lend(cudnn.workspace_bytes(func, args))
+                self._lend(workspace_bytes(func, args))
         return result
 
     def begin(self, phase: str, step: int) -> None:
-        """Note that a phase of a step begins."""
+        """Record the beginning of a phase of a step."""
         self.phases.append(Phase(name=phase, step=step, first_event=len(self.events)))
 
     def add(self, tensor: Tensor, category: Category, layer: str) -> None:
-        """Record a storage that was there before any operation, such as a parameter's."""
+        """Record a storage that existed before any operation, such as a parameter's."""
         self._add(tensor, category, layer, "")
 
     def workspace(self, size_bytes: int, operation: str) -> None:
-        """Record memory that a library takes at its first call and keeps."""
+        """Record memory that a library allocates at its first call and keeps."""
         self._born(Storage(size_bytes=size_bytes, category=Category.WORKSPACES, layer="", operation=operation))
 
     def assign(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what the storages of these tensors are for."""
+        """Set the category of these tensors' storages."""
         for tensor in tensors:
             if (living := self._living.get(storage_key(tensor))) is not None:
                 self._assign(living.index, category)
 
     def assign_living(self, category: Category) -> None:
-        """Say what every temporary storage is for that is alive now."""
+        """Set the category of every live temporary storage."""
         for living in self._living.values():
             if self.storages[living.index].category is Category.TEMPORARIES:
                 self._assign(living.index, category)
 
     def _count(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Add what an operation computes."""
-        flops = compute_cost.flops_of(operation, args, kwargs, result)
+        """Add an operation's floating-point operations."""
+        flops = flops_of(operation, args, kwargs, result)
         if flops is None or self.flops is None:
             self.flops = None
         elif flops:
@@ -114,7 +117,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.half_flops += flops if first.dtype.itemsize == 2 else 0
 
     def _lend(self, size_bytes: int) -> None:
-        """Record what the operation that has just run may have taken for itself."""
+        """Record the estimated cuDNN workspace of the last operation."""
         if size_bytes:
             storage = Storage(
                 size_bytes=size_bytes, category=Category.CONVOLUTIONS, layer=self._layer(), operation="cuDNN"
@@ -150,3 +153,54 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _died(self, key: int) -> None:
         self.events.append(~self._living.pop(key).index)
+
+
+def flops_of(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Return the number of floating-point operations: 0 for operations that do not count, None if unknown.
+
+    Matrix products, convolutions and attention count. The gradient of a convolution's input or weight costs as much as
+    the forward pass. torch's formula counts the weight's gradient once for every group (2.15), 64 times too much for a
+    depthwise convolution of 64 channels.
+    """
+    try:
+        if operation is aten.convolution_backward.default:
+            output_gradient, input, weight, transposed, output_mask = args[0], args[1], args[2], args[7], args[10]
+            forward = convolution_flops(input.shape, weight.shape, output_gradient.shape, transposed=transposed)
+            return forward * (int(output_mask[0]) + int(output_mask[1]))
+        return registered_flops(operation, args, kwargs, result)
+    except Exception:
+        return None  # the formula does not support these arguments; the memory plan does not need it
+
+
+_TILE, _TRANSFORMED_TILE = 4, 36
+"""Side length of an output tile, and the number of values of a transformed tile: (4 + 3 - 1)²."""
+
+
+def workspace_bytes(operation: OpOverload, args: tuple[Any, ...]) -> int:
+    """Return the workspace in bytes that cuDNN's Winograd engine needs for a 3 × 3 convolution; 0 for other operations.
+
+    PyTorch's allocator provides a workspace during the call. cuDNN chooses an engine, and so the size, by heuristics on
+    the device. Only one large, computable need is counted: that of Winograd's F(4 × 4, 3 × 3), whose engine that does
+    not fuse the transforms keeps transformed inputs and outputs (Lavin and Gray, 1509.09308;
+    CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED). Other engines may need more or less. Without room for it, PyTorch
+    tries the next engine (`Conv_v8.cpp`, try_configs). So workspaces raise the reserved memory, not the minimum that a
+    step needs.
+    """
+    if operation is aten.convolution.default and len(args) == 9:
+        input, weight, _, stride, padding, dilation, transposed, _, groups = args
+    elif operation is aten.convolution_backward.default and len(args) == 11:
+        _, input, weight, _, stride, padding, dilation, transposed, _, groups = args[:10]
+    else:
+        return 0
+    is_winograd = weight.shape[2:] == (3, 3) and {*stride, *dilation, groups} == {1} and not transposed
+    return _winograd_bytes(input, weight, padding) if is_winograd else 0
+
+
+def _winograd_bytes(input: Tensor, weight: Tensor, padding: Sequence[int]) -> int:
+    """Return the bytes of transformed input (N, C, H, W), output (N, K, H', W') and weight (K, C, 3, 3)."""
+    batch, channels, *sides = input.shape
+    tiles = batch * math.prod(
+        math.ceil((side + 2 * added - 2) / _TILE) for side, added in zip(sides, padding, strict=True)
+    )
+    filters = weight.shape[0]
+    return _TRANSFORMED_TILE * (tiles * (channels + filters) + channels * filters) * input.dtype.itemsize

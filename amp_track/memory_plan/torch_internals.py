@@ -1,7 +1,7 @@
-"""The private interfaces of torch that planning needs, in one place (torch ≥ 2.11).
+"""The private interfaces of torch that the memory plan needs (torch ≥ 2.11).
 
-Each function says what it relies on. If a release of torch moves one of them, importing this module raises
-`PlanningUnavailable` with its name, and only `amp-track plan` is lost.
+Each function names the interfaces that it relies on. If a release of torch moves one, importing this module raises
+`PlanningUnavailable` with its name, and only `amp-track plan` does not work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from amp_track.records.errors import AmpTrackError
 
 
 class PlanningUnavailable(AmpTrackError):
-    """This release of torch lacks a private interface that planning needs."""
+    """This release of torch lacks a private interface that the memory plan needs."""
 
 
 try:
@@ -55,25 +55,25 @@ try:
         assert _needed is not None
 except (ImportError, AttributeError) as error:
     raise PlanningUnavailable(
-        f"plan: got torch {torch.__version__}, where {error}; expected one that amp_track knows: 2.11 or a later one; "
-        "measure with amp-track max-batch instead"
+        f"The memory plan does not support torch {torch.__version__}: {error}. Measure with amp-track max-batch "
+        "instead, or use a release of torch from 2.11 on that amp_track supports."
     ) from error
 
 Operation = Callable[..., Any]
 aten: Any = torch.ops.aten
 _MOST_CONSTANTS = 2**12
-"""The largest tensor that has values while a model is built: as long as a list of layers, or of positions, may be."""
+"""The largest tensor that has values while a model is built: enough for a list of layers, or of positions."""
 AUTOCAST, AUTOGRAD = "AutocastCPU", "AutogradCPU"
 
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Make every tensor within the block a fake one: with shape, strides and dtype, and without memory.
+    """Make every tensor within the block fake: with shape, strides and dtype, but without memory.
 
-    Relies on `FakeTensorMode`, the mode that torch.compile traces under. It copies neither itself nor its tensors, and
-    models that are built with `copy.deepcopy`, such as `nn.TransformerEncoder`, need both. Its memo of tensors holds
-    weak references, with which `model.to(memory_format=…)` cannot swap them (pytorch#178584). `nn.init.trunc_normal_`
-    draws until no value is too large, which only values tell (torch 2.15).
+    Relies on `FakeTensorMode`, which torch.compile traces with. Three things are patched. It cannot deepcopy itself or
+    its tensors, which models built with `copy.deepcopy` need, such as `nn.TransformerEncoder`. Its memo of tensors
+    holds weak references, so that `model.to(memory_format=…)` cannot swap them (pytorch#178584).
+    `nn.init.trunc_normal_` draws until no value is too large, which needs values (torch 2.15).
     """
 
     def copied(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
@@ -89,7 +89,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
         mode.fake_tensor_converter.tensor_memo.clear()
         swap(one, other)  # type: ignore[no-untyped-call]
 
-    logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs what it raises, with its own traceback
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs exceptions that it also raises
     with (
         mock.patch.object(logger, "disabled", True),
         mock.patch.object(torch.utils, "swap_tensors", swapped),
@@ -102,10 +102,10 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 class SmallConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives values to what `torch.arange` and `torch.linspace` make of numbers, and to what is made of that, if small.
+    """Gives values to small results of `torch.arange` and `torch.linspace`, and to small tensors computed from them.
 
-    Models are built with it: rates that grow from layer to layer are read off a `linspace`. Relies on
-    `_disable_current_modes`, which leaves fake tensors for an operation.
+    Constructors of models need them: rates that grow from layer to layer are read from a `linspace`. Relies on
+    `_disable_current_modes`, which disables fake tensors for one operation.
     """
 
     def __torch_dispatch__(
@@ -139,9 +139,9 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 @contextlib.contextmanager
 def every_update_made() -> Iterator[None]:
-    """Let GradScaler make every optimizer step: whether gradients overflowed is a value, which fake tensors lack.
+    """Make GradScaler perform every optimizer step: fake tensors lack the value that reports an overflow.
 
-    Relies on `GradScaler._maybe_opt_step`, which asks that for optimizers that are not fused.
+    Relies on `GradScaler._maybe_opt_step`, which reads that value for optimizers that are not fused.
     """
 
     def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,9 +153,9 @@ def every_update_made() -> Iterator[None]:
 
 @contextlib.contextmanager
 def foreach_optimizers() -> Iterator[None]:
-    """Let optimizers that were told nothing choose their foreach implementation, as they do on CUDA.
+    """Make optimizers choose their foreach implementation by default, as on CUDA.
 
-    Relies on two names in `torch.optim.optimizer` that hold the devices and the types of tensors it is chosen for.
+    Relies on two names in `torch.optim.optimizer` that hold the devices and tensor types with that default.
     """
 
     def devices() -> list[str]:
@@ -178,23 +178,23 @@ def without_autocast() -> Iterator[None]:
 
 @functools.cache
 def operations_with_kernel(key: str) -> frozenset[str]:
-    """Return the aten operations, as `name.overload`, that have a kernel of their own at this dispatch key."""
+    """Return the aten operations, as `name.overload`, that have a kernel at this dispatch key."""
     names = (name for name in _dispatch_get_all_op_names() if name.startswith("aten::"))
     return frozenset(name.removeprefix("aten::") for name in names if _has_kernel(name, key))
 
 
 def overload(name: str) -> OpOverload | None:
-    """Return the aten operation `name.overload`, or None if this release of torch has none of that name."""
+    """Return the aten operation `name.overload`, or None if this release of torch has no such operation."""
     packet, _, which = name.partition(".")
     return getattr(getattr(aten, packet, None), which or "default", None)
 
 
 @contextlib.contextmanager
 def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
-    """Replace kernels within the block: by dispatch key and by `name.overload`.
+    """Replace kernels within the block, by dispatch key and `name.overload`.
 
-    Relies on `torch.library.Library` being allowed to override aten's kernels, and on `_destroy` to give them back.
-    torch 2.11 warns of it once, although it was told that it is meant.
+    Relies on `torch.library.Library` to override aten's kernels, and on `_destroy` to restore them. torch 2.11 warns
+    once about it, despite `allow_override`.
     """
     library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -209,7 +209,7 @@ def kernels(replacements: dict[str, dict[str, Operation]]) -> Iterator[None]:
 
 
 def is_number_of(operation: OpOverload) -> bool:
-    """True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which asks for a value."""
+    """Return True for the operation behind `.item()`, `float(tensor)` and `if tensor:`, which reads a value."""
     return operation is aten._local_scalar_dense.default
 
 
@@ -228,7 +228,7 @@ def convolution_flops(input: Sequence[int], weight: Sequence[int], output: Seque
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return what two tensors share if they have one storage. Relies on `UntypedStorage._cdata`, its C++ address."""
+    """Return a key that tensors share if they share a storage. Relies on `UntypedStorage._cdata`, its C++ address."""
     address: int = tensor.untyped_storage()._cdata
     return address
 

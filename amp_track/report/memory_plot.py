@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.memory_plan.timeline import Timeline, timeline
+from amp_track.memory_plan.replay import Timeline, timeline
 from amp_track.records.trace import Category
 from amp_track.records.units import format_bytes
 from amp_track.results.plan import PlanResult

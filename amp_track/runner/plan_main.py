@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_track.config.job import Job, Rank
-from amp_track.memory_plan.forecast import forecast as predict
 from amp_track.memory_plan.predict import Prediction
+from amp_track.memory_plan.predict import forecast as predict
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
 from amp_track.records.plan import (

@@ -1,1 +1,1 @@
-"""The code that runs inside a job's process: training, measuring, and what it needs for both."""
+"""Code that runs in a job process: training and measuring."""

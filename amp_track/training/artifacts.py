@@ -1,4 +1,4 @@
-"""Files that a finished training leaves for people: its weights, and pictures of what the model does."""
+"""Write the files of a finished training: its weights, and plots of the model's output."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from amp_track.config.job import JobFolder
 from amp_track.records.events import PLOTS, FileWritten
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import map_tensors, move
-from amp_track.training.disk import writing
+from amp_track.training.checkpoint import writing
 from amp_track.workload import Workload
 
 
 def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> Iterator[FileWritten]:
-    """Write the weights and the workload's pictures into `folder`, and yield an event after each file.
+    """Write the weights and the workload's plots into `folder`, and yield an event after each file.
 
-    `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`; it is written only if the
-    folder asks for it. Each picture becomes a PNG file, its values from 0 to 1 mapped to 0 to 255.
+    `weights.pt` is the model's state dict on the CPU, for `torch.load(weights_only=True)`; it is written only if
+    `folder.keep_weights` is set. Each plot becomes a PNG file; its values from 0 to 1 are mapped to 0 to 255.
 
     Raises:
-        StoreFailed: there is no room for a file.
-        ValueError: a picture is neither (height, width) nor (height, width, 3).
+        StoreFailed: the disk is full.
+        ValueError: a plot is neither (height, width) nor (height, width, 3).
     """
     if folder.keep_weights:
         weights = Path(folder.path) / "weights.pt"
-        with writing(weights), weights.open("wb") as stream:  # torch itself does not tell what failed
+        with writing(weights), weights.open("wb") as stream:  # torch.save(path) would hide the OSError
             torch.save(map_tensors(Tensor.cpu, dict(step.model.state_dict())), stream)
         yield FileWritten(file=str(weights))
     step.model.eval()
@@ -43,8 +43,8 @@ def write_artifacts(workload: Workload, step: TrainStep, folder: JobFolder) -> I
 
     for name, plot in workload.plots(predict).items():
         if not (plot.dim() == 2 and min(plot.shape) > 1) and not (plot.dim() == 3 and plot.shape[2] == 3):
-            expected = "expected (height, width) or (height, width, 3)"
-            raise ValueError(f"{name}: got a picture of shape {tuple(plot.shape)}, {expected}")
+            expected = "(height, width) or (height, width, 3)"
+            raise ValueError(f"plots() returned {name} of shape {tuple(plot.shape)}; it must be {expected}")
         file = Path(folder.path) / f"{name.replace('/', '-')}.png"
         pixels = plot.detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
         with writing(file):

@@ -1,31 +1,48 @@
-"""Checkpoint files: when a training writes one, how to write it atomically, how to read it without running its code."""
+"""Checkpoint files: when to write one, how to write it atomically, and how to read it without running its code."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_track.config.job import JobFolder
-from amp_track.records.errors import BadInput
+from amp_track.records.causes import lack_of_space
+from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.events import CheckpointWritten
-from amp_track.training.disk import writing
 
 _FORMAT = 2
 _FILES_WAITING = 2
-"""When this many files wait for the tracking process to fetch them, the training waits too."""
+"""The training waits while this many files wait for the tracking process."""
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Raise StoreFailed if the disk is full while the block writes a file, and remove the incomplete file."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save raises the latter
+        file.unlink(missing_ok=True)
+        lack = lack_of_space(error)
+        if lack is None:
+            raise
+        raise StoreFailed(
+            f"{file.parents[1]}: cannot write {file.name} ({lack.strerror}). Free some space, or set TMPDIR to a "
+            "folder with more."
+        ) from error
 
 
 def save(state: dict[str, Any], file: Path) -> None:
     """Write `state` to `file` atomically: under a temporary name, flushed to the disk, and then renamed.
 
     Raises:
-        StoreFailed: there is no room for it.
+        StoreFailed: the disk is full.
     """
     temporary = file.with_suffix(".part")
     with writing(temporary), temporary.open("wb") as stream:
@@ -36,37 +53,35 @@ def save(state: dict[str, Any], file: Path) -> None:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return the state that `save` wrote, with its tensors on the CPU.
+    """Load the state that `save` wrote, with its tensors on the CPU.
 
     Raises:
-        BadInput: the file is no checkpoint, is incomplete, or has another format version.
+        BadInput: the file is not a checkpoint, is incomplete, or has another format version.
     """
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         state_format = state["format"]
     except Exception as error:  # zip, pickle and type errors alike: torch.load promises none of them
         raise BadInput(
-            f"--resume: got {file.name}, which cannot be read ({type(error).__name__}), expected a checkpoint that "
-            "--checkpoint-every made; start a new training"
+            f"--resume: the checkpoint {file.name} cannot be read ({type(error).__name__}). Start a new training."
         ) from error
     if state_format != _FORMAT:
         raise BadInput(
-            f"--resume: got a checkpoint of format {state_format}, expected {_FORMAT}; "
-            "resume it with the amp_track that made it"
+            f"--resume: the checkpoint has format {state_format}; this version reads format {_FORMAT}. Resume it with "
+            "the version of amp_track that wrote it."
         )
     return state
 
 
 class Checkpoints:
-    """Writes the checkpoints of one training: every N steps, at its end, and whenever its quality is the best so far.
+    """Writes the checkpoints of one training: every N steps, at its end, and after each best metric so far.
 
     Args:
-        every: N, in optimizer steps; None writes no checkpoints at all.
+        every: N, in optimizer steps; None writes no checkpoints.
         folder: where to write them, and which checkpoint to resume from.
-        higher_is_better: whether a larger quality is a better one.
-        send: called with an event for each file once it is complete.
-        writes: whether this process writes files. One of the processes that train together does; the others only
-            keep in step with it.
+        higher_is_better: whether a larger metric is better.
+        send: called with an event for each complete file.
+        writes: whether this rank writes files. Only one does; the others only track the best metric.
     """
 
     def __init__(
@@ -87,7 +102,7 @@ class Checkpoints:
         self._is_checked = False
 
     def load_resume_state(self) -> dict[str, Any] | None:
-        """Return the state to resume from, or None for a new training. Raises BadInput if it cannot be read."""
+        """Load the state to resume from; None for a new training. Raises BadInput if it cannot be read."""
         if self._folder is None or self._folder.resume_from is None:
             return None
         state = load(Path(self._folder.resume_from))
@@ -95,13 +110,13 @@ class Checkpoints:
         return state
 
     def is_due(self, step: int) -> bool:
-        """True if a checkpoint has to follow this optimizer step, counted from 1."""
+        """Return True if a checkpoint is due after this optimizer step, counted from 1."""
         return self._every is not None and step % self._every == 0
 
     def after_epoch(
         self, step: int, state: Callable[[], dict[str, Any]], *, metric: float | None, is_over: bool
     ) -> None:
-        """Write a checkpoint if the training is over, or if its quality is the best so far.
+        """Write a checkpoint if the training is over, or if its metric is the best so far.
 
         `state` is called only if one is written.
         """
@@ -118,7 +133,7 @@ class Checkpoints:
     def _write(self, name: str, step: int, state: dict[str, Any], *, is_last: bool, is_best: bool) -> None:
         if not self._writes:
             return
-        # Each file has its own name: the tracking process may still be moving the previous one.
+        # Each file has a different name: the tracking process may still be moving the previous one.
         assert self._folder is not None
         folder = Path(self._folder.path)
         while len(list(folder.glob("*.pt"))) >= _FILES_WAITING:
@@ -129,7 +144,7 @@ class Checkpoints:
         self._send(CheckpointWritten(file=str(file), step=step, is_last=is_last, is_best=is_best))
 
     def _check_once(self, file: Path) -> None:
-        """Raise RuntimeError at the first checkpoint that cannot be read back, rather than at the resume."""
+        """Raise RuntimeError if the first checkpoint cannot be read back: better now than at the resume."""
         if self._is_checked:
             return
         self._is_checked = True
@@ -137,8 +152,8 @@ class Checkpoints:
             load(file)
         except BadInput as error:
             raise RuntimeError(
-                f"--checkpoint-every: the state of this training cannot be read back: {error.__cause__}; model and "
-                "optimizer may keep only tensors, numbers, texts, lists and dicts"
+                f"--checkpoint-every: this training's state cannot be read back: {error.__cause__}. The state of model "
+                "and optimizer may only contain tensors, numbers, strings, lists and dicts."
             ) from error
 
     def _is_best(self, metric: float | None) -> bool:

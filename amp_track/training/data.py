@@ -1,4 +1,4 @@
-"""The order and size of the batches that a job trains and evaluates on."""
+"""The order, size and loading of the batches that a job trains and evaluates on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import math
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -14,34 +15,34 @@ from typing import Any, NamedTuple, cast
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 from amp_track.config.job import ALONE, Job, Rank
 from amp_track.config.steps import steps_per_epoch, synthetic_samples, total_steps
-from amp_track.training import loading
+from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import map_tensors, tensors
 from amp_track.workload import Workload, example_batch
 
 
 class Part(NamedTuple):
-    """One batch of one process: a whole optimizer step, or a part of one where gradients accumulate."""
+    """One rank's batch: all of an optimizer step, or a part of one if gradients accumulate."""
 
     batch: Any
     """(input, target), first dimension N."""
     share: float
-    """The fraction of its optimizer step's samples, times the number of processes, whose gradients are averaged."""
+    """Its fraction of the optimizer step's samples, times the number of ranks, over which gradients are averaged."""
     update: bool
     """Whether it completes its optimizer step."""
     samples: int
-    """Samples that all processes together compute at the same time."""
+    """Samples of all ranks together in this batch."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two optimizer steps, from which a training can resume.
+    """A position between two optimizer steps, from which a training can resume.
 
-    `epoch` and `step` (within the epoch) count from 0; `generator` is the state that the generator of orders had when
-    that epoch began.
+    `epoch` and `step` (within the epoch) count from 0; `generator` is the state of the shuffling generator at the start
+    of that epoch.
     """
 
     epoch: int
@@ -50,12 +51,12 @@ class Position:
 
 
 class Batches:
-    """The data that one process of a job trains and evaluates on, by epochs; or made-up batches.
+    """The batches of one rank, by epochs, from the workload's data or synthetic.
 
-    The last batch of an epoch is smaller where the batch size does not divide the data; every epoch has a new order.
-    Processes that train together draw the same order and take turns at its samples. Where there are fewer samples left
-    than processes, those without one repeat another's, whose share is then 0: all of them make every step.
-    With `pin_memory` batches lie in pinned memory, so that the host need not wait for the copy.
+    Every epoch has a new order. Its last batch is smaller if the batch size does not divide the data. All ranks draw
+    the same order and take turns at its samples. If fewer samples than ranks are left, the other ranks repeat a sample
+    with share 0, so that every rank makes every step. With `pin_memory` batches are in pinned memory, so that the host
+    does not wait for the copy.
     """
 
     def __init__(self, job: Job, workload: Workload, rank: Rank = ALONE, *, pin_memory: bool = False) -> None:
@@ -77,19 +78,19 @@ class Batches:
         self._sizes = _of_a_short_epoch(
             [global_batch_size] * full + ([rest] if rest else []), self.steps_per_epoch, job.grad_accum
         )
-        """Samples of each batch of an epoch, all processes together."""
+        """Samples of each batch of an epoch, over all ranks."""
         self.total_steps = total_steps(job, self.training_samples)
-        """Optimizer steps of the whole job."""
+        """Optimizer steps of the job."""
         self.position = Position(0, 0, self._generator.get_state())
-        """The position at which the current epoch began."""
+        """The position at the start of the current epoch."""
 
     @property
     def trains_after_an_evaluation(self) -> bool:
-        """True if there is more than one epoch, or a part of a second."""
+        """True if training continues after the first epoch."""
         return self.total_steps > self.steps_per_epoch
 
     def epochs(self, start: Position | None = None) -> Iterator[Iterator[Part]]:
-        """Yield the batches of each epoch from `start` on. The first epoch may have no batch left."""
+        """Yield the batches of each epoch from `start` on. The first epoch may have none left."""
         steps_done = 0
         if start is not None:
             self._generator.set_state(start.generator)
@@ -101,20 +102,20 @@ class Batches:
             steps_done = 0
 
     def position_after(self, steps: int) -> Position:
-        """Return the position after `steps` optimizer steps of the whole training, within the current epoch."""
+        """Return the position after `steps` optimizer steps of the training, within the current epoch."""
         return dataclasses.replace(self.position, step=steps - self.position.epoch * self.steps_per_epoch)
 
     def position_after_evaluation(self, steps: int) -> Position:
-        """Return the position from which to resume once the current epoch has been evaluated.
+        """Return the position to resume from after the evaluation of the current epoch.
 
-        It is the beginning of the next epoch, unless `--steps` ended the current one early.
+        It is the start of the next epoch, unless `--steps` ended the current one early.
         """
         after = self.position_after(steps)
         return after if after.step < self.steps_per_epoch else Position(after.epoch + 1, 0, self._generator.get_state())
 
     def _epoch(self, steps: int, steps_done: int) -> Iterator[Part]:
         grad_accum = self._job.grad_accum
-        sizes = self._sizes[: steps * grad_accum]  # so that no loader process loads what no step takes
+        sizes = self._sizes[: steps * grad_accum]  # so that loader processes load nothing unused
         batches = self._load(sizes, skip=steps_done * grad_accum)
         starts = range(steps_done * grad_accum, steps * grad_accum, grad_accum)
         return itertools.chain.from_iterable(
@@ -122,10 +123,10 @@ class Batches:
         )
 
     def full_steps(self) -> Iterator[Iterator[Part]]:
-        """Yield a probe's optimizer steps, which are made of full batches, without end.
+        """Yield a probe's optimizer steps, made of full batches, without end.
 
-        A training that has only one such step gets only one, because a second takes more memory. Two batches in each
-        step show all that accumulation does to memory: gradients are held while the next batch runs.
+        If the training has only one such step, yield only one, because a second takes more memory. Two batches per step
+        are enough to show the memory of accumulation: gradients are held while the next batch runs.
         """
         sizes = self._sizes[: min(self._job.grad_accum, 2)]
         steps = max(self.training_samples // sum(sizes), 1)
@@ -139,21 +140,21 @@ class Batches:
 
     @property
     def has_a_second_full_step(self) -> bool:
-        """True if a training makes more than one step of full batches."""
+        """True if the training makes more than one step of full batches."""
         return self.trains_after_an_evaluation or self._sizes[0] in self._sizes[self._job.grad_accum :]
 
     @property
     def has_smaller_batch(self) -> bool:
-        """True if the batch size does not divide the data, and the job gets to the smaller batch that ends an epoch."""
+        """True if the batch size does not divide the data, and the job reaches the smaller batch that ends an epoch."""
         return self._sizes[-1] < self._sizes[0] and self.total_steps >= self.steps_per_epoch
 
     def last_step(self) -> Iterator[Part]:
-        """Yield the smaller batch that ends an epoch, if there is one, for a probe: it may need a larger workspace."""
+        """Yield the smaller batch that ends an epoch, if any, for a probe: it may need a larger workspace."""
         sizes = self._sizes[-1:] if self.has_smaller_batch else []
         return self._one_step(self._load(sizes), sizes)
 
     def _load(self, sizes: Sequence[int], *, skip: int = 0) -> Iterator[Any]:
-        """Yield this process's part of batches of these sizes, in a new order. The first `skip` are not even loaded."""
+        """Yield this rank's part of batches of these sizes, in a new order. The first `skip` are not loaded."""
         if self._train_data is None:
             return (_first(self._example, max(self._own_samples(size), 1)) for size in sizes[skip:])
         order = iter(torch.randperm(self.training_samples, generator=self._generator).tolist())
@@ -161,11 +162,11 @@ class Batches:
         return self._loaded(self._train_data, itertools.islice(indices, skip, None), self._generator, first_batch=skip)
 
     def _own(self, indices: list[int]) -> list[int]:
-        """Return this process's turns among the samples of a batch, or a repeated sample where it has none."""
+        """Return this rank's samples of a batch, or a repeated sample if it has none."""
         return indices[self._rank.index :: self._rank.count] or indices[:1]
 
     def _own_samples(self, size: int) -> int:
-        """Return how many samples of a batch of `size` samples are this process's own."""
+        """Return how many samples of a batch of `size` samples belong to this rank."""
         return len(range(self._rank.index, size, self._rank.count))
 
     def _one_step(self, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Part]:
@@ -174,10 +175,10 @@ class Batches:
             yield Part(next(batches), share, number == len(sizes), size)
 
     def evaluation(self) -> Iterator[Any]:
-        """Yield this process's part of the evaluation data, in order and at the training's batch size.
+        """Yield this rank's part of the evaluation data, in order and at the training's batch size.
 
-        Each sample is in exactly one process's part. A probe gets the first and the last batch only, an epoch that is
-        cut short as many as it has steps, the last one among them.
+        Each sample belongs to exactly one rank. A probe gets only the first and the last batch. A shortened epoch gets
+        as many batches as it has steps, including the last one.
         """
         if self._eval_data is None:
             return iter([self._example])
@@ -192,7 +193,7 @@ class Batches:
     def _loaded(
         self, data: Dataset[Any], batches: Iterable[list[int]], generator: torch.Generator, *, first_batch: int = 0
     ) -> Iterator[Any]:
-        return loading.load(
+        return load(
             data,
             batches,
             generator,
@@ -205,7 +206,7 @@ class Batches:
 
 
 def _of_a_short_epoch(sizes: list[int], steps: int, grad_accum: int) -> list[int]:
-    """Return the sizes of an epoch's batches up to its last but one step, and then those of its own last step."""
+    """Return the batch sizes of an epoch shortened to `steps`, which keeps the epoch's last step."""
     if steps * grad_accum >= len(sizes):
         return sizes
     of_last_step = len(sizes) % grad_accum or grad_accum
@@ -218,15 +219,15 @@ def _first(batch: Any, size: int) -> Any:
 
 
 def length(dataset: Dataset[Any]) -> int:
-    """Return the number of samples in a map-style dataset."""
+    """Return the number of samples of a map-style dataset."""
     return len(cast("Sized", dataset))
 
 
 def digest(dataset: Dataset[Any]) -> str:
     """Return eight hexadecimal digits that identify a dataset.
 
-    They are a SHA-256 over the number of samples and over up to 32 samples, evenly spread. Every random generator is
-    seeded first, so that random augmentation draws the same each time.
+    They begin a SHA-256 of the number of samples and of about 32 evenly spread samples. Random generators are seeded
+    first, so that random augmentation is the same each time.
     """
     torch.manual_seed(0)
     random.seed(0)
@@ -238,3 +239,65 @@ def digest(dataset: Dataset[Any]) -> str:
         for tensor in tensors(sample):
             content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()[:8]
+
+
+def load(
+    dataset: Dataset[Any],
+    batches: Iterable[list[int]],
+    generator: torch.Generator,
+    *,
+    workers: int = 0,
+    first_batch: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
+    pin_memory: bool = False,
+) -> Iterator[Any]:
+    """Yield one batch for each list of indices, in their order.
+
+    A TensorDataset is indexed a batch at a time, without loader processes: this takes microseconds, collating sample by
+    sample takes milliseconds. For any other dataset, random generators are seeded for each batch: augmentation depends
+    on `generator` and the batch's number, but not on the number of loader processes or on where a resumed epoch begins.
+    Loading does not change the random numbers of the training.
+
+    Args:
+        dataset: map-style.
+        batches: the indices of each batch.
+        generator: seeds the augmentation. A new DataLoader draws one number from it, too, and not from the training's
+            generator.
+        workers: the number of loader processes; 0 loads in this process.
+        first_batch: the number of the first batch within its epoch.
+        rank: the index of this rank: each rank augments differently.
+        ranks: the number of ranks.
+        pin_memory: put the batches in pinned memory, so that the host does not wait for the copy.
+    """
+    if isinstance(dataset, TensorDataset):
+        loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator, pin_memory=pin_memory)
+        return iter(loader)
+    seed = int(torch.randint(2**48, (), generator=generator))
+    numbered = ([seed + number * ranks + rank, *indices] for number, indices in enumerate(batches, start=first_batch))
+    return iter(
+        DataLoader(
+            _SeededByBatch(dataset),
+            batch_sampler=numbered,
+            generator=generator,
+            num_workers=workers,
+            # torch's default on Linux. A job's default is the fork server, which has not imported the workload.
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+            pin_memory=pin_memory,
+        )
+    )
+
+
+class _SeededByBatch(Dataset[Any]):
+    """A dataset that takes a seed before the indices of a batch, and loads the batch with that seed."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, seed_and_indices: Sequence[int]) -> list[Any]:
+        seed, *indices = seed_and_indices
+        with random_state.seeded(seed):
+            if hasattr(self._dataset, "__getitems__"):
+                items: list[Any] = self._dataset.__getitems__(indices)
+                return items
+            return [self._dataset[index] for index in indices]

@@ -1,8 +1,8 @@
-"""Record which operation of a model runs in which dtype, in one batch's forward pass, loss and backward pass.
+"""Record the dtype of each operation in one batch's forward pass, loss and backward pass.
 
-An operation that autocast does not list runs in the dtype of its inputs. Batch norm is one of these, on a CPU as on a
-GPU: after a convolution in float16 it returns float16, while its weights and running statistics stay float32. Softmax
-and the losses are listed, and run in float32.
+An operation that is not on autocast's lists runs in the dtype of its inputs. Batch norm is one, on CPUs and GPUs: after
+a float16 convolution it returns float16, while its weights and running statistics stay float32. Softmax and the losses
+are on the lists, and run in float32.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from torch import Tensor, nn
 from amp_track.config.job import Job
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
-from amp_track.training import operations
 from amp_track.training.amp import random_state
 from amp_track.training.amp.precision import Precision, float32_precision
 from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
-from amp_track.training.layers import LayerWatch
-from amp_track.training.operations import Operation
+from amp_track.training.layers import LayerWatch, Operation, running_node_number, watching_operations
 from amp_track.workload import Workload, example_batch, new_model
 
 _COPIES = {"_to_copy", "copy_"}
-"""Operations that are a cast if they change the dtype; otherwise they move a tensor or reorder its memory."""
+"""Operations that are casts if they change the dtype; otherwise they move a tensor or reorder its memory."""
 _BOOKKEEPING = {
     "_reshape_alias", "_unsafe_view", "clone", "lift", "lift_fresh", "resize_", "select_backward", "set_",
     "slice_backward",
@@ -43,7 +41,7 @@ _ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)
 
 
 class DtypesWatch:
-    """Watches one batch of a resolved job."""
+    """Records the dtypes of one batch of a resolved job."""
 
     def __init__(self) -> None:
         self._phase = "data"
@@ -51,13 +49,13 @@ class DtypesWatch:
 
     @property
     def phase(self) -> str:
-        """What it is doing, or did when an exception was raised: `data`, `model`, `forward`, `loss` or `backward`."""
+        """The current phase, or the phase in which an exception was raised: data, model, forward, loss or backward."""
         return self._recorder.in_pass if self._recorder is not None else self._phase
 
     def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
-        """Watch one batch of `workload.example` in training mode. Exceptions pass through unchanged.
+        """Record one batch of `workload.example` in training mode. Exceptions pass through unchanged.
 
-        The loss is not scaled before its backward pass, since scaling changes values and no dtypes.
+        The loss is not scaled before its backward pass: scaling changes values, not dtypes.
         """
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
@@ -96,7 +94,7 @@ class _Recorder:
 
     @property
     def operations(self) -> tuple[OperationDtypes, ...]:
-        """Every distinct operation seen, with how often it ran."""
+        """Every distinct operation, with its count."""
         return tuple(dataclasses.replace(one, count=count) for one, count in self._counts.items())
 
     def begin(self, in_pass: str) -> None:
@@ -107,7 +105,7 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record every operation that runs within the block."""
-        with self._layers.watching(), operations.watching(self._record):
+        with self._layers.watching(), watching_operations(self._record):
             yield
 
     def _record(self, operation: Operation) -> None:
@@ -115,7 +113,7 @@ class _Recorder:
         if dtypes is None:
             return
         name, inputs, output = dtypes
-        in_backward = operations.running_node_number() is not None
+        in_backward = running_node_number() is not None
         one = OperationDtypes(
             layer=self._layers.layer(),
             in_pass="backward" if in_backward else self.in_pass,
@@ -150,7 +148,7 @@ def _floating_dtypes(tensors: tuple[Tensor, ...]) -> tuple[str, ...]:
 
 
 def readable_name(name: str) -> str:
-    """Return an aten operation's name without the parts that say who implements it.
+    """Return an aten operation's name without the parts that name its implementation.
 
     `native_batch_norm` and `cudnn_batch_norm` become `batch_norm`, `_log_softmax_backward_data` becomes
     `log_softmax_backward`.

@@ -1,4 +1,4 @@
-"""Totals that a job adds up while it trains: losses, what the GradScaler did, the diagnosis."""
+"""Totals of a job's training: losses, changes of the gradient scale, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from amp_track.training.amp.step import StepTotals, TrainStep
 
 
 class MetricsAccumulator:
-    """Adds up what a TrainStep counts, over each epoch and over the whole job.
+    """Accumulates the totals of a TrainStep over each epoch and over the job.
 
     Args:
         step: the step whose totals are read.
-        merge: merges its totals with those of the other processes that train the job.
+        merge: merges its totals with those of the other ranks.
     """
 
     def __init__(self, step: TrainStep, merge: Callable[[StepTotals], StepTotals] = lambda totals: totals) -> None:
@@ -33,10 +33,10 @@ class MetricsAccumulator:
         self._first_layer: NonFinite | None = None
         self._diagnosis_seconds_before = 0.0
         self.train_loss = math.nan
-        """The mean loss of the last epoch that ended; NaN before one has."""
+        """The mean loss of the last completed epoch; NaN before the first."""
 
     def read(self) -> StepTotals:
-        """Return what happened since the last reading, and add it up. Waits for the device."""
+        """Return the totals since the last read, and accumulate them. Waits for the device."""
         totals = self._merge(self._step.read())
         self._skipped_steps += len(totals.skipped_steps)
         if totals.non_finite_losses and not self._non_finite:
@@ -44,7 +44,7 @@ class MetricsAccumulator:
         self._non_finite += len(totals.non_finite_losses)
         self._scale_history += totals.scale_changes
         for loss, samples in zip(totals.step_losses, totals.step_samples, strict=True):
-            # One by one: the sum is then the same however often it is read, and so also after a resume.
+            # One by one, so that the sum does not depend on how often it is read, and is the same after a resume.
             self._epoch_loss += loss * samples
             self._epoch_samples += samples
         self._diagnosed_steps += len({look.step for look in totals.diagnosed})
@@ -54,13 +54,13 @@ class MetricsAccumulator:
         return totals
 
     def end_epoch(self) -> float:
-        """Return the mean loss over the samples of the epoch, and begin the next one."""
+        """Return the epoch's mean loss over samples, and begin the next epoch."""
         self.train_loss = self._epoch_loss / self._epoch_samples if self._epoch_samples else math.nan
         self._epoch_loss, self._epoch_samples = 0.0, 0
         return self.train_loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed job needs, in types that `torch.load(weights_only=True)` reads."""
+        """Return the state that a resumed job needs, in types that `torch.load(weights_only=True)` reads."""
         return {
             "scale_history": self._scale_history,
             "skipped_steps": self._skipped_steps,
@@ -86,7 +86,7 @@ class MetricsAccumulator:
         self.train_loss = state["train_loss"]
 
     def measured(self) -> dict[str, Any]:
-        """Return the totals as fields of an JobResult."""
+        """Return the totals as fields of a JobResult."""
         return {
             "train_loss": self.train_loss,
             "steps": self._step.steps,
@@ -129,7 +129,7 @@ class MetricsAccumulator:
 
 @dataclass
 class LayerSums:
-    """Sums over all diagnosed steps of one layer, instead of a list of them: a training may have a million."""
+    """Sums over the diagnosed steps of one layer; a list of them would be too long."""
 
     values: int = 0
     non_finite: int = 0
@@ -138,17 +138,17 @@ class LayerSums:
     largest_output: float | None = None
 
     def add(self, look: LayerGradients) -> None:
-        """Add what was counted at one step."""
+        """Add the counts of one step."""
         self.values += look.values
         self.non_finite += look.non_finite
         self.underflowing += look.underflowing
         self.zero += look.zero
         known, new = self.largest_output, look.largest_output
         if new is not None and not (known is not None and (math.isnan(known) or known >= new)):
-            self.largest_output = new  # NaN is the largest of all, and stays
+            self.largest_output = new  # NaN counts as the largest
 
     def summary(self, layer: str) -> LayerSummary:
-        """Return the counts as fractions of all values; underflow as a fraction of the finite ones."""
+        """Return the counts as fractions of all values, and underflow as a fraction of the finite values."""
         return LayerSummary(
             layer=layer,
             has_gradients=self.values > 0,
@@ -160,10 +160,10 @@ class LayerSums:
 
 
 def first_non_finite(looks: Sequence[LayerGradients]) -> NonFinite | None:
-    """Return where inf or NaN first appeared, or None if it did not.
+    """Return the step and layer where inf or NaN first appeared, or None if it did not.
 
-    At the first step that has any, that is the first layer of the forward pass with such an output; if no output is
-    affected, the first layer of the backward pass with such a gradient, from where it spreads.
+    At the first affected step, this is the first layer of the forward pass with such an output. If no output is
+    affected, it is the first layer of the backward pass with such a gradient, from where it spreads.
     """
     bad_outputs = [
         look for look in looks if look.largest_output is not None and not math.isfinite(look.largest_output)

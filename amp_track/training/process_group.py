@@ -1,8 +1,8 @@
-"""Communication between the processes that train one job together. The only module that calls torch.distributed.
+"""Communication between the ranks of one job. The only module that calls torch.distributed.
 
-Each process computes its own part of every batch; DistributedDataParallel averages the gradients before they are
-unscaled, so that an overflow in one process is an overflow in all of them: their GradScalers skip the same steps and
-have the same scale, which `merge_totals` checks.
+Each rank computes its part of every batch. DistributedDataParallel averages the gradients before they are unscaled, so
+an overflow on one rank is an overflow on all: their GradScalers skip the same steps and have the same scale, which
+`merge_totals` checks.
 """
 
 from __future__ import annotations
@@ -27,56 +27,56 @@ from amp_track.training.amp.step import StepTotals
 from amp_track.training.devices.base import Device
 
 _NOT_CONNECTED = "connectFullMesh failed"
-"""Part of what gloo says where its processes do not reach each other."""
+"""Part of gloo's error message if ranks cannot connect to each other."""
 _FIRST_MESSAGES = 8
-"""Enough messages for each of gloo's threads, which take turns, to handle one."""
+"""Enough messages for each of gloo's threads, which take turns, to handle one; the thread then allocates its memory."""
 Value = TypeVar("Value")
 _FLAG, _NUMBERS, _TOTALS = TypeAdapter(bool), TypeAdapter(list[float]), TypeAdapter(StepTotals)
 JSON: TypeAdapter[Any] = TypeAdapter(Any)
 _MOST_BYTES = 2**28
-"""Upper limit of one gathered value, so that a wrong size does not take all memory."""
+"""Upper limit of one gathered value, so that a wrong size does not exhaust memory."""
 _RECORDER_SIZE, _RECORDER_SIZE_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""How many messages torch's flight recorder keeps: by default 2,000 (FlightRecorder.hpp). The second is older."""
+"""Number of messages that torch's flight recorder keeps, 2,000 by default (FlightRecorder.hpp). The second is older."""
 
 
 class RankGroup:
-    """One process's connection to the others that train the same job. Make it with `connected`.
+    """The connection of one rank to the other ranks of its job. Create it with `connected`.
 
-    Every process must call the same methods in the same order, because they wait for each other. A process that trains
-    alone answers itself.
+    Every rank must call the same methods in the same order, because they wait for each other. With one rank nothing is
+    sent.
     """
 
     def __init__(self, rank: Rank, host_group: distributed.ProcessGroup | None = None) -> None:
         self.rank = rank
         self._host_group = host_group
-        """The process group for values in main memory; None uses that of the gradients."""
+        """The process group for values in main memory; None uses the gradients' group."""
 
     @property
     def is_alone(self) -> bool:
-        """True if one process trains the job."""
+        """True if the job has one rank."""
         return self.rank.count == 1
 
     @property
     def is_first(self) -> bool:
-        """True for the one process that is tracked, and that writes files."""
+        """True for rank 0, which is tracked and writes files."""
         return self.rank.index == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Add up each of the values over all processes."""
+        """Return the sum of each value over all ranks."""
         if self.is_alone:
             return list(values)
         return [sum(column) for column in zip(*self.gather(list(values), _NUMBERS), strict=True)]
 
     def agree(self, decision: bool) -> bool:
-        """Return the first process's decision, so that all decide alike although their clocks differ."""
+        """Return rank 0's decision, so that all ranks decide alike although their clocks differ."""
         if self.is_alone:
             return decision
         return self.gather(decision, _FLAG)[0]
 
     def gather(self, value: Value, adapter: TypeAdapter[Value]) -> list[Value]:
-        """Return the value of each rank, by rank.
+        """Return the values of all ranks, in rank order.
 
-        Values travel as JSON and are validated. `all_gather_object` would unpickle them, and the backend's sockets have
+        Values are sent as JSON and validated. `all_gather_object` would unpickle them, and the backend's sockets have
         no authentication: other users of the machine can connect to them.
 
         Args:
@@ -84,8 +84,8 @@ class RankGroup:
             adapter: validates the values of all ranks.
 
         Raises:
-            RuntimeError: a rank sent more than any rank has to send.
-            ValueError: a rank sent something else.
+            RuntimeError: a rank announced more bytes than the limit.
+            ValueError: a rank sent an invalid value.
         """
         if self.is_alone:
             return [value]
@@ -106,13 +106,13 @@ class RankGroup:
         return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
 
     def merge(self, totals: StepTotals) -> StepTotals:
-        """Merge the totals of all processes. Raises RuntimeError as `merge_totals` does."""
+        """Merge the totals of all ranks. Raises RuntimeError as `merge_totals` does."""
         return totals if self.is_alone else merge_totals(self.gather(totals, _TOTALS))
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Copy the first process's buffers to every process, as DistributedDataParallel does before each step.
+        """Copy rank 0's buffers to every rank, as DistributedDataParallel does before each step.
 
-        Otherwise the running means of batch norms differ by what each process has seen in the last step.
+        Otherwise running means of batch norms differ by each rank's part of the last step.
         """
         if self.is_alone:
             return
@@ -122,9 +122,9 @@ class RankGroup:
 
 @contextmanager
 def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
-    """Connect this process to the others of its job, and yield the connection.
+    """Connect this rank to the other ranks of its job, and yield the connection.
 
-    A process that fails does not tell the others: whoever started them has to end them all.
+    A failing rank does not notify the others: the process that started them must end them all.
     """
     if rank.count == 1:
         yield RankGroup(rank)
@@ -139,8 +139,8 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
     else:
         meeting = {"store": PrefixStore(place.path, store_at(place.hostname or "", place.port or 0))}
     if device.is_shared and _RECORDER_SIZE_BEFORE not in os.environ:
-        # Its record grows to 1 MiB of the memory that a budget limits, over more epochs than any confirmation has: with
-        # it, four processes fitted the digits within 40 MiB at a batch of 272, and ran out of it in the seventh epoch.
+        # The flight recorder grows to 1 MiB of the budget, over more epochs than a confirmation run has: four ranks
+        # trained the digits within 40 MiB at batch size 272, and ran out of memory in the seventh epoch.
         os.environ.setdefault(_RECORDER_SIZE, "0")
     with nullcontext() if is_on_one_machine else _interface_named():
         distributed.init_process_group(
@@ -151,7 +151,7 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
             **meeting,
         )
         host_group = _host_group(device)
-    # The threads of the backend take their memory with their first message: before the job's own is counted.
+    # The backend's threads allocate memory with their first message: send it before the job's memory is counted.
     for _ in range(_FIRST_MESSAGES):
         distributed.all_reduce(torch.zeros(1, device=device.torch_device))
     yield RankGroup(rank, host_group)
@@ -160,9 +160,9 @@ def connected(rank: Rank, device: Device) -> Iterator[RankGroup]:
 
 @contextmanager
 def _interface_named() -> Iterator[None]:
-    """Name the variable of the network interface where gloo cannot connect within the block.
+    """Raise ConnectionError with a hint at GLOO_SOCKET_IFNAME if gloo cannot connect within the block.
 
-    It listens at the address of the host's own name, which Debian's installer sets to 127.0.1.1 in /etc/hosts.
+    gloo listens at the address of the host's name, which Debian's installer sets to 127.0.1.1 in /etc/hosts.
     """
     try:
         yield
@@ -170,20 +170,20 @@ def _interface_named() -> Iterator[None]:
         if _NOT_CONNECTED not in str(error):
             raise
         raise ConnectionError(
-            "the processes of several machines cannot connect, expected each to listen where the others reach it; if "
-            f"none of them has died, name the network interface between them in GLOO_SOCKET_IFNAME ({error})"
+            f"the ranks on several machines cannot connect to each other ({error}). If none of them has died, set "
+            "GLOO_SOCKET_IFNAME to the network interface between the machines."
         ) from error
 
 
 def store_at(host: str, port: int, *, timeout_seconds: float = 300) -> TCPStore:
-    """Return a client of a store of torch, such as torchrun has at MASTER_ADDR and MASTER_PORT."""
+    """Return a client of a TCPStore, such as torchrun's at MASTER_ADDR and MASTER_PORT."""
     return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_seconds))
 
 
 def _host_group(device: Device) -> distributed.ProcessGroup | None:
-    """Return a gloo process group for values in main memory; None if the gradients' own group is one.
+    """Return a gloo process group for values in main memory; None if the gradients' group is one.
 
-    The gradients' group of an accelerator would wait for the device, and take some of the memory that is limited.
+    An accelerator's group for gradients would wait for the device, and use some of its limited memory.
     """
     if device.is_shared:
         return None
@@ -198,20 +198,20 @@ def _loopback() -> str:
 
 
 def merge_totals(totals: Sequence[StepTotals]) -> StepTotals:
-    """Merge the totals that the processes of a job have for the same steps. The diagnosis is the first process's.
+    """Merge the totals of all ranks for the same steps. The diagnosis is rank 0's.
 
     Raises:
-        RuntimeError: the processes made or skipped different steps, or have different scales: some gradients were not
+        RuntimeError: the ranks made or skipped different steps, or have different scales: some gradients were not
             averaged.
     """
     first = totals[0]
     for rank, other in enumerate(totals[1:], start=1):
         if (other.first_step, other.steps) != (first.first_step, first.steps):
-            raise RuntimeError(f"process {rank} has made steps that process 0 has not: their batches differ")
+            raise RuntimeError(f"rank {rank} and rank 0 made different steps: their batches differ")
         if (other.skipped_steps, other.scale_changes) != (first.skipped_steps, first.scale_changes):
             raise RuntimeError(
-                f"process {rank} skipped steps {other.skipped_steps}, process 0 {first.skipped_steps}: some gradients "
-                "are not averaged over the processes; are all parameters part of the model?"
+                f"rank {rank} skipped steps {other.skipped_steps}, rank 0 skipped {first.skipped_steps}: some "
+                "gradients were not averaged. Check that all parameters are part of the model."
             )
     samples = tuple(sum(column) for column in zip(*(each.step_samples for each in totals), strict=True))
     weighted = [[loss * size for loss, size in zip(t.step_losses, t.step_samples, strict=True)] for t in totals]

@@ -21,33 +21,32 @@ from amp_track.training.amp.tensors import batch_length
 from amp_track.training.checkpoint import Checkpoints
 from amp_track.training.data import Batches, Part, Position
 from amp_track.training.devices.base import Device
-from amp_track.training.devices.proc_status import peak_resident_bytes
-from amp_track.training.full_steps import make_full_steps
+from amp_track.training.devices.cpu import peak_resident_bytes
 from amp_track.training.metrics_accumulator import MetricsAccumulator
 from amp_track.training.process_group import JSON, RankGroup
-from amp_track.training.timing import InputWait, TrainingClock
+from amp_track.training.timing import InputWait, TrainingClock, make_full_steps
 from amp_track.workload import Workload, new_model, new_optimizer, new_schedule
 
 _WARM_UP_STEPS = 3
 _PROGRESS_SECONDS = 0.2
 _RECORD_SECONDS = 5.0
-"""Seconds for which the losses of a long epoch stay on the device before they are sent."""
+"""Interval at which the losses of a long epoch are fetched from the device and sent."""
 _RECORD_STEPS_TOGETHER = 50
-"""The same in optimizer steps if several processes train: they wait for each other to add up their losses."""
+"""The same interval in optimizer steps for several ranks, which wait for each other to add up their losses."""
 _SEEDS_APART = 1_000_003
-"""Distance between the seeds of processes that train together: further apart than the seeds that people compare."""
+"""Distance between the seeds of ranks: larger than the differences between seeds that people compare."""
 
 
 class Trainer:
     """Trains one resolved job on one device.
 
     Args:
-        job: the job, with nothing left open.
+        job: the job, resolved.
         workload: its model and data.
-        device: where to train.
+        device: the device to train on.
         send: called with each event.
-        peers: the connection to the processes that train the job together; by default this one trains alone.
-        enforce_budget: limit memory to the job's budget, and not only measure it.
+        group: the connection to the other ranks of the job; by default there is one rank.
+        enforce_budget: limit memory to the job's budget, instead of only measuring it.
         folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
     """
 
@@ -90,7 +89,7 @@ class Trainer:
 
     @property
     def phase(self) -> str:
-        """What the job is doing, or did when an exception was raised: `data`, `model`, `forward`, `evaluation`, …"""
+        """The current phase, or the phase in which an exception was raised: data, model, forward, evaluation, …"""
         return self._step.phase if self._phase == "training" and self._step is not None else self._phase
 
     def run(self) -> JobResult:
@@ -103,8 +102,7 @@ class Trainer:
             times = f" × {rank.count} processes" if rank.count > 1 else ""
             return JobResult(
                 status=JobStatus.OVER_DATASET,
-                message=f"batch size {self._batch_size}{times} is above the {batches.training_samples} training "
-                "samples",
+                message=f"batch size {self._batch_size}{times} exceeds the {batches.training_samples} training samples",
             )
         self._resume_state = self._checkpoints.load_resume_state()
         if self._resume_state is not None:
@@ -143,9 +141,9 @@ class Trainer:
         return job_result
 
     def _write_artifacts(self, step: TrainStep) -> None:
-        """Write the artifacts of a training whose measurements are done, without a limit of memory.
+        """Write the artifacts after all measurements, without a memory limit.
 
-        A picture that fails is noted, and no reason for the training to have failed.
+        A failing plot is noted in the log; the training still counts as successful.
         """
         if self._folder is None or not self._folder.keep_plots:
             return
@@ -158,7 +156,7 @@ class Trainer:
                 for written in artifacts.write_artifacts(self._workload, step, self._folder):
                     self._send(written)
         except Exception as error:
-            self._send(Noted(text=f"pictures: {summary(error)}; the training itself is whole"))
+            self._send(Noted(text=f"the training is complete, but not all its files were written: {summary(error)}"))
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device
@@ -177,7 +175,7 @@ class Trainer:
             data_parallel=not self._group.is_alone,
         )
         if not self._group.is_first:
-            # The same weights and order of samples in each process, but different dropout and augmentation.
+            # The same weights and sample order on each rank, but different dropout and augmentation.
             random_state.seed(self._job.seed + _SEEDS_APART * self._group.rank.index)
         return self._step
 
@@ -240,14 +238,14 @@ class Trainer:
         }
 
     def _random_of_peers(self, step: TrainStep) -> list[dict[str, Any]]:
-        """Return the random state of each process by rank; nothing if alone, where the step's own state has it."""
+        """Return the random state of each rank; nothing for one rank, whose state is part of the step's."""
         if self._group.is_alone:
             return []
         own = random_state.to_json(random_state.capture(step.device))
         return [random_state.from_json(each) for each in self._group.gather(own, JSON)]
 
     def _take_resume_state(self) -> dict[str, Any] | None:
-        """Return the state to resume from, and drop the reference to it: it holds a second copy of all weights."""
+        """Return the state to resume from, and drop the reference: it holds a second copy of all weights."""
         state, self._resume_state = self._resume_state, None
         return state
 
@@ -277,7 +275,7 @@ class Trainer:
                 self._last_record = now
                 self._record(accumulator)
             if self._checkpoints.is_due(step.steps):
-                self._record(accumulator)  # first: what a checkpoint has counted must be on record when it is
+                self._record(accumulator)  # before the checkpoint, whose totals must already be recorded
                 clock.stop()
                 self._checkpoints.after_step(step.steps, state(batches.position_after(step.steps)))
                 clock.start()
@@ -286,7 +284,7 @@ class Trainer:
         self._note_peak_of_training()
 
     def _is_time_to_record(self, step: TrainStep, now: float) -> bool:
-        """True if the losses so far should be sent: by the clock, or, to agree with other processes, by steps."""
+        """Return True if losses are due to be sent: by time, or by steps, so that several ranks agree."""
         if self._group.is_alone:
             return now - self._last_record > _RECORD_SECONDS
         return step.steps % _RECORD_STEPS_TOGETHER == 0
@@ -295,7 +293,7 @@ class Trainer:
         return evaluation.metric if evaluation is not None and not self._job.synthetic else None
 
     def _record(self, accumulator: MetricsAccumulator) -> None:
-        """Send what happened in the steps since the last record. Waits for the device."""
+        """Send the losses and scale changes since the last record. Waits for the device."""
         totals = accumulator.read()
         if totals.steps:
             self._send(
@@ -310,14 +308,14 @@ class Trainer:
     def _probe(self, step: TrainStep, batches: Batches) -> dict[str, Any]:
         """Reproduce a training's peak memory cheaply: a smaller last batch, an evaluation, and a few full steps.
 
-        The end of an epoch leaves optimizer state, kernels and workspaces behind, so that the full steps after it take
-        the most memory that the training will. A training of one epoch ends with the smaller batch and the evaluation
-        instead. They rarely take more than two full steps before them; `probe_to_the_end` says whether the probe makes
-        them.
+        The end of an epoch leaves optimizer state, kernels and workspaces in memory, so the full steps after it need
+        the training's peak memory. A training of one epoch ends with the smaller batch and the evaluation instead.
+        These rarely need more memory than the two full steps before them; `probe_to_the_end` decides whether the probe
+        includes them.
         """
         accumulator = MetricsAccumulator(step, self._group.merge)
         if batches.trains_after_an_evaluation:
-            if self._job.compile:  # for a full batch first, as a training does, then for the smaller one
+            if self._job.compile:  # as a training does: for a full batch first, then for the smaller one
                 self._begin_training(step)
                 for part in next(batches.full_steps()):
                     self._train_on(step, part)
@@ -338,7 +336,7 @@ class Trainer:
     def _end_an_epoch(self, step: TrainStep, batches: Batches) -> None:
         """Train on the smaller last batch of an epoch, and evaluate."""
         self._begin_training(step)
-        # Without a smaller batch a full one: an evaluation always follows a step, when there is optimizer state.
+        # Without a smaller batch, a full one: an evaluation always follows a step, so optimizer state exists.
         for part in batches.last_step() if batches.has_smaller_batch or step.steps else next(batches.full_steps()):
             self._train_on(step, part)
         self._note_peak_of_training()
@@ -354,7 +352,7 @@ class Trainer:
         self._train_peak_allocated_bytes = max(self._train_peak_allocated_bytes, self._device.peak().allocated_bytes)
 
     def _evaluate(self, step: TrainStep, batches: Batches) -> EvalTotals | None:
-        """Return loss and quality over the evaluation data of all processes; None without such data."""
+        """Return loss and metric over the evaluation data of all ranks; None without evaluation data."""
         self._phase = "evaluation"
         step.model.eval()
         self._group.share_buffers(step.model)
@@ -381,7 +379,7 @@ class Trainer:
         return totals
 
     def _mean_over_peers(self, own: EvalTotals) -> EvalTotals:
-        """Return the means over the evaluation samples of all processes."""
+        """Return the means over the evaluation samples of all ranks."""
         if self._group.is_alone:
             return own
         loss, metric = (value * own.samples if own.samples else 0.0 for value in (own.loss, own.metric))
@@ -391,7 +389,7 @@ class Trainer:
         return EvalTotals(samples=int(samples), loss=loss / samples, metric=metric / samples)
 
     def _train_on(self, step: TrainStep, part: Part) -> int:
-        """Train on one batch, and return how many samples all processes have trained on with it."""
+        """Train on one batch, and return its number of samples over all ranks."""
         input, target = part.batch
         step(input, target, share=part.share, update=part.update)
         step.phase = "data"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_memory import Device
 
 from amp_track.batch_search.search import Hint, Limit, MaxBatch
-from amp_track.memory_plan.forecast import forecast
+from amp_track.memory_plan.predict import forecast
 from amp_track.memory_plan.replay import TraceFamily
 
 BUDGET = 512 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import TensorDataset
 
-from amp_track.training.loading import load
+from amp_track.training.data import load
 from benchmarks.models import Cnn, UNet
 
 

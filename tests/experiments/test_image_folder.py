@@ -79,9 +79,7 @@ def test_bad_images_are_known_by_path_and_reason(odd: Path) -> None:
 
 
 def test_bad_images_are_rejected_by_count_and_path(odd: Path) -> None:
-    with pytest.raises(
-        BadInput, match=r"got 4 bad images \(002.american-flag/text.jpg: not an image; .* 1 more\)"
-    ) as bad:
+    with pytest.raises(BadInput, match=r"4 bad images \(002.american-flag/text.jpg: not an image; .* 1 more;") as bad:
         open_index(odd).reject_bad_images()
     assert "--set bad_images=skip" in str(bad.value)
     assert "\n" not in str(bad.value)
@@ -90,7 +88,7 @@ def test_bad_images_are_rejected_by_count_and_path(odd: Path) -> None:
 def test_bad_images_that_are_left_out_are_reported(odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_index(odd).report_bad_images()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{odd}: left out 4 bad images (002.american-flag/text.jpg: not an image; ")
+    assert line.startswith(f"{odd}: skipped 4 bad images (002.american-flag/text.jpg: not an image; ")
 
 
 def test_a_good_tree_has_nothing_to_report(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +161,7 @@ def test_an_index_that_cannot_be_beside_the_images_is_in_the_users_cache(
     kept.unlink()
     kept.mkdir()
     assert open_index(tree).bad_images[0].path == "001.ak47/001_0001.jpg"
-    assert "could not be kept" in capsys.readouterr().err
+    assert "cannot be stored" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -178,9 +176,9 @@ def test_processes_that_index_at_once_agree(tree: Path) -> None:
 
 
 def test_a_folder_that_is_missing_or_has_no_classes_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nowhere: got No such file or directory"):
+    with pytest.raises(BadInput, match="nowhere: No such file or directory"):
         open_index(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match="got no class folders"):
+    with pytest.raises(BadInput, match="contains no class folders"):
         open_index(tmp_path)
 
 
@@ -217,7 +215,7 @@ def test_an_image_that_breaks_later_is_named(tree: Path, breaks, workers: int) -
     data = LabelledImages(tree, open_index(tree).images, evaluation_transform(32))
     breaks(tree / "001.ak47/001_0002.jpg")
     loader = DataLoader(data, num_workers=workers, multiprocessing_context="fork" if workers else None)
-    with pytest.raises(OSError, match=r"001.ak47/001_0002.jpg: got .*, expected the image that was there"):
+    with pytest.raises(OSError, match=r"001.ak47/001_0002.jpg: the image cannot be read any more"):
         list(loader)
 
 

@@ -36,13 +36,13 @@ def test_every_gpu(gpu) -> None:
 
 
 def test_an_unknown_gpu_is_told_the_nearest_ones_first() -> None:
-    with pytest.raises(BadInput, match=r"^--gpu: got RTX 4091, expected one of GeForce RTX 4090, .*--memory-budget"):
+    with pytest.raises(BadInput, match=r"^--gpu: got 'RTX 4091', expected one of GeForce RTX 4090, .*--memory-budget"):
         gpu_named("RTX 4091")
 
 
 @pytest.mark.parametrize("text", ["RTX 4070", "RTX 4060", "RTX 6000"])
 def test_another_model_of_the_same_number_is_not_taken(text: str) -> None:
-    with pytest.raises(BadInput, match=f"got {text}, expected one of"):
+    with pytest.raises(BadInput, match=f"got '{text}', expected one of"):
         gpu_named(text)
 
 
@@ -56,7 +56,7 @@ def test_a_name_that_two_gpus_have_is_told_both_and_no_other() -> None:
 
 def test_what_a_gpu_lacks() -> None:
     turing, ampere = gpu_named("T4"), gpu_named("A100 40GB")
-    assert turing.lacks("bf16") == "needs compute capability 8.0 or newer, Tesla T4 has 7.5"
+    assert turing.lacks("bf16") == "needs compute capability 8.0 or newer; Tesla T4 has 7.5"
     assert not turing.lacks("amp")
     assert not ampere.lacks("tf32")
 

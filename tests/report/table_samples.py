@@ -26,7 +26,7 @@ from amp_track.results.train import TrainResult
 
 GIBIBYTE = 2**30
 CPU = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
-TF32 = "needs an NVIDIA GPU of compute capability 8.0 (Ampere) or newer, this is a CPU"
+TF32 = "needs an NVIDIA GPU of compute capability 8.0 (Ampere) or newer; this is a CPU"
 LAYER = "encoder.layers.encoder_layer_{}.self_attention.out_proj"
 QUALITIES = {"fp32": 0.9, "tf32": 0.91, "amp": 0.92, "bf16": 0.89}
 SPREAD = {"fp32": 0.0, "tf32": 0.0, "amp": 0.001, "bf16": 0.02}

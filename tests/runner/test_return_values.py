@@ -26,12 +26,12 @@ TRAINED = {
     "(in forward)",
     "score": "score() returned a tensor of shape (); it must return one number for each of the 4 samples, shape (4,), "
     "and not their mean (in evaluation)",
-    "schedule": "schedule returned nan for 2 updates; it must return a finite factor of the learning rate, 0 or more "
-    "(in optimizer)",
+    "schedule": "schedule returned nan for 2 optimizer steps; it must return a finite factor of the learning "
+    "rate, 0 or more (in optimizer)",
     "schedule: number": "schedule() returned an object of type float; it must return None, or a function from the "
-    "number of updates to a factor of the learning rate (in model)",
-    "closure": "ValueError: LBFGS.step needs closure, which TrainStep does not give: it computes the loss once for "
-    "each batch. Use an optimizer whose step needs no closure, such as Adam. (in model)",
+    "number of optimizer steps to a factor of the learning rate (in model)",
+    "closure": "ValueError: LBFGS.step needs closure, but TrainStep computes the loss once per batch. "
+    "Use an optimizer whose step needs no closure, such as Adam. (in model)",
 }
 
 
@@ -67,9 +67,9 @@ def test_an_example_that_is_no_pair_is_one_sentence(runner: JobRunner, resolved:
 INSPECTED = {
     "train item": "train_data()[0] is a tuple of length 3; it must be a pair (input, target)",
     "eval item": "eval_data()[0] is a tuple of length 3; it must be a pair (input, target)",
-    "train length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
-    "eval length": "eval_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or less",
-    "overflowing length": "train_data() returned a dataset whose __len__ is too large; it must return 4,294,967,296 or",
+    "train length": "train_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
+    "eval length": "eval_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
+    "overflowing length": "train_data() returned a dataset whose __len__ is too large; it must be at most 4,294,967,296",
 }
 
 

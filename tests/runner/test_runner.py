@@ -132,7 +132,7 @@ def test_data_that_cannot_be_loaded_is_the_workloads_failure(runner: JobRunner) 
 
 
 def test_bad_input_found_in_the_child_is_raised_here(runner: JobRunner) -> None:
-    with pytest.raises(BadInput, match="expected one that is here"):
+    with pytest.raises(BadInput, match="expected one of auto, cpu"):
         runner.inspect(Job(workload=DIGITS, device="cuda:99"))
 
 

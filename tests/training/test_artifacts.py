@@ -52,7 +52,7 @@ def test_a_probe_leaves_nothing(runner: JobRunner, tmp_path: Path) -> None:
     [
         ("raises", "ValueError: no paint"),
         ("memory", "can't allocate memory"),
-        ("shape", "learnt: got a picture of shape (256, 1), expected"),
+        ("shape", "plots() returned learnt of shape (256, 1); it must be"),
     ],
 )
 def test_a_spoilt_plot_is_said_and_the_training_is_whole(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from amp_track.training import full_steps
+import amp_track.training.timing
 from amp_track.training.data import Part
-from amp_track.training.full_steps import FullStepsTiming, make_full_steps
+from amp_track.training.timing import FullStepsTiming, make_full_steps
 
 
 class Batch:
@@ -44,7 +44,7 @@ class Device:
 
 def timed(device: Device, monkeypatch: pytest.MonkeyPatch, *, steps: int, parts: int = 1) -> Any:
     """Return the timing, and how many batches were loaded and alive at most."""
-    monkeypatch.setattr(full_steps, "time", SimpleNamespace(perf_counter=lambda: device.now))
+    monkeypatch.setattr("amp_track.training.timing.time", SimpleNamespace(perf_counter=lambda: device.now))
     alive: weakref.WeakSet[Batch] = weakref.WeakSet()
     seen = SimpleNamespace(loaded=0, most_alive=0)
 
@@ -104,4 +104,4 @@ def test_two_batches_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch, pa
 
 
 def test_the_clock_is_the_real_one() -> None:
-    assert full_steps.time is time
+    assert amp_track.training.timing.time is time

@@ -50,13 +50,13 @@ def test_losses_are_means_over_all_samples(batches: list[list[tuple[float, int]]
 
 def test_a_step_that_one_alone_skipped_ends_the_job() -> None:
     other = dataclasses.replace(OF_ONE, skipped_steps=(), scale_changes=())
-    with pytest.raises(RuntimeError, match=r"process 1 skipped steps \(\), process 0 \(2,\): some gradients are not"):
+    with pytest.raises(RuntimeError, match=r"rank 1 skipped steps \(\), rank 0 skipped \(2,\): some gradients were"):
         merge_totals([OF_ONE, other])
 
 
 def test_steps_that_one_alone_made_end_the_job() -> None:
     other = dataclasses.replace(OF_ONE, step_losses=(1.0,), step_samples=(3,))
-    with pytest.raises(RuntimeError, match="process 1 has made steps that process 0 has not"):
+    with pytest.raises(RuntimeError, match="rank 1 and rank 0 made different steps"):
         merge_totals([OF_ONE, other])
 
 

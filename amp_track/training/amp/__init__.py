@@ -1,1 +1,4 @@
-"""The AMP-aware training step, usable on its own: of the rest of the package it imports plain records only."""
+"""The AMP-aware training step, usable without the rest of the package.
+
+It imports only records, precision names from `config`, and the instruction sets of the CPU from `training.devices`.
+"""

@@ -1,7 +1,7 @@
-"""Find where gradients overflow and underflow float16, layer by layer, every N steps.
+"""Find where gradients overflow and underflow float16, by layer, every N steps.
 
-Counts are taken on the device, before the gradients are unscaled, and fetched with the losses. A diagnosed step waits
-for the device twice, to know how long the diagnosis took.
+Values are counted on the device, before the gradients are unscaled, and fetched with the losses. A diagnosed step waits
+for the device twice, to measure how long the diagnosis takes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from amp_track.records.diagnosis import MODEL, LayerGradients
 from amp_track.training.amp.tensors import tensors
 
 SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal
-"""2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits, and below 2⁻²⁵ all of them."""
+"""2⁻¹⁴ = 6.1e-5: smaller float16 numbers lose bits; below 2⁻²⁵ they become zero."""
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 _PIECE = 2**20
-"""Gradient values that are counted at once, so that the masks take megabytes at most."""
+"""Number of gradient values counted at once, so that the masks need megabytes at most."""
 
 
 class GradientDiagnosis:
@@ -31,14 +31,14 @@ class GradientDiagnosis:
     Args:
         model: the model; a layer is any of its modules that owns parameters, or that contains no other module.
         every: N, in optimizer steps.
-        outputs: look at the layers' outputs too, through forward hooks. Not for a compiled model, which would be
-            compiled again because of them.
+        outputs: also check the layers' outputs, through forward hooks. Not for a compiled model, which they would make
+            torch compile again.
     """
 
     def __init__(self, model: nn.Module, every: int, *, outputs: bool = True) -> None:
         self.every = every
         self.seconds = 0.0
-        """Seconds that the diagnosis has taken. Of an accelerator's own time they include gradients, not outputs."""
+        """Seconds spent on the diagnosis. On an accelerator they include counting gradients, but not outputs."""
         self._parameters: dict[str, list[nn.Parameter]] = {}
         for name, parameter in model.named_parameters():
             self._parameters.setdefault(name.rpartition(".")[0] or MODEL, []).append(parameter)
@@ -53,12 +53,12 @@ class GradientDiagnosis:
         self._pending: list[_Look] = []
 
     def is_due(self, step: int) -> bool:
-        """True if this optimizer step, counted from 1, is to be diagnosed."""
+        """Return True if this optimizer step, counted from 1, is due for diagnosis."""
         return (step - 1) % self.every == 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note outputs and the order of layers within the block.
+        """Record outputs and the order of layers within the block.
 
         Use it around forward and backward of the batch that completes a diagnosed step.
         """
@@ -84,7 +84,7 @@ class GradientDiagnosis:
             with torch.no_grad():
                 for tensor in tensors(output):
                     if tensor.is_floating_point() and tensor.numel():
-                        # Neither masks nor copies what may be the largest tensor of all; keeps NaN.
+                        # Without masks or copies of what may be the largest tensor; keeps NaN.
                         largest = torch.stack(torch.aminmax(tensor)).float().abs().max()
                         known = self._outputs.get(layer)
                         self._outputs[layer] = largest if known is None else torch.maximum(known, largest)
@@ -100,7 +100,7 @@ class GradientDiagnosis:
 
     @torch.no_grad()
     def look(self, step: int) -> None:
-        """Count the values of this step's gradients while they are scaled: before they are unscaled or clipped."""
+        """Count the values of this step's scaled gradients: call it before they are unscaled or clipped."""
         device = next(iter(self._parameters.values()))[0].device
         _synchronize(device)
         started = time.perf_counter()
@@ -108,7 +108,9 @@ class GradientDiagnosis:
             layer: [_values(parameter.grad) for parameter in self._parameters[layer] if parameter.grad is not None]
             for layer in self._arrived
         }
-        gradients = {layer: of_layer for layer, of_layer in gradients.items() if of_layer}  # some are freed on arrival
+        gradients = {
+            layer: of_layer for layer, of_layer in gradients.items() if of_layer
+        }  # some gradients are freed by hooks
         counts = [
             torch.stack([_counts(piece) for tensor in of_layer for piece in _pieces(tensor)]).sum(dim=0)
             for of_layer in gradients.values()
@@ -127,11 +129,14 @@ class GradientDiagnosis:
         self.seconds += time.perf_counter() - started
 
     def drop_after(self, step: int) -> None:
-        """Forget what was counted after this optimizer step: a step that was diagnosed, but not completed."""
+        """Drop the counts of steps after this one: of a step that was diagnosed, but not completed."""
         self._pending = [look for look in self._pending if look.step <= step]
 
     def read(self) -> tuple[LayerGradients, ...]:
-        """Return each layer at each step diagnosed since the last read, in the model's order. Waits for the device."""
+        """Return the counts of each layer at each step diagnosed since the last read. Waits for the device.
+
+        Layers are in the model's order.
+        """
         looks, self._pending = self._pending, []
         return tuple(row for look in looks for row in self._rows(look))
 
@@ -162,7 +167,7 @@ class GradientDiagnosis:
 
 @dataclass(frozen=True)
 class _Look:
-    """The counts of one diagnosed step, still on the device; layers in the order in which they ran."""
+    """The counts of one diagnosed step, on the device; layers in the order in which they ran."""
 
     step: int
     values: dict[str, int]
@@ -170,16 +175,16 @@ class _Look:
     """(layers, 3): non-finite, underflowing, zero."""
     outputs: tuple[str, ...]
     largest: Tensor | None
-    """(outputs,): the largest magnitude, NaN where there is one."""
+    """(outputs,): the largest magnitude, NaN if there is one."""
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return a gradient's values; of a sparse gradient the ones that it stores."""
+    """Return a gradient's values; for a sparse gradient, the stored ones."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _counts(gradient: Tensor) -> Tensor:
-    """Count a gradient's values, shape (3,): not finite; not zero but below float16's smallest normal; zero."""
+    """Count a gradient's values, shape (3,): non-finite; nonzero but below float16's smallest normal; zero."""
     magnitude = gradient.abs()
     zero = (magnitude == 0).sum()
     small = (magnitude < SMALLEST_NORMAL).sum()
@@ -188,7 +193,7 @@ def _counts(gradient: Tensor) -> Tensor:
 
 
 def _pieces(gradient: Tensor) -> Iterator[Tensor]:
-    """Yield views of a gradient along its first dimension, whatever its memory order."""
+    """Yield views of a gradient along its first dimension, for any memory order."""
     if gradient.numel() <= _PIECE or gradient.dim() == 0:
         yield gradient
         return
@@ -197,6 +202,6 @@ def _pieces(gradient: Tensor) -> Iterator[Tensor]:
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait for the device, so that the time measured includes its own. Done twice every N steps."""
+    """Wait for the device, so that measured times include its work. Called twice every N steps."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""EvalStep computes loss and quality over evaluation batches, in the precision of the training."""
+"""EvalStep computes loss and metric over evaluation batches, in the precision of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_d
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTotals:
-    """Mean loss and quality over evaluation samples; NaN if there were none."""
+    """Mean loss and metric over evaluation samples; NaN without samples."""
 
     samples: int
     loss: float
@@ -26,19 +26,19 @@ class EvalTotals:
 class EvalStep:
     """Adds up loss and score on the device, batch by batch; `read` fetches their means.
 
-    Each batch has an autocast region of its own: autocast caches weights inside one region, and those of a training
-    step are stale.
+    Each batch has a separate autocast region: autocast caches weights within a region, and those of a training step are
+    stale.
 
     Args:
-        model: the model, on its device. Call its `eval()` yourself.
+        model: the model, on its device. Call its `eval()` before.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         score: (output, target) -> one number per sample, shape (N,).
-        precision: the mode of the training, or its name: fp32, tf32, amp, bf16.
+        precision: the training's precision mode, or its name: fp32, tf32, amp, bf16.
         device: the model's device, or its name.
         channels_last: give four-dimensional inputs that memory order.
 
     Raises:
-        ValueError: there is no such precision.
+        ValueError: the precision does not exist.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EvalStep:
         """Evaluate one batch, first dimension N.
 
         Raises:
-            InvalidReturnValue: the loss is no scalar tensor, or the score has not one number per sample.
+            InvalidReturnValue: the loss is not a scalar tensor, or the score is not one number per sample.
         """
         input = move(input, self._device, channels_last=self._channels_last)
         target = move(target, self._device, channels_last=self._channels_last)

@@ -1,4 +1,4 @@
-"""Learning rates that follow the updates made, not the steps attempted, without asking the device how many."""
+"""Learning rates that follow the optimizer steps made, not the steps attempted, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from torch import Tensor
 from amp_track.records.errors import InvalidReturnValue, describe_type
 
 Schedule = Callable[[int], float]
-"""Maps the number of updates made to the factor of every group's learning rate, as `LambdaLR` takes it."""
+"""Maps the number of optimizer steps made to the factor of every group's learning rate, as for `LambdaLR`."""
 
 
 def check_schedule(schedule: object) -> None:
-    """Raise ValueError if it is no function, or InvalidReturnValue if its first factor is none."""
+    """Raise ValueError if the schedule is not callable, or InvalidReturnValue if its first factor is invalid."""
     if not callable(schedule):
         raise ValueError(
-            f"schedule is {describe_type(schedule)}; it must be a function from the number of updates to a factor of "
-            "the learning rate"
+            f"schedule is {describe_type(schedule)}; it must be a function from the number of optimizer steps to a "
+            "factor of the learning rate"
         )
     _factor(schedule, 0)
 
 
 class LearningRates:
-    """Sets each group's learning rate to its own times `schedule(updates)`.
+    """Sets each group's learning rate to its base rate times `schedule(optimizer_steps)`.
 
-    If the host knows of every update (no scaler, or an optimizer that is not fused), learning rates are plain numbers.
-    With a fused optimizer under a GradScaler only the device knows whether a step was skipped: then the learning rates
-    are tensors, the rates of the next `capacity` updates lie on the device, and the device looks up the current one.
-    torch's fused optimizers accept such a learning rate; it is rounded to float32.
+    Without a scaler, or with an optimizer that is not fused, the host knows the number of optimizer steps, and learning
+    rates are plain numbers. With a fused optimizer under a GradScaler only the device knows whether a step was skipped.
+    Then learning rates are tensors: the rates of the next `capacity` optimizer steps are on the device, which looks up
+    the current one. torch's fused optimizers support such a learning rate; it is rounded to float32.
 
     Args:
-        optimizer: the optimizer, whose groups still have their own learning rates.
-        schedule: a pure function, because it is called ahead of time, which `check_schedule` accepts.
+        optimizer: the optimizer, whose groups have their base learning rates.
+        schedule: a pure function, because it is called ahead of time, accepted by `check_schedule`.
         on_device: whether only the device knows if a step was skipped.
-        capacity: the largest number of steps between two calls of `set_optimizer_steps`.
+        capacity: the maximum number of steps between two calls of `set_optimizer_steps`.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class LearningRates:
         self.set_optimizer_steps(0)
 
     def check(self) -> None:
-        """Raise InvalidReturnValue if the next step would use a factor that is none, or the schedule's own error.
+        """Raise InvalidReturnValue if the next step's factor is invalid, or the exception that the schedule raises.
 
-        A factor that no step uses, such as one after the end of the schedule, does no harm. Waits for the device only
-        if such a factor lies as many updates ahead as there were steps since `set_optimizer_steps`.
+        An invalid factor that no step uses, such as one after the end of the schedule, is ignored. Waits for the device
+        only if the steps since `set_optimizer_steps` have reached the number of valid factors computed ahead.
         """
         if self._steps >= self._known:
             optimizer_steps = self._optimizer_steps + (int(self._made) if self._on_device else 0)
             _factor(self._schedule, optimizer_steps)
-            self.set_optimizer_steps(optimizer_steps)  # the schedule has a factor by now
+            self.set_optimizer_steps(optimizer_steps)  # the factor is valid now
 
     def after_step(self, skipped: Tensor | bool) -> None:
-        """Count one attempted step: `skipped` is a bool, or a tensor on the device that is above 0 if it was."""
+        """Count one attempted step: `skipped` is a bool, or a tensor on the device, above 0 if it was skipped."""
         self._steps += 1
         if isinstance(skipped, Tensor):
             self._made.add_(skipped == 0)
@@ -78,9 +78,9 @@ class LearningRates:
             self.set_optimizer_steps(self._optimizer_steps + 1)
 
     def set_optimizer_steps(self, optimizer_steps: int) -> None:
-        """Set how many updates have been made in all, and the learning rates that follow from it.
+        """Set the total number of optimizer steps, and the learning rates for it.
 
-        They stay as they are where the schedule has no factor: `check` raises before a step uses them.
+        If the schedule has no valid factor, they stay unchanged: `check` raises before a step uses them.
         """
         self._optimizer_steps = optimizer_steps
         self._steps = 0
@@ -106,20 +106,20 @@ class LearningRates:
             group["lr"] = current[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups' own learning rates and the number of updates."""
+        """Return the groups' base learning rates and the number of optimizer steps."""
         return {"base": self._base, "optimizer_steps": self._optimizer_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from there. Call it after the optimizer's own, which replaces its groups' learning rates."""
+        """Restore the state. Call it after the optimizer's `load_state_dict`, which replaces its learning rates."""
         self._base = list(state["base"])
         self.set_optimizer_steps(state["optimizer_steps"])
 
 
 def _factor(schedule: Schedule, optimizer_steps: int) -> float:
-    """Return a factor as a plain number: `torch.load(weights_only=True)` rejects numpy's.
+    """Return the schedule's factor as a plain number: `torch.load(weights_only=True)` rejects numpy's numbers.
 
     Raises:
-        InvalidReturnValue: it is no real number, or negative, inf or NaN.
+        InvalidReturnValue: it is not a real number, or negative, inf or NaN.
     """
     expected = "a finite factor of the learning rate, 0 or more"
     factor: Any = schedule(optimizer_steps)
@@ -130,6 +130,6 @@ def _factor(schedule: Schedule, optimizer_steps: int) -> float:
     number = float(factor)
     if not 0 <= number < math.inf:
         raise InvalidReturnValue(
-            f"schedule returned {number:g} for {optimizer_steps} updates; it must return {expected}"
+            f"schedule returned {number:g} for {optimizer_steps} optimizer steps; it must return {expected}"
         )
     return number

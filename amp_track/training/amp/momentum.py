@@ -1,9 +1,9 @@
-"""Write the momentum that torch's fused SGD leaves unwritten when GradScaler skips its first step.
+"""Initialize the momentum that torch's fused SGD leaves uninitialized if GradScaler skips its first step.
 
-`torch.optim.SGD(momentum=…, fused=True)` makes its momentum buffers with `empty_like` in its first step and has the
-kernel write them. If the gradients overflow, as they often do at GradScaler's first scale, the kernel returns before
-it writes, and the next step adds whatever the memory held: weights of 1.0 became 1e31 (torch 2.15, on a CPU; the source
-of 2.11 is the same). The other fused optimizers, Adam, AdamW and Adagrad, fill their state with zeros themselves.
+`torch.optim.SGD(momentum=…, fused=True)` allocates its momentum buffers with `empty_like` in its first step; the kernel
+writes them. If the gradients overflow, as they often do at GradScaler's initial scale, the kernel returns before it
+writes, and the next step adds uninitialized memory: weights of 1.0 became 1e31 (torch 2.15, on a CPU; the source of
+2.11 is the same). The other fused optimizers, Adam, AdamW and Adagrad, initialize their state with zeros.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 
 
 def check_dampening(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a fused SGD dampens: with momentum of zeros it would dampen the first gradient as well."""
+    """Raise ValueError if a fused SGD has dampening, which with a momentum of zeros would affect the first gradient."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
     for group in filter(_has_fused_momentum, optimizer.param_groups):
         if group["dampening"]:
             raise ValueError(
-                f"torch.optim.SGD: got fused=True with dampening={group['dampening']:g}, expected no dampening under "
-                "amp, whose first steps may be skipped; leave fused=True out"
+                f"torch.optim.SGD with fused=True and dampening={group['dampening']:g} is not supported under amp, "
+                "which may skip its first steps. Leave fused=True out."
             )
 
 
 def keep_momentum_written(optimizer: torch.optim.Optimizer) -> None:
-    """Let each step of a fused SGD begin with zeros where a parameter has no momentum yet; leave any other alone.
+    """Make each step of a fused SGD begin with zeros for parameters without momentum; other optimizers are unchanged.
 
-    The first update is then the same to the bit, since `momentum * 0 + gradient` is the gradient.
+    The first optimizer step stays identical to the bit, because `momentum * 0 + gradient` is the gradient.
     """
     if isinstance(optimizer, torch.optim.SGD):
         optimizer.register_step_pre_hook(_write_zeros)

@@ -1,6 +1,6 @@
-"""The precision modes: what each one switches on, and which devices can train in it.
+"""The precision modes: the settings of each, and the devices that support it.
 
-A mode is one entry of `_MODES`; its name also stands in `amp_track.config.values.PRECISIONS`, for code without torch.
+A mode is one entry of `_MODES`; its name is also in `amp_track.config.values.PRECISIONS`, for code without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from amp_track.config.inspection import Support
 from amp_track.config.values import PRECISIONS
-from amp_track.training.devices import cpu_units
+from amp_track.training.devices.cpu import units_of
 
 
 def _any_device(device: torch.device) -> Support:
@@ -26,10 +26,10 @@ def _tf32_tensor_cores(device: torch.device) -> Support:
     needs = "needs an NVIDIA GPU of compute capability 8.0 or newer"
     if device.type != "cuda" or torch.version.hip is not None:
         what = {"cpu": "a CPU", "cuda": "an AMD GPU"}.get(device.type, f"the device {device.type}")
-        return Support(supported=False, reason=f"{needs}, this is {what}")
+        return Support(supported=False, reason=f"{needs}; this is {what}")
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
-        return Support(supported=False, reason=f"{needs}, this one has {major}.{minor}")
+        return Support(supported=False, reason=f"{needs}; this one has {major}.{minor}")
     return Support(supported=True, reason=f"compute capability {major}.{minor} has TF32 tensor cores")
 
 
@@ -46,14 +46,14 @@ def _bfloat16_units(device: torch.device) -> Support:
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
         return Support(
             supported=False,
-            reason=f"needs a GPU with bfloat16 units (NVIDIA: 8.0 or newer), this one has {capability}",
+            reason=f"needs a GPU with bfloat16 units (NVIDIA: 8.0 or newer); this one has {capability}",
         )
     return Support(supported=True, reason=f"{device.type} autocasts to bfloat16")
 
 
 def _on_a_cpu(dtype: str) -> Support:
-    """Every CPU computes in both dtypes; one without units for them converts each operand to float32 and back."""
-    if units := cpu_units.units_of(dtype):
+    """Return the support of a CPU: without units for the dtype, it converts each operand to float32 and back."""
+    if units := units_of(dtype):
         return Support(supported=True, reason=f"this CPU has {dtype} units ({', '.join(units)})")
     reason = f"{dtype} is emulated here: expect it to be slower than fp32"
     return Support(supported=True, reason=reason, is_emulated=True)
@@ -66,24 +66,24 @@ def _has_bfloat16_units(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the modes that a user chooses between."""
+    """A precision mode."""
 
     name: str
     autocast_dtype: torch.dtype | None
-    """The dtype that autocast gives to matrix products and convolutions; None leaves everything in float32."""
+    """Autocast's dtype for matrix products and convolutions; None for no autocast."""
     grad_scaler: bool
-    """Whether the loss is scaled by a GradScaler."""
+    """Whether a GradScaler scales the loss."""
     float32_precision: str
-    """How float32 matmul, convolution and recurrent kernels compute: `ieee`, or `tf32`.
+    """Precision of float32 matmul, convolution and recurrent kernels: `ieee` or `tf32`.
 
-    amp and bf16 keep what they leave in float32 strict, so that they differ from fp32 by autocast alone.
+    amp and bf16 use `ieee`, so that they differ from fp32 only by autocast.
     """
     requirement: Callable[[torch.device], Support] = lambda device: Support(supported=True, reason="")
-    """Tells whether a device has what the mode needs, and the reason in words for the user."""
+    """Returns whether a device supports the mode, and the reason for the user."""
 
     @staticmethod
     def named(name: str | Precision) -> Precision:
-        """Return the mode of that name, or the mode given. Raises ValueError if there is none of that name."""
+        """Return the mode of that name, or the given mode. Raises ValueError if the name does not exist."""
         if isinstance(name, Precision):
             return name
         if name not in _MODES:
@@ -91,7 +91,7 @@ class Precision:
         return _MODES[name]
 
     def autocast(self, device_type: str) -> torch.autocast:
-        """Return the forward pass's context, which is present but switched off if the mode has no autocast."""
+        """Return the autocast context of the forward pass; it is disabled if the mode has no autocast."""
         return torch.autocast(
             device_type, dtype=self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
         )
@@ -106,23 +106,23 @@ _MODES = {
         Precision("bf16", torch.bfloat16, grad_scaler=False, float32_precision="ieee", requirement=_bfloat16_units),
     )
 }
-assert tuple(_MODES) == PRECISIONS, "records.values.PRECISIONS names the same modes in the same order"
+assert tuple(_MODES) == PRECISIONS, "config.values.PRECISIONS names the same modes in the same order"
 
 
 def support(name: str, device: torch.device) -> Support:
-    """Return whether `device` can train in the mode of that name, and the reason to show the user.
+    """Return whether `device` supports the mode of that name, and the reason for the user.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode does not exist.
     """
     return Precision.named(name).requirement(device)
 
 
 def _float32_switches() -> dict[str, Any]:
-    """Return every object of torch.backends that holds an `fp32_precision` of its own, by name.
+    """Return every object of torch.backends that has its own `fp32_precision`, by name.
 
-    This is the only place that touches that interface (torch ≥ 2.9). If torch renames a backend, the result is an
-    AttributeError here; if it adds one, a kernel whose precision `float32_precision` does not report.
+    Only this function uses that interface (torch ≥ 2.9). If torch renames a backend, it raises AttributeError; if torch
+    adds one, `float32_precision` does not report its kernels.
     """
     backends = torch.backends
     return {
@@ -136,16 +136,16 @@ def _float32_switches() -> dict[str, Any]:
 
 
 def _older_switches() -> dict[str, Any]:
-    """Return the objects of torch.backends that hold an `allow_tf32`, by name.
+    """Return the objects of torch.backends that have an `allow_tf32`, by name.
 
-    `torch.get_float32_matmul_precision`, `torch.backends.cudnn.flags` and these flags themselves raise where they
-    disagree with the newer settings.
+    `torch.get_float32_matmul_precision`, `torch.backends.cudnn.flags` and these flags raise if they disagree with the
+    newer settings.
     """
     return {"cuda.matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
 
 
 def _older_flags() -> dict[str, bool]:
-    """Return the older flags, without those that cannot be read because they disagree with the newer settings."""
+    """Return the older flags, except those that raise because they disagree with the newer settings."""
     flags = {}
     for name, switch in _older_switches().items():
         with contextlib.suppress(RuntimeError):
@@ -154,7 +154,7 @@ def _older_flags() -> dict[str, bool]:
 
 
 def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, str]) -> None:
-    """Set the older flags first, since each sets newer ones too, then what `cudnn.flags` restores, then each kernel."""
+    """Set the older flags first, because each also sets newer ones, then cuDNN's setting, then each kernel's."""
     for name, allowed in older.items():
         _older_switches()[name].allow_tf32 = allowed
     torch.backends.cudnn.fp32_precision = of_cudnn
@@ -164,25 +164,25 @@ def _set_float32(older: Mapping[str, bool], of_cudnn: str, newer: Mapping[str, s
 
 @contextmanager
 def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
-    """Make every float32 kernel compute as the mode says within the block, and restore the settings after it.
+    """Set the precision of every float32 kernel to that of the mode within the block, and restore it afterwards.
 
-    Yields the settings as torch reports them. They are set one by one because the defaults differ: convolutions run in
-    TF32 unless told otherwise, matmuls do not, so that "fp32" in many comparisons is not float32 throughout. The older
-    `allow_tf32` flags are set alike, so that whoever reads them meets no error.
+    Yields the settings as torch reports them. They are set one by one because their defaults differ: convolutions use
+    TF32 by default, matmuls do not, so without this block cuDNN may still use TF32 in "fp32" mode. The older
+    `allow_tf32` flags are set to the same values, so that reading them raises no error.
 
     Args:
         mode: the mode, or its name: fp32, tf32, amp, bf16.
 
     Raises:
-        RuntimeError: at the end of the block, something had changed a setting: what was computed was not this mode.
-        ValueError: there is no mode of that name.
+        RuntimeError: a setting had changed at the end of the block, so the results are not those of this mode.
+        ValueError: the mode does not exist.
     """
     mode = Precision.named(mode)
     switches = _float32_switches()
     before = _older_flags(), torch.backends.cudnn.fp32_precision, _settings(switches)
     wanted = mode.float32_precision
     try:
-        # A CPU's TF32 (AMX) is not what this project calls tf32, and the mode is refused for CPUs before this point.
+        # A CPU's TF32 (AMX) is not this project's tf32, and CPUs are rejected before this point.
         newer = {name: wanted if name.startswith("cu") else "ieee" for name in switches}
         _set_float32(dict.fromkeys(_older_switches(), wanted == "tf32"), wanted, newer)
         settings = _settings(switches)
@@ -190,9 +190,9 @@ def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
         for name, setting in _settings(switches).items():
             if setting != settings[name]:
                 raise RuntimeError(
-                    f"{name}.fp32_precision: got {setting} at the end, expected the {settings[name]} of "
-                    f"{mode.name}: something set it while training, such as allow_tf32 or "
-                    "set_float32_matmul_precision; take that out, or choose tf32"
+                    f"torch.backends.{name}.fp32_precision changed from {settings[name]} to {setting} during the "
+                    f"{mode.name} training. Remove the code that sets it, such as allow_tf32 or "
+                    "set_float32_matmul_precision, or choose tf32."
                 )
     finally:
         _set_float32(*before)

@@ -1,4 +1,4 @@
-"""The state of every random generator that a training uses, in types that `torch.load(weights_only=True)` reads."""
+"""Save and restore the random generators of a training, in types that `torch.load(weights_only=True)` reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
-    """Seed the generators of the CPU within the block, and restore their states after it."""
+    """Seed the CPU's generators within the block, and restore their states afterwards."""
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     torch.default_generator.manual_seed(number)  # torch.manual_seed would seed every device's
     random.seed(number)
@@ -73,12 +73,12 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
 
 
 def to_json(state: dict[str, Any]) -> Any:
-    """Return what `capture` returned as values that JSON has."""
+    """Convert a state from `capture` to JSON types."""
     return state | {name: state[name].tolist() for name in _TENSORS if state[name] is not None}
 
 
 def from_json(known: Any) -> dict[str, Any]:
-    """Return the state that `to_json` was given."""
+    """Convert JSON types from `to_json` back to a state."""
     tensors = {name: torch.tensor(known[name], dtype=torch.uint8) for name in _TENSORS if known[name] is not None}
     return {**known, **tensors}
 

@@ -1,4 +1,4 @@
-"""A log of scalars that stay on the device until they are fetched together."""
+"""A log of scalars on the device, which are fetched together."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 _LOOSE = 64
-"""Scalars that are kept as separate tensors before they are copied into the buffer."""
+"""Number of scalars that are kept as separate tensors before they are copied into the buffer."""
 
 
 class ScalarLog:
     """A preallocated buffer for up to `capacity` float32 scalars on a device.
 
-    Appending keeps the tensor itself and launches no kernel; every 64 tensors are copied into the buffer at once. A
-    copy for each would cost a tiny step 1 %.
+    Appending stores the tensor and launches no kernel; every 64 tensors are copied into the buffer at once. A copy for
+    each scalar would slow a tiny step down by 1 %.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -28,10 +28,10 @@ class ScalarLog:
         """Append a scalar tensor, which must not be changed in place afterwards.
 
         Raises:
-            IndexError: the log is full: `copy_` would drop one scalar too many without a word.
+            IndexError: the log is full; `copy_` would silently drop the scalar.
         """
         if len(self) == len(self._buffer):
-            raise IndexError(f"got more than the {len(self._buffer)} scalars that this log holds; fetch them before")
+            raise IndexError(f"the log is full ({len(self._buffer)} scalars); fetch them first")
         self._loose.append(scalar)
         if len(self._loose) == _LOOSE:
             self._pack()

@@ -1,4 +1,4 @@
-"""ScaleHistory records what the GradScaler did at every step, exactly, without waiting for the device at each."""
+"""ScaleHistory records the gradient scale and skipped steps exactly, without waiting for the device at each step."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class ScaleChanges:
     changes: tuple[tuple[int, float], ...] = ()
     """(optimizer step, scale after it) for each step that changed the scale."""
     skipped_steps: tuple[int, ...] = ()
-    """Steps whose gradients overflowed, so that no update was made."""
+    """Steps that were skipped because their gradients overflowed."""
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """True if GradScaler leaves it to this optimizer to skip a step, on the device, as it does with fused ones.
+    """Return True if the optimizer skips a step on the device, as fused optimizers do, instead of GradScaler.
 
-    It reads the private mark that GradScaler reads. If torch changes that mark, fused optimizers look like others here,
-    and `tests/training/amp/test_scale_history.py` fails.
+    Reads the private attribute that GradScaler reads. If torch changes it, fused optimizers are not recognized, and
+    `tests/training/amp/test_scale_history.py` fails.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 _history_of: weakref.WeakKeyDictionary[GradScaler, weakref.ref[ScaleHistory]] = weakref.WeakKeyDictionary()
-"""The history that records each scaler."""
+"""The ScaleHistory of each scaler."""
 
 
 def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
-    """Make `history` the only one that records `scaler`. Raises ValueError if there is another one."""
+    """Register `history` as the only one of `scaler`. Raises ValueError if there is another one."""
     known = _history_of.get(scaler)
     if known is not None and known() is not None:
-        gc.collect()  # it may be part of a cycle that nothing else refers to
+        gc.collect()  # the other history may be garbage in a reference cycle
         if known() is not None:
             raise ValueError(
-                "This GradScaler is already used by another TrainStep or ScaleHistory, and each of them would change "
-                "its scale. Give each a scaler of its own, or delete the other one first."
+                "This GradScaler is already used by another TrainStep or ScaleHistory, and both would change its "
+                "scale. Use one scaler for each, or delete the other one first."
             )
     _history_of[scaler] = weakref.ref(history)
 
@@ -54,22 +54,22 @@ def _claim(scaler: GradScaler, history: ScaleHistory) -> None:
 class ScaleHistory:
     """Records the scale after every optimizer step, and which steps were skipped.
 
-    The scaler gives a fused optimizer `found_inf`, and the optimizer skips on the device. A step-pre-hook keeps each
-    `found_inf` there; reading fetches all of them at once and replays growth and backoff as `_amp_update_scale_` does.
-    Any other optimizer is simply not called when the gradients overflowed: a hook that was not called means a skipped
-    step, and the host knows at once, since `GradScaler.step` itself has waited for the device.
+    The scaler sets `found_inf` on a fused optimizer, which skips the step on the device. A step-pre-hook stores each
+    `found_inf` on the device; `read` fetches all of them at once, and replays growth and backoff as
+    `_amp_update_scale_` does. Any other optimizer is not called if the gradients overflowed: then the hook does not
+    run, and the host knows of the skipped step at once, because `GradScaler.step` has waited for the device.
 
-    It relies on two things that GradScaler does not document: the attribute `found_inf` on fused optimizers, and the
-    rule of growth and backoff. If torch changes either, `tests/training/amp/test_scale_history.py` fails, which
-    compares with `get_scale()`.
+    This relies on two undocumented details of GradScaler: the attribute `found_inf` on fused optimizers, and the rule
+    of growth and backoff. If torch changes either, `tests/training/amp/test_scale_history.py` fails, which compares
+    with `get_scale()`.
 
     Args:
-        scaler: an enabled scaler, new or used, that no other history records.
+        scaler: an enabled scaler, new or used, without another history.
         optimizer: the only optimizer that it steps.
-        capacity: the largest number of steps between two reads.
+        capacity: the maximum number of steps between two reads.
 
     Raises:
-        ValueError: another history records this scaler. Its scale would change without this one's knowledge.
+        ValueError: the scaler has another history, which would change its scale unnoticed.
     """
 
     def __init__(self, scaler: GradScaler, optimizer: torch.optim.Optimizer, *, capacity: int = 1024) -> None:
@@ -86,14 +86,14 @@ class ScaleHistory:
         self._hook_into(optimizer)
 
     def __reduce__(self) -> NoReturn:
-        """Reject copying and pickling: the copied optimizer would lack the hook, and every step look skipped."""
+        """Reject copying and pickling: the copied optimizer would lack the hook, and every step would look skipped."""
         raise TypeError(
             "A ScaleHistory, or a TrainStep that has one, cannot be copied or pickled. Save its state_dict() and load "
             "that into a new one."
         )
 
     def _hook_into(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep each step's `found_inf`, without keeping the history alive for as long as the optimizer lives."""
+        """Store each step's `found_inf` in a hook that does not keep the history alive."""
         weak_self = weakref.ref(self)
 
         def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -111,7 +111,7 @@ class ScaleHistory:
         self._growth_tracker = int(state["_growth_tracker"])
 
     def step(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor | bool:
-        """Call `scaler.step(optimizer)` and `scaler.update()`, and record what they do.
+        """Call `scaler.step(optimizer)` and `scaler.update()`, and record their effect.
 
         Returns:
             True if the gradients overflowed; for a fused optimizer a tensor on the device, above 0 if they did.
@@ -124,7 +124,7 @@ class ScaleHistory:
         return found_inf if skips_on_device(optimizer) else found_inf is self._overflow
 
     def read(self) -> ScaleChanges:
-        """Return what happened since the last reading. Waits for the device once."""
+        """Return the changes since the last read. Waits for the device once."""
         changes: list[tuple[int, float]] = []
         skipped: list[int] = []
         for found_inf in self._found_inf.fetch():
@@ -140,18 +140,18 @@ class ScaleHistory:
         return ScaleChanges(tuple(changes), tuple(skipped))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counters; the scale itself is part of the scaler's own state. Call `read` first."""
+        """Return the counters; the scale is part of the scaler's state. Call `read` first."""
         assert not len(self._found_inf), "read before saving"
         return {"steps": self.steps, "optimizer_steps": self.optimizer_steps}
 
     def load_state_dict(self, state: dict[str, int], scaler: GradScaler) -> None:
-        """Resume from there, with a scaler whose own state has been loaded."""
+        """Restore the state. Load the scaler's state before."""
         self._adopt(scaler)
         self.steps, self.optimizer_steps = state["steps"], state["optimizer_steps"]
         self._found_inf.clear()
 
     def _replay(self, *, overflowed: bool) -> None:
-        """Do to the scale on the host what one `_amp_update_scale_` does to it on the device."""
+        """Update the scale on the host as `_amp_update_scale_` does on the device."""
         if overflowed:
             self._growth_tracker = 0
             self.scale = float(numpy.float32(self.scale * self._backoff_factor))
@@ -161,4 +161,4 @@ class ScaleHistory:
             self._growth_tracker = 0
             with numpy.errstate(over="ignore"):
                 grown = float(numpy.float32(self.scale * self._growth_factor))
-            self.scale = grown if numpy.isfinite(grown) else self.scale  # as torch keeps the scale then
+            self.scale = grown if numpy.isfinite(grown) else self.scale  # torch keeps the scale then

@@ -1,7 +1,7 @@
 """TrainStep is the AMP-aware optimizer step for every precision.
 
-Nothing in it waits for the device between two reads: no `.item()`, no `get_scale()`. (An optimizer that is not fused
-waits once a step inside `GradScaler.step` itself; use a fused one. A diagnosed step waits in order to time itself.)
+It never waits for the device between two reads: no `.item()`, no `get_scale()`. (With an optimizer that is not fused,
+`GradScaler.step` waits once per step; use a fused one. A diagnosed step waits to time itself.)
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
 from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024
-"""How many batches' losses the buffer on the device holds. When it is full, they are fetched even if nobody reads."""
+"""Number of batches whose losses fit in the buffer on the device. When it is full, they are fetched without a read."""
 
 _begun: weakref.WeakSet[TrainStep] = weakref.WeakSet()
-"""Every TrainStep that has trained: no other one may clear the gradients that it is accumulating."""
+"""Every TrainStep that has trained: other steps must not clear the gradients that it accumulates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class StepTotals:
     """(step, batch within it, from 1) of each loss that was inf or NaN: divergence or a bug, not the overflow that a
     GradScaler handles."""
     skipped_steps: tuple[int, ...]
-    """Steps whose gradients overflowed, so that no update was made."""
+    """Steps that were skipped because their gradients overflowed."""
     scale_changes: tuple[tuple[int, float], ...]
     """(step, scale after it) for each step that changed the scale."""
     diagnosed: tuple[LayerGradients, ...]
-    """What was counted in each layer at each diagnosed step."""
+    """The counts of each layer at each diagnosed step."""
 
     @property
     def steps(self) -> int:
@@ -75,17 +75,17 @@ class StepTotals:
 
     @property
     def score(self) -> float | None:
-        """Mean score over samples; None without any, or if no `score` was given."""
+        """Mean score over samples; None without samples, or if no `score` was given."""
         return self.score_sum / self.samples if self.score_sum is not None and self.samples else None
 
 
 class TrainStep:
-    """One training step in any precision: forward, scaled backward, unscale, clip, update.
+    """One training step in any precision: forward, scaled backward, unscale, clip, optimizer step.
 
         model = Net().cuda()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
         step = TrainStep(model, optimizer, cross_entropy, "amp")
-        with float32_precision(step.precision):  # else "fp32" computes convolutions in TF32
+        with float32_precision(step.precision):  # without this block, cuDNN may still use TF32 in "fp32" mode
             for epoch in range(epochs):
                 for input, target in loader:
                     step(input, target)
@@ -95,32 +95,32 @@ class TrainStep:
 
     Gradients that another step's backward pass has left in this model, as a generator's does in its discriminator, are
     cleared before the first batch of a step. A step that raises is dropped, with its gradients and losses: the next
-    batch begins it anew.
+    batch starts it again.
 
     Args:
         model: the model, on its device and in float32; autocast chooses the dtypes.
-        optimizer: an optimizer of the model's parameters, fused, foreach or plain. A fused one needs no host sync under
-            amp. One whose step requires a closure, such as LBFGS, is rejected; if it only asserts that it got one, as
-            the usual SAM does, its first step raises.
+        optimizer: an optimizer of the model's parameters: fused, foreach or plain. A fused one needs no host sync under
+            amp. An optimizer whose step requires a closure, such as LBFGS, is rejected; if it only asserts the closure,
+            as the usual SAM does, its first step raises.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         precision: the mode, or its name: fp32, tf32, amp, bf16.
-        score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
-        schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
-            amp skips.
-        max_grad_norm: the norm to clip gradients to, after unscaling, once per update.
-        channels_last: give the model and four-dimensional inputs that memory order.
-        compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
+        score: (output, target) -> one number per sample, shape (N,), added up on the device with the loss.
+        schedule: optimizer steps made so far -> factor of the learning rate, 0 or more. Steps that amp skips do not
+            count.
+        max_grad_norm: the norm to clip gradients to, after unscaling, once per optimizer step.
+        channels_last: use the channels-last memory format for the model and four-dimensional inputs.
+        compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the process).
         grad_stats_every: N; count overflow and underflow in every layer at every N-th step, see
             `amp_track.training.amp.diagnosis`.
-        scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's own settings. Use
-            one for the whole training, and not for another TrainStep.
-        data_parallel: average gradients over the processes of torch.distributed's default group. Losses stay those of
-            this process.
+        scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's default settings.
+            Use one for the entire training, and not for another TrainStep.
+        data_parallel: average gradients over the ranks of torch.distributed's default group. Losses stay those of this
+            rank.
 
     Raises:
-        ValueError: the optimizer has no parameters, needs a closure, or is under amp a fused SGD with dampening; there
-            is no such precision; the scaler is another TrainStep's, or for another device; the schedule is no function,
-            or begins with a factor that is no number, negative, inf or NaN. The optimizer and scaler stay as they are.
+        ValueError: the optimizer has no parameters, needs a closure, or is a fused SGD with dampening under amp; the
+            precision does not exist; the scaler belongs to another TrainStep or device; the schedule is not a function,
+            or its first factor is not a number, negative, inf or NaN. The optimizer and scaler are not changed.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class TrainStep:
         self.optimizer = optimizer
         self._parameters = self._own_parameters()
         if not self._parameters:
-            raise ValueError("the optimizer got no parameters, expected the model's")
+            raise ValueError("The optimizer has no parameters. Give it the model's.")
         _check_needs_no_closure(optimizer)
-        self._others = set(model.parameters()).difference(self._parameters)  # which the optimizer does not have
+        self._others = set(model.parameters()).difference(self._parameters)  # not in the optimizer
         self.device = self._parameters[0].device
         self.precision = Precision.named(precision)
         self.scaler = scaler or GradScaler(self.device.type, enabled=self.precision.grad_scaler)
@@ -155,12 +155,12 @@ class TrainStep:
         if is_scaled := self.scaler.is_enabled():
             check_dampening(optimizer)
         self.history = ScaleHistory(self.scaler, optimizer, capacity=CAPACITY) if is_scaled else None
-        # Nothing is rejected from here on, where the caller's model and optimizer are changed.
+        # All checks are done: from here on the caller's model and optimizer are changed.
         self.model = model.to(memory_format=torch.channels_last) if channels_last else model
         self.forward = compiled(model) if compile else model
-        """The model as it is called: compiled, or itself."""
-        # Gradients stay in the buckets they are sent in (and are zeroed there, not freed): otherwise each takes twice
-        # the memory.
+        """The compiled model, or the model."""
+        # Gradients stay in their communication buckets (and are zeroed, not freed): otherwise each needs twice the
+        # memory.
         self._parallel = DistributedDataParallel(self.forward, gradient_as_bucket_view=True) if data_parallel else None
         if is_scaled:
             keep_momentum_written(optimizer)
@@ -170,7 +170,7 @@ class TrainStep:
         self.steps = 0
         """Optimizer steps attempted since the start of training."""
         self.phase = "model"
-        """What the step is doing, or did last: `model`, `data`, `forward`, `backward`, `optimizer`."""
+        """The current or last phase: `model`, `data`, `forward`, `backward`, `optimizer`."""
         self._loss = loss
         self._score = score
         self._max_grad_norm = max_grad_norm
@@ -183,10 +183,10 @@ class TrainStep:
         self._score_sum = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
         self._unfetched: list[tuple[int, bool]] = []
         self._batches = 0
-        """Batches of the step that is not complete yet."""
+        """Batches of the incomplete step."""
         self._scores: list[Tensor] = []
         self._is_updating = False
-        """True during an update, and after one that raised."""
+        """True during an optimizer step, and after one that raised."""
         self._clear_fetched()
 
     def _clear_fetched(self) -> None:
@@ -195,22 +195,21 @@ class TrainStep:
         self._skipped: list[int] = []
 
     def __call__(self, input: Any, target: Any, *, share: float = 1.0, update: bool = True) -> Tensor:
-        """Train on one batch and return its loss: a scalar, detached, still on the device.
+        """Train on one batch and return its loss: a scalar, detached, on the device.
 
         `read` fetches the same tensor later: do not change it in place.
 
         Args:
             input: the model's input: a tensor, or tuples, lists and mappings of tensors, first dimension N. It is moved
-                to the device without waiting; from pinned memory, the host need not wait for the copy,
-                which the device makes in its turn.
+                to the device asynchronously; the host does not wait for copies from pinned memory.
             target: the loss's target, first dimension N.
-            share: this batch's fraction of the samples of its optimizer step, if several batches make one step; times
-                the number of processes if several train together. With 0 its samples do not count.
+            share: this batch's fraction of the samples of its optimizer step, if several batches make one step, times
+                the number of ranks. With 0 its samples do not count.
             update: make the optimizer step now; False only accumulates gradients.
 
         Raises:
-            InvalidReturnValue: the loss is no scalar tensor, the score has not one number per sample, or the schedule's
-                factor is no number, negative, inf or NaN.
+            InvalidReturnValue: the loss is not a scalar tensor, the score is not one number per sample, or the
+                schedule's factor is not a number, negative, inf or NaN.
         """
         if not self._batches:
             self._begin_step()
@@ -223,9 +222,9 @@ class TrainStep:
             raise
 
     def zero_grad(self) -> None:
-        """Drop the gradients and losses of a step that is not complete: the next batch begins it anew.
+        """Drop the gradients and losses of an incomplete step: the next batch starts it again.
 
-        The step does so itself where it raises. Call it where your own code fails between the batches of one step.
+        A call that raises does this automatically. Call it if your code fails between the batches of one step.
         """
         unfetched = min(self._batches, len(self._unfetched))
         del self._unfetched[len(self._unfetched) - unfetched :]
@@ -239,9 +238,9 @@ class TrainStep:
             self._free_gradients()
 
     def _begin_step(self) -> None:
-        """Clear the gradients that are left in the model, except those that another TrainStep is accumulating.
+        """Clear the gradients left in the model, except those that another TrainStep accumulates.
 
-        Waits for the device only after an update that failed.
+        Waits for the device only after a failed optimizer step.
         """
         _begun.add(self)
         others = self._others
@@ -257,14 +256,14 @@ class TrainStep:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         if self._is_updating and self.history is not None:
-            self.scaler.update(self.scaler.get_scale())  # to the same scale: it forgets that gradients were unscaled
+            self.scaler.update(self.scaler.get_scale())  # the same scale; clears the unscaled state
         self._is_updating = False
 
     def _own_parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _free_gradients(self) -> None:
-        """Free the gradients that the optimizer uses."""
+        """Free the gradients of the optimizer's parameters."""
         for parameter in self._own_parameters():
             parameter.grad = None
 
@@ -315,7 +314,7 @@ class TrainStep:
         for score in self._scores:
             self._score_sum.add_(score)
         self._scores = []
-        if self._parallel is None:  # otherwise they are zeroed once, when the next step begins
+        if self._parallel is None:  # otherwise they are zeroed when the next step begins
             self._free_gradients()
         if self._rates is not None:
             self._rates.after_step(skipped)
@@ -374,17 +373,19 @@ class TrainStep:
         return next((name for name, parameter in named if not bool(torch.isfinite(parameter).all())), "(optimizer)")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume, in types that `torch.load(weights_only=True)` reads.
+        """Return the state needed to resume, in types that `torch.load(weights_only=True)` reads.
 
-        That is the state of model, optimizer, scaler, schedule and random generators, the counters, and the totals that
-        were not read yet (except for a diagnosis). Waits for the device.
+        It contains the states of model, optimizer, scaler, schedule and random generators, the counters, and the unread
+        totals (except for a diagnosis). Waits for the device.
 
         Raises:
             ValueError: called between the batches of one optimizer step, whose gradients are not part of the state.
         """
         self._fetch()
         if self._batches:
-            raise ValueError("state_dict: got a step whose batches are not all there, expected it after an update")
+            raise ValueError(
+                "state_dict() was called in the middle of an optimizer step. Call it after the last batch."
+            )
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -402,7 +403,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from there. With the same model, optimizer, precision and schedule it is exact to the bit on a CPU."""
+        """Restore the state: exact to the bit on a CPU with the same model, optimizer, precision and schedule."""
         self.zero_grad()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -423,10 +424,10 @@ class TrainStep:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    """Return the model compiled by `torch.compile`, with a backward pass that does not inherit the forward's autocast.
+    """Compile the model with `torch.compile`, with a backward pass that does not inherit the forward's autocast.
 
-    An inherited autocast can overflow silently (pytorch#153044). This is the only place that touches the private
-    setting for it, which holds for the whole process; if torch removes it, compile keeps its default.
+    An inherited autocast can overflow silently (pytorch#153044). Only this function uses the private setting for it,
+    which applies to the process; if torch removes it, torch.compile keeps its default.
     """
     from torch._functorch import config
 
@@ -436,7 +437,7 @@ def compiled(model: nn.Module) -> nn.Module:
 
 
 def _check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the optimizer cannot make a step without a function that computes the loss again."""
+    """Raise ValueError if the optimizer's step needs a closure that computes the loss again."""
     _, *arguments = inspect.signature(type(optimizer).step).parameters.values()  # the first one is self
     needed = [
         argument.name
@@ -445,19 +446,19 @@ def _check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
     ]
     if needed:
         raise ValueError(
-            f"{type(optimizer).__name__}.step needs {' and '.join(needed)}, which TrainStep does not give: it computes "
-            "the loss once for each batch. Use an optimizer whose step needs no closure, such as Adam."
+            f"{type(optimizer).__name__}.step needs {' and '.join(needed)}, but TrainStep computes the loss once per "
+            "batch. Use an optimizer whose step needs no closure, such as Adam."
         )
 
 
 def _check_device(scaler: GradScaler, device: torch.device) -> None:
-    """Raise ValueError if the scaler is made for another kind of device.
+    """Raise ValueError if the scaler is for another kind of device.
 
-    Relies on a private attribute of GradScaler, which has no public one. If torch renames it, nothing is checked here.
+    Relies on a private attribute of GradScaler, which has no public one. If torch renames it, nothing is checked.
     """
     made_for = getattr(scaler, "_device", device.type)
     if torch.device(made_for).type != device.type:
         raise ValueError(
-            f"The GradScaler is for {made_for}, and the parameters are on {device.type}. Make it with "
+            f"The GradScaler is for {made_for}, but the parameters are on {device.type}. Create it with "
             f'torch.amp.GradScaler("{device.type}").'
         )

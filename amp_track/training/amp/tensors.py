@@ -1,4 +1,4 @@
-"""Functions over the tensors in nested tuples, lists and mappings, and over what a loss or a score returns."""
+"""Functions on tensors in nested tuples, lists and mappings, and on return values of losses and scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amp_track.records.errors import InvalidReturnValue
 def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> Any:
     """Return the same structure with its tensors on `device`, without waiting for the copies.
 
-    `channels_last` gives four-dimensional tensors that memory order.
+    `channels_last` sets the memory format of four-dimensional tensors.
     """
 
     def moved(tensor: Tensor) -> Tensor:
@@ -29,8 +29,8 @@ def move(batch: Any, device: torch.device, *, channels_last: bool = False) -> An
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Return the same structure with `function` applied to each tensor.
 
-    Tuples, named tuples, lists and mappings are searched. A UserDict keeps its type, because subclasses such as the
-    BatchEncoding of transformers have attributes that models read; any other mapping becomes a dict.
+    Tuples, named tuples, lists and mappings are searched. A UserDict keeps its type, because subclasses such as
+    transformers' BatchEncoding have attributes that models read; any other mapping becomes a dict.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -38,7 +38,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
         mapped = {name: map_tensors(function, value) for name, value in batch.items()}
         if not isinstance(batch, UserDict):
             return mapped
-        same_type = UserDict.__copy__(batch)  # not the subclass's, and no item is set: it may be read-only
+        same_type = UserDict.__copy__(batch)  # not the subclass's copy, and without setting items: it may be read-only
         same_type.data = mapped
         return same_type
     if isinstance(batch, list | tuple):
@@ -48,7 +48,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield every tensor in a structure of tuples, lists and mappings, in their order."""
+    """Yield every tensor in a structure of tuples, lists and mappings, in order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -60,7 +60,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def check_loss(loss: Any) -> Tensor:
-    """Return the loss. Raises InvalidReturnValue if it is no scalar tensor; does not wait for the device."""
+    """Return the loss. Raises InvalidReturnValue if it is not a scalar tensor. Does not wait for the device."""
     expected = "a scalar tensor, the mean over the batch"
     if not isinstance(loss, Tensor):
         raise InvalidReturnValue.of_type("loss()", loss, expected)
@@ -73,10 +73,10 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def sum_of_scores(scores: Any, samples: int) -> Tensor:
-    """Return the sum of one score for each sample.
+    """Return the sum of the scores of a batch.
 
     Raises:
-        InvalidReturnValue: there are more or fewer, such as their mean.
+        InvalidReturnValue: there is not exactly one score per sample, but for example their mean.
     """
     expected = f"one number for each of the {samples} samples, shape ({samples},), and not their mean"
     if not isinstance(scores, Tensor):
@@ -87,7 +87,7 @@ def sum_of_scores(scores: Any, samples: int) -> Tensor:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype for sums over an epoch: float64, which keeps a long epoch's last digits, but MPS lacks it."""
+    """Return the dtype for sums over an epoch: float64, to keep a long epoch's last digits, or float32 on MPS."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -1,1 +1,1 @@
-"""One module for each kind of device: its memory, its budget, its meter. `opening` chooses between them."""
+"""One module for each kind of device: its memory, its budget, its meter. `open` chooses between them."""

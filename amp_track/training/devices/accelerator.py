@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
 from amp_track.training.devices.base import Device, MemoryPeak
-from amp_track.training.devices.driver import driver_version
 
 _RESERVED_PART, _MOST_RESERVED_BYTES = 16, 512 * 2**20
 _SETTLED_SECONDS, _MOST_SETTLING_SECONDS, _POLL_SECONDS = 0.5, 10.0, 0.05
@@ -20,10 +22,10 @@ _SETTLED_SECONDS, _MOST_SETTLING_SECONDS, _POLL_SECONDS = 0.5, 10.0, 0.05
 class AcceleratorDevice(Device):
     """A CUDA, ROCm, XPU or MPS device, whose memory torch.accelerator's caching allocator hands out.
 
-    The budget is the allocator's own limit (`set_per_process_memory_fraction`), which counts reserved memory, but
-    neither the context nor other processes. Without a budget it is what is free when the job begins, less a reserve:
-    a job that takes the whole card fails in libraries that allocate outside of torch, with words that name no cause,
-    and so do its neighbours.
+    The budget is the allocator's limit (`set_per_process_memory_fraction`), which counts reserved memory, but neither
+    the context nor other processes. Without a budget, the limit is the free memory when the job begins, less a reserve:
+    if a job took all memory, libraries that allocate outside of torch would fail with unclear messages, also in other
+    processes on the GPU.
     """
 
     has_queue = True
@@ -94,7 +96,7 @@ class AcceleratorDevice(Device):
         self.reset_peak()
 
     def _limited_bytes(self) -> int:
-        """Return the memory of which torch's limit is a fraction."""
+        """Return the memory that torch's limit is a fraction of."""
         if self.kind not in ("cuda", "xpu"):
             return self.capacity_bytes()
         backend = torch.cuda if self.kind == "cuda" else torch.xpu
@@ -117,7 +119,7 @@ class AcceleratorDevice(Device):
         backend.set_per_process_memory_fraction(fraction, self.torch_device)
 
     def reset_peak(self) -> None:
-        # torch resets both peaks at once, but the reserved one has to last.
+        # torch resets both peaks at once, but the reserved one has to be kept.
         self._reserved_before_reset_bytes = self.peak().reserved_bytes
         torch.accelerator.reset_peak_memory_stats(self.torch_device)
 
@@ -133,10 +135,10 @@ class AcceleratorDevice(Device):
 
 
 def reserve_bytes(capacity_bytes: int) -> int:
-    """Return what a job without a budget leaves free: a sixteenth of the device, at most 512 MiB.
+    """Return the memory that a job without a budget leaves free: a sixteenth of the device, at most 512 MiB.
 
-    Handles of cuBLAS and cuDNN, kernels that are loaded when they are first needed, and nccl's buffers take memory that
-    is not torch's. How much they take has not been measured.
+    Handles of cuBLAS and cuDNN, lazily loaded kernels, and nccl's buffers are allocated outside of torch. Their size
+    has not been measured.
     """
     return min(capacity_bytes // _RESERVED_PART, _MOST_RESERVED_BYTES)
 
@@ -147,7 +149,7 @@ def wait_until_settled(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once free memory has not grown for half a second, or after ten seconds."""
+    """Wait until free memory has not grown for half a second, at most ten seconds."""
     started = since = now()
     most = free_bytes()
     while now() - since < _SETTLED_SECONDS and now() - started < _MOST_SETTLING_SECONDS:
@@ -158,9 +160,31 @@ def wait_until_settled(
 
 
 def fraction_for(budget_bytes: int, total_bytes: int) -> float:
-    """Return the fraction of which torch makes just this budget again, at most 1.
+    """Return the fraction, at most 1, that torch converts back to exactly this budget.
 
-    torch computes `size_t(fraction * total_bytes)`, which drops what is after the point: without the half byte, 3.5 %
-    of budgets come out a byte short, and one of whole blocks loses its last one.
+    torch computes `size_t(fraction * total_bytes)`, which truncates: without the half byte, 3.5 % of budgets would be
+    one byte short, and a budget of full blocks would lose its last block.
     """
     return min((budget_bytes + 0.5) / total_bytes, 1.0)
+
+
+_DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+
+def driver_version() -> str:
+    """Return the NVIDIA driver's version, such as `570.86.15`, or "" if neither the kernel nor nvidia-smi reports it.
+
+    The driver and the device determine the memory of a context and of a kernel.
+    """
+    try:
+        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", _DRIVER_VERSION_FILE.read_text())
+        if found:
+            return found.group(1)
+    except OSError:
+        pass
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.split("\n")[0].strip()

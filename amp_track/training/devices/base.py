@@ -25,64 +25,64 @@ class MemoryPeak:
 
 
 class Device(ABC):
-    """The device that a job runs on. Make it in the process that uses it."""
+    """The device that a job runs on. Create it in the process that uses it."""
 
     has_queue: bool
-    """Whether it works through a queue behind the host's back, and not within the call that gives it work."""
+    """Whether work is queued and runs asynchronously to the host."""
     is_shared: bool
-    """Whether the processes that train together share this one device and its memory, and not have one each."""
+    """Whether all ranks share this device and its memory, instead of having one each."""
     pins_memory: bool = False
-    """Whether batches are copied to it from pinned memory, for which the host need not wait."""
+    """Whether batches are copied from pinned memory, so that the host does not wait for the copy."""
     distributed_backend: str | None = None
-    """The backend of torch.distributed for it; None if several processes cannot train together on such devices."""
+    """Its backend of torch.distributed; None if several ranks cannot train on such devices."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
 
     @property
     def kind(self) -> str:
-        """The name of its kind in torch: `cpu`, `cuda`."""
+        """The kind of device in torch: `cpu`, `cuda`."""
         return self.torch_device.type
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The model's name for people: `NVIDIA H200`, `AMD EPYC`."""
+        """The name of the hardware model: `NVIDIA H200`, `AMD EPYC`."""
 
     @abstractmethod
     def hardware(self) -> Hardware:
-        """Return the device by its name and by what it can do."""
+        """Return the device's name and capabilities."""
 
     @property
     @abstractmethod
     def meter(self) -> str:
-        """What its peak memory is read from."""
+        """The source of peak memory readings."""
 
     @abstractmethod
     def capacity_bytes(self) -> int:
-        """Return the device's whole memory."""
+        """Return the device's total memory."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the memory that a job could take now, which is its budget if none is given."""
+        """Return the memory that a job could allocate now: its budget if none is given."""
 
     @abstractmethod
     def budget_support(self) -> Support:
-        """Return whether a budget can be enforced on this device, and the reason."""
+        """Return whether a budget can be enforced on this device, and why."""
 
     @abstractmethod
     def of_processes(self, count: int) -> Sequence[Device]:
-        """Return the devices that so many processes use: this one and those after it, or this one if they share it."""
+        """Return the devices of `count` ranks: this one and those after it, or only this one if it is shared."""
 
     @abstractmethod
     def set_up_process(self) -> None:
-        """Make this process use this device, before its workload, its pinned memory and its peers do."""
+        """Select this device for this process, before the workload, pinned memory and the process group use it."""
 
     @abstractmethod
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        """Let this process take `budget_bytes` more from now on (None: what is free), and start the meter.
+        """Limit this process to `budget_bytes` of additional memory (None: the free memory), and start the meter.
 
-        With `enforce=False` the meter counts as under that budget, and nothing is limited.
+        With `enforce=False` only the meter starts, in the same mode as with the budget.
         """
 
     @abstractmethod
@@ -95,14 +95,14 @@ class Device(ABC):
 
     @abstractmethod
     def peak(self) -> MemoryPeak:
-        """Return the peaks so far."""
+        """Return the current peaks."""
 
     def allocation_retries(self) -> int | None:
-        """Return how often the allocator gave its cache back to make room; None where there is no such cache."""
+        """Return how often the allocator released its cache to retry an allocation; None without such a cache."""
         return None
 
-    def settle(self) -> None:  # noqa: B027 — memory of a process that died is free at once unless a driver holds it
-        """Wait until the memory of a process that was killed is free again."""
+    def settle(self) -> None:  # noqa: B027 — without a driver, memory is free as soon as the process has ended
+        """Wait until the memory of a killed process is free again."""
 
     def synchronize(self) -> None:  # noqa: B027 — without a queue there is nothing to wait for
-        """Wait until all queued work is done. Call it before every reading of the clock."""
+        """Wait for all queued work. Call it before every reading of the clock."""

@@ -1,7 +1,7 @@
-"""Read this process's control group: the memory that it may take, and how often the kernel has killed in it for memory.
+"""Read this process's control group (cgroup): its memory limit, and its number of out-of-memory kills.
 
-A container or a batch job may have less memory than the machine, and its kills are not those of its neighbours. Imports
-no torch. Files and their meaning: Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+A container or batch job may have less memory than the machine, and separate kill counts. Imports no torch. The files
+are documented in Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _VMSTAT = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class _Files:
-    """The names of one version's files, and of the fields in them."""
+    """File and field names of one cgroup version."""
 
     limit: str
     used: str
     reclaimable: str
-    """A field of memory.stat: file cache, which the kernel takes back before it kills."""
+    """A field of memory.stat: file cache, which the kernel reclaims before it kills."""
     kills: tuple[str, ...]
     """Files with the field `oom_kill`; the first one that exists counts."""
 
@@ -32,9 +32,9 @@ _VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_ina
 
 
 def limit_and_free_bytes() -> tuple[int, int] | None:
-    """Return the memory that this process's control groups may take in all, and what is left of it, in bytes.
+    """Return the memory limit of this process's control groups, and how much of it is free, in bytes.
 
-    None where none of them has a limit. The tightest of the group and those above it decides.
+    The tightest limit of the group and its ancestors counts. None if none of them has a limit.
     """
     files, folders = _found()
     limits = []
@@ -49,9 +49,9 @@ def limit_and_free_bytes() -> tuple[int, int] | None:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed for memory so far.
+    """Return how many processes of this control group the kernel has killed because memory ran out.
 
-    Without a group that counts them it is the whole machine's number; 0 where the kernel counts none.
+    If no group counts them, return the machine's number; 0 if the kernel counts none.
     """
     files, folders = _found()
     for folder in folders[:1]:
@@ -62,7 +62,7 @@ def oom_kills() -> int:
 
 
 def _found() -> tuple[_Files, list[Path]]:
-    """Return the version in use, and the folders of this process's group and of those above it."""
+    """Return the file names of the version in use, and the folders of this process's group and its ancestors."""
     try:
         lines = [line.split(":", 2) for line in _MEMBERSHIP.read_text().splitlines()]
     except OSError:
@@ -77,7 +77,7 @@ def _found() -> tuple[_Files, list[Path]]:
 
 
 def _from_group_to_root(root: Path, path: str) -> list[Path]:
-    """Return the folders from a group up. In a container without a namespace of its own only the root is there."""
+    """Return the folders from a group up to the root. In a container that shares its namespace only the root exists."""
     group = root / path.lstrip("/")
     if not group.is_dir():
         return [root]
@@ -85,12 +85,12 @@ def _from_group_to_root(root: Path, path: str) -> list[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number that a file holds; None if it is missing, or says that there is no limit."""
+    """Return the number in a file; None if the file is missing, or has no limit."""
     try:
         number = int(file.read_text())
     except (OSError, ValueError):  # "max"
         return None
-    return number if number < 2**62 else None  # version 1's way to say that there is none
+    return number if number < 2**62 else None  # version 1's value for no limit
 
 
 def _field(file: Path, name: str) -> int | None:

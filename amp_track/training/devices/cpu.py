@@ -1,34 +1,52 @@
-"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it."""
+"""The CPU: main memory as the device's memory, limited by RLIMIT_DATA and metered by VmPeak where Linux has it.
+
+Exact metering exists so that everything can be tested without a GPU. With it, the same job takes the same memory to the
+page, a budget is a real limit on allocations, and a search on a CPU has one correct max batch that a test can compare
+with. Ordinary meters vary by several percent between runs. `heap` makes malloc exact; it is a separate module because
+it must run before torch is imported.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from amp_track.config.inspection import Support
 from amp_track.records.hardware import Hardware
-from amp_track.training.devices import cgroup, cpu_units, heap, proc_status
+from amp_track.training.devices import cgroup, heap
 from amp_track.training.devices.base import Device, MemoryPeak
+
+_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
+_FLOAT16_UNITS = ("amx_fp16", "avx512_fp16", "avx10_2", "fp16_arith")
+"""Names of `torch.cpu.get_capabilities`, of x86 and of ARM."""
+_ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+"""Limits what oneDNN uses, whose kernels do the matrix products; its values are names such as AVX2 or AVX512_CORE_BF16.
+See https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html."""
+_NO_LIMIT = ("", "ALL", "DEFAULT")
+_STATUS_FILE = Path("/proc/self/status")
+_KIBIBYTE = 1024
 
 
 class CpuDevice(Device):
     """The CPU, with main memory as its memory.
 
-    The budget is RLIMIT_DATA above what the process holds when the budget begins, so that running out is a real failed
-    allocation, repeatable to the exact batch; the meter is VmPeak, whose growth is what the budget limits. Peak
-    resident memory is another quantity, and as a search's meter misleads by 5-40 %. Where there is no VmPeak, it is
-    what jobs without a budget report, and a budget is refused.
+    The budget is RLIMIT_DATA above the memory that the process holds when the budget begins. Running out of memory is
+    then a real failed allocation, repeatable to the exact batch size. The meter is VmPeak, whose growth the budget
+    limits. Peak resident memory is a different quantity, and would mislead a search by 5-40 %. Without VmPeak, jobs
+    without a budget report it, and budgets are not supported.
 
     Args:
-        torch_device: the device as torch names it.
-        processes: how many processes train together, and share what memory is free.
+        torch_device: the torch device.
+        processes: the number of local ranks, which share the free memory.
     """
 
     has_queue = False
@@ -42,7 +60,7 @@ class CpuDevice(Device):
         self._start_bytes = 0
         self._before_reset_bytes = 0
         self._is_exact = False
-        self._has_peak = proc_status.size_bytes("VmPeak") is not None
+        self._has_peak = process_bytes("VmPeak") is not None
 
     @property
     def meter(self) -> str:
@@ -57,7 +75,7 @@ class CpuDevice(Device):
         return match.group(1).strip() if match else platform.processor() or platform.machine()
 
     def hardware(self) -> Hardware:
-        return Hardware(kind="cpu", name=self.name, capability=cpu_units.capability())
+        return Hardware(kind="cpu", name=self.name, capability=capability())
 
     def capacity_bytes(self) -> int:
         total = int(psutil.virtual_memory().total)
@@ -73,9 +91,10 @@ class CpuDevice(Device):
         if self._has_peak:
             return Support(supported=True, reason="RLIMIT_DATA limits this process's memory")
         if sys.platform == "linux":
-            missing = f"a CPU budget needs VmPeak, which this kernel's {proc_status.FILE} has not"
+            missing = f"a CPU budget needs VmPeak, which is missing in this kernel's {_STATUS_FILE}"
             return Support(supported=False, reason=missing)
-        return Support(supported=False, reason=f"a CPU budget needs Linux's RLIMIT_DATA, this is {platform.system()}")
+        reason = f"a CPU budget needs RLIMIT_DATA of Linux; this is {platform.system()}"
+        return Support(supported=False, reason=reason)
 
     def of_processes(self, count: int) -> Sequence[Device]:
         return [self]
@@ -85,31 +104,30 @@ class CpuDevice(Device):
             torch.set_num_threads(max(torch.get_num_threads() // self._processes, 1))
 
     def begin(self, budget_bytes: int | None, *, enforce: bool = True) -> None:
-        heap.keep_to_one_arena()  # of a program of its own; a job has inherited it
-        # The thread pool's stacks belong to the process, not to the batch: start it before the meter starts.
+        heap.keep_to_one_arena()  # for programs other than jobs, which inherit the setting
+        # The thread pool's stacks belong to the process, not to the batch: start it before the meter.
         torch.ones(512, 512) @ torch.ones(512, 512)
         if not self._has_peak:
-            self._start_bytes = proc_status.peak_resident_bytes()
+            self._start_bytes = peak_resident_bytes()
             return
         import resource
 
         if budget_bytes is not None:
-            # This costs speed, which only a job with a budget pays. Without a budget the process first uses what free
-            # blocks it happens to hold, which the meter does not see: a few MiB. Taking them away would cost a small
-            # job 20 % of its speed.
+            # Only for jobs with a budget, because it would cost a small job 20 % of its speed. Without a budget the
+            # process first uses the free blocks that it holds, a few MiB, which the meter does not see.
             heap.make_exact()
             self._is_exact = True
         self._start_bytes = self._held_bytes()
         self.reset_peak()
         if enforce:
             allowed = budget_bytes if budget_bytes is not None else self.free_bytes() // self._processes
-            limit = _size_bytes("VmData") + allowed
+            limit = _required_bytes("VmData") + allowed
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
     def _held_bytes(self) -> int:
-        return _size_bytes("VmSize") - (len(self._padding) if self._padding is not None else 0)
+        return _required_bytes("VmSize") - (len(self._padding) if self._padding is not None else 0)
 
     def lift_budget(self) -> None:
         if sys.platform == "linux":
@@ -124,9 +142,9 @@ class CpuDevice(Device):
         self._before_reset_bytes = max(self._before_reset_bytes, self._peak_since_reset())
         if self._is_exact:
             heap.use_up_large_free_blocks()
-        # VmPeak cannot be reset. Instead a mapping that may not be touched, and that RLIMIT_DATA does not count, fills
-        # the address space up to it, so that whatever is allocated next shows as a new peak.
-        held, peak = self._held_bytes(), _size_bytes("VmPeak")
+        # VmPeak cannot be reset. Instead an inaccessible mapping, which RLIMIT_DATA does not count, fills the address
+        # space up to it, so that the next allocation shows as a new peak.
+        held, peak = self._held_bytes(), _required_bytes("VmPeak")
         if self._padding is not None:
             self._padding.close()
         gap = max(peak - held, mmap.PAGESIZE)
@@ -135,18 +153,78 @@ class CpuDevice(Device):
     def _peak_since_reset(self) -> int:
         if self._padding is None:
             return 0
-        return _size_bytes("VmPeak") - len(self._padding) - self._start_bytes
+        return _required_bytes("VmPeak") - len(self._padding) - self._start_bytes
 
     def peak(self) -> MemoryPeak:
         if not self._has_peak:
-            grown = proc_status.peak_resident_bytes() - self._start_bytes
+            grown = peak_resident_bytes() - self._start_bytes
             return MemoryPeak(allocated_bytes=grown, reserved_bytes=grown)
         now = self._peak_since_reset()
         return MemoryPeak(allocated_bytes=now, reserved_bytes=max(now, self._before_reset_bytes))
 
 
-def _size_bytes(key: str) -> int:
-    """Return a size that every Linux has which has VmPeak."""
-    size = proc_status.size_bytes(key)
+def _required_bytes(key: str) -> int:
+    """Return a size that exists on every Linux kernel with VmPeak."""
+    size = process_bytes(key)
     assert size is not None, key
     return size
+
+
+def capability() -> str:
+    """Return the instruction sets that distinguish CPUs of the same name, such as `AVX512, avx512_bf16`."""
+    limit = os.environ.get(_ISA_VARIABLE, "").upper()
+    limited = (f"{_ISA_VARIABLE}={limit}",) if limit not in _NO_LIMIT else ()
+    units = dict.fromkeys((*units_of("bfloat16"), *units_of("float16")))
+    return ", ".join((torch.backends.cpu.get_cpu_capability(), *units, *limited))
+
+
+def units_of(dtype: str) -> tuple[str, ...]:
+    """Return the instruction sets that compute in `bfloat16` or `float16`; none if the dtype is emulated."""
+    names = {"bfloat16": _BFLOAT16_UNITS, "float16": _FLOAT16_UNITS}[dtype]
+    limit = os.environ.get(_ISA_VARIABLE, "").upper()
+    if limit not in _NO_LIMIT and not any(part in limit for part in ("BF16", "FP16", "AMX", "AVX10")):
+        return ()
+    there = _capabilities()
+    return tuple(name for name in names if there.get(name))
+
+
+def _capabilities() -> Mapping[str, Any]:
+    """Return which instruction sets the CPU has, by name.
+
+    Older releases of torch lack the public function, and their private ones cover only x86: an ARM CPU with bfloat16
+    units then counts as one without, which changes a message and the name of a study.
+    """
+    if hasattr(torch.cpu, "get_capabilities"):
+        return torch.cpu.get_capabilities()
+    private = {"avx512_bf16": "_is_avx512_bf16_supported", "amx_fp16": "_is_amx_fp16_supported"}
+    private["amx_bf16"] = "_is_amx_tile_supported"  # every CPU with AMX tiles has its bfloat16 products
+    return {name: getattr(torch.cpu, function, lambda: False)() for name, function in private.items()}
+
+
+def process_bytes(key: str) -> int | None:
+    """Return a size of this process from /proc/self/status in bytes.
+
+    None if it is not available: on other systems, and for VmPeak and VmHWM on kernels such as gVisor's.
+    """
+    if sys.platform != "linux":
+        return None
+    for line in _STATUS_FILE.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * _KIBIBYTE
+    return None
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak of this process's resident main memory in bytes, including libraries.
+
+    `top` shows it; a budget does not limit it.
+    """
+    peak_bytes = process_bytes("VmHWM")
+    if peak_bytes is not None:
+        return peak_bytes
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else _KIBIBYTE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,13 +1,13 @@
-"""Make a process's memory a function of what it allocates, so that a CPU budget has one exact edge.
+"""Make a process's memory depend only on its allocations, so that a CPU budget has one exact max batch.
 
-By default glibc keeps freed blocks for later, serves large requests from whatever free space its heap inherited, and
-adjusts its thresholds while it runs; Python adds a MiB at a time. The peak of the same job then differs by several per
-cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the sandbox asks for,
-the same job takes the same memory: to the page within one command; between commands with different environments and
-folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
-thousands of small tensors. Meter and limit then agree: in tests/runner/test_runner.py, trainings of the digits run
-within exactly what they took, and not within two pages less. One page less may do: where the system refuses a block
-with its header, malloc tries again with what is left of the heap's last page.
+By default glibc keeps freed blocks, serves large requests from free space in its inherited heap, and adjusts its
+thresholds at run time; Python allocates a MiB at a time. The peak of the same job then varies by several percent
+between runs, and jumps with the batch size. After `make_exact`, and at the fixed addresses that the job runner
+requests, the same job takes the same memory to the page within one command. Between commands with different
+environments and folders, this holds to the page for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for
+an LSTM with thousands of small tensors. Meter and limit then agree: in tests/runner/test_runner.py, trainings of the
+digits succeed with a budget of exactly their peak, and fail with two pages less. One page less may succeed: if the
+system rejects a block with its header, malloc retries with the rest of the heap's last page.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _M_ARENA_MAX = -8
 """The number of this option in glibc's malloc.h."""
 _LARGE_BLOCK_BYTES = 32 * 1024
 _LARGEST_SMALL_BLOCK_BYTES = _LARGE_BLOCK_BYTES - 24
-"""The threshold counts the header of 8 bytes, and the whole is a multiple of 16."""
+"""The threshold includes the header of 8 bytes, and the sum is a multiple of 16."""
 _SMALL_BLOCKS_BYTES, _PYTHON_OBJECTS_BYTES = 8 * 2**20, 4 * 2**20
 _kept: list[bytes] = []
 
 
 def keep_to_one_arena() -> None:
-    """Give no thread a heap of its own from now on.
+    """Make all future threads share the main heap.
 
-    A thread keeps the heap that it began with, and a forked process has those of its parent's threads, so call it
-    before any thread starts. Such a heap takes 64 MiB of addresses, and so of the meter, however little it holds; what
-    it holds counts for the limit alone; and malloc turns to its free space when the system refuses a block. PyTorch,
-    data loaders and gloo start threads. Does nothing without glibc.
+    Call it before any thread starts: a thread keeps its first heap, and a forked process inherits the heaps of its
+    parent's threads. A thread's heap takes 64 MiB of addresses, and so of the meter, however little it holds; its
+    contents count only for the limit; and malloc uses its free space when the system rejects a block. PyTorch, data
+    loaders and gloo start threads. Does nothing without glibc.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def make_exact() -> None:
-    """Take every block of 32 KiB or more from the system, and return it when it is freed, from now on in this process.
+    """Make this process allocate every block of 32 KiB or more from the system, and return it when it is freed.
 
-    Smaller blocks come from a reserve that this function sets aside (8 MiB, and 4 MiB for Python objects), and that a
-    budget begun afterwards does not count. This costs speed: a page fault for each page of each large block. Does
-    nothing without glibc (musl).
+    Smaller blocks come from a reserve that this function allocates (8 MiB, and 4 MiB for Python objects), and that a
+    later budget does not count. This costs speed: a page fault for each page of each large block. Does nothing without
+    glibc (musl).
     """
     libc = _glibc()
     if libc is None:
@@ -58,7 +58,7 @@ def make_exact() -> None:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library with its allocator's functions typed, or None if it is not glibc."""
+    """Return the C library with typed allocator functions, or None if it is not glibc."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         if not hasattr(libc, "mallopt"):
@@ -73,13 +73,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def use_up_large_free_blocks() -> None:
-    """Allocate every free block in the heap that could hold a large one, so that large ones come from the system.
+    """Allocate every free heap block that could hold a large block, so that large blocks come from the system.
 
-    malloc looks for free space in its heap before it asks the system, whatever the threshold. A forked process inherits
-    megabytes of it, a different amount in each run, and freeing memory later can leave more.
+    malloc searches its heap before it asks the system, regardless of the threshold. A forked process inherits megabytes
+    of free space, a different amount in each run, and later frees can add more.
     """
     libc = _glibc()
-    gc.collect()  # otherwise garbage is freed at some later moment, and leaves such blocks
+    gc.collect()  # otherwise garbage is freed later, and leaves such blocks
     heap = re.search(r"^([0-9a-f]+)-[0-9a-f]+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     if libc is None or heap is None:
         return
@@ -90,11 +90,11 @@ def use_up_large_free_blocks() -> None:
 
 
 def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
-    """Make free space in pieces that hold any small block and no large one: every second piece stays taken.
+    """Create free pieces that hold any small block but no large one: every second piece stays allocated.
 
-    The first and the last do too. With free space before it, the first would be a large one. Free space at the end of
-    the heap is what malloc falls back on when the system refuses a large block, whatever the threshold: a job would
-    sometimes fit with that much less than it needs.
+    So do the first and the last. With free space before it, the first would be a large block. malloc falls back on free
+    space at the end of the heap when the system rejects a large block, regardless of the threshold: a job would
+    sometimes fit with that much less memory than it needs.
     """
     pieces = [libc.malloc(_LARGEST_SMALL_BLOCK_BYTES) for _ in range(2 * _SMALL_BLOCKS_BYTES // _LARGE_BLOCK_BYTES)]
     for piece in pieces[1:-1:2]:
@@ -102,11 +102,11 @@ def _set_small_blocks_aside(libc: ctypes.CDLL) -> None:
 
 
 def _set_python_objects_aside() -> None:
-    """Make Python hold free memory for small objects.
+    """Reserve memory for Python's small objects.
 
-    Python asks for the memory of its small objects a MiB at a time and returns each MiB once it is empty: keeping one
-    object in each keeps the rest of it available. Objects of more than 512 bytes, their header of 33 bytes included,
-    would be allocated by malloc.
+    Python allocates memory for small objects a MiB at a time, and returns each MiB once it is empty: one object kept in
+    each keeps the rest of it reserved. Objects of more than 512 bytes, including a header of 33 bytes, would be
+    allocated by malloc.
     """
     size = 512
     objects = [bytes(size - 33) for _ in range(_PYTHON_OBJECTS_BYTES // size)]

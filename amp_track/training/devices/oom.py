@@ -1,4 +1,4 @@
-"""Tell from an exception whether memory ran out, or whether a kernel's limit was reached."""
+"""Classify exceptions: whether memory ran out, or a kernel's size limit was reached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from amp_track.records.errors import text_of
 
-# Messages of a failed allocation, each as the library that raises it spells it.
+# Messages of failed allocations, as the libraries spell them.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",  # Windows
@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = (
     "HIP error: out of memory",
 )
 
-# Messages of kernels that cannot take so large a batch.
+# Messages of kernels that do not support so large a batch.
 _KERNEL_LIMIT = (
     "CUDA error: invalid configuration argument",
     "canUse32BitIndexMath",
@@ -43,19 +43,19 @@ _KERNEL_LIMIT = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an exception says that memory ran out, and nothing else."""
+    """Return True if an exception means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and _says(error, _OUT_OF_MEMORY)
 
 
 def is_kernel_limit(error: BaseException) -> bool:
-    """True if an exception says that the batch is too large for a kernel of the device, however much memory it has."""
+    """Return True if an exception means that the batch is too large for a kernel, regardless of memory."""
     return isinstance(error, RuntimeError) and _says(error, _KERNEL_LIMIT)
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """Return how many bytes the failed allocation asked for, or None if the message does not say."""
+    """Return the size in bytes of the failed allocation, or None if the message does not contain it."""
     if match := re.search(r"you tried to allocate (\d+) bytes", text_of(error)):
         return int(match.group(1))
     if match := re.search(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", text_of(error)):

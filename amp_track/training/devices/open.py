@@ -1,4 +1,4 @@
-"""Open the device that a command line names, and check what is asked of it."""
+"""Open the device that `--device` names, and check budgets and process counts against it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from amp_track.training.devices.base import Device
 from amp_track.training.devices.cpu import CpuDevice
 
 _PROCESSES_PER_CORE = 8
-"""More would only wait for each other, if there is memory for them at all."""
+"""Upper limit: more processes would only wait for each other."""
 
 
 def open_device(text: str, rank: Rank = ALONE) -> Device:
-    """Return the device that `--device` names, or the one for this rank of the processes that train together.
+    """Return the device that `--device` names, for this rank.
 
-    The first process of a machine gets the named accelerator, the others get the ones after it; all share one CPU.
+    The first rank on a machine gets the named accelerator, the others the ones after it. All ranks share one CPU.
 
     Raises:
-        BadInput: this machine has no device of that name; the message lists those it has.
+        BadInput: this machine has no device of that name; the message lists the devices it has.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if text == "auto":
@@ -34,60 +34,58 @@ def open_device(text: str, rank: Rank = ALONE) -> Device:
     there = ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))] if accelerator else ["cpu"]
     kind, _, index = text.partition(":")
     if accelerator is None or kind != accelerator.type or int(index or 0) >= count:
-        raise BadInput(f"--device: got {text}, expected one that is here: auto, {', '.join(there)}")
+        raise BadInput(f"--device: got {text!r}, expected one of auto, {', '.join(there)}.")
     return AcceleratorDevice(torch.device(kind, int(index or 0) + rank.local_index))
 
 
 def check_processes(device: Device, rank: Rank) -> None:
-    """Raise BadInput if so many processes cannot train together on this device and the ones after it."""
+    """Raise BadInput if this device, with those after it, does not support the number of local ranks."""
     processes = rank.local_count
     if rank.count == 1:
         return
     flag = "--nproc" if processes == rank.count else "torchrun's --nproc-per-node"
     if device.distributed_backend is None:
         raise BadInput(
-            f"{flag}: got {processes}, expected 1 on {device.kind}: several train together on CUDA "
-            "devices and on CPUs; leave it out"
+            f"{flag}: got {processes}, expected 1 on {device.kind}. Only CUDA devices and CPUs train with several "
+            "processes."
         )
     if device.is_shared:
         most = _PROCESSES_PER_CORE * (os.cpu_count() or 1)
         if processes > most:
-            raise BadInput(f"{flag}: got {processes}, expected at most {most} on this {device.kind}; give fewer")
+            raise BadInput(f"{flag}: got {processes}, expected at most {most} on this {device.kind}.")
         return
     there = torch.accelerator.device_count() - (device.torch_device.index or 0)
     if processes > there:
         raise BadInput(
-            f"{flag}: got {processes}, expected at most {there}: each needs a device of its own, from "
-            f"{device.torch_device} on; give fewer"
+            f"{flag}: got {processes}, expected at most {there}: one process for each device from "
+            f"{device.torch_device} on."
         )
 
 
 def free_bytes_each(device: Device, processes: int) -> int:
-    """Return the memory that each of so many processes could take now.
+    """Return the memory in bytes that each of `processes` could allocate now.
 
-    They share the memory of one device; or each has its own, and the fullest one decides.
+    On a shared device they divide its free memory; with one device each, the least free memory counts.
     """
     free_bytes = min(each.free_bytes() for each in device.of_processes(processes))
     return free_bytes // processes if device.is_shared else free_bytes
 
 
 def check_budget(device: Device, budget_bytes: int | None, processes: int = 1) -> None:
-    """Raise BadInput if the budget cannot be enforced here, or is more than the device has.
+    """Raise BadInput if the budget cannot be enforced on this device, or exceeds its memory.
 
-    Each process has the budget for itself, even if they share the device.
+    The budget is for each process, even if several share the device.
     """
     if budget_bytes is None:
         return
     support = device.budget_support()
     if not support.supported:
-        raise BadInput(
-            f"--memory-budget: got {format_bytes(budget_bytes)}, expected none: {support.reason}; leave it out"
-        )
+        raise BadInput(f"--memory-budget is not supported here: {support.reason}. Leave it out.")
     of_all = budget_bytes * processes if device.is_shared else budget_bytes
     capacity = device.capacity_bytes()
     if of_all > capacity:
         times = f" for each of {processes} processes" if of_all != budget_bytes else ""
         raise BadInput(
-            f"--memory-budget: got {format_bytes(budget_bytes)}{times}, expected at most the {format_bytes(capacity)} "
-            f"that {device.name} has; give a smaller one or leave it out"
+            f"--memory-budget: got {format_bytes(budget_bytes)}{times}, expected at most {format_bytes(capacity)}, the "
+            f"memory of {device.name}."
         )

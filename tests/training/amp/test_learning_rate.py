@@ -148,7 +148,7 @@ def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
         optimizer_steps += 1
     before = [parameter.clone() for parameter in net.parameters()]
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"schedule returned {factor:g} for 3 updates; it must return a finite"):
+        with pytest.raises(ValueError, match=f"schedule returned {factor:g} for 3 optimizer steps; it must"):
             step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
     assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
 
@@ -157,7 +157,7 @@ def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
 def test_a_first_factor_that_is_none_is_rejected_at_once(fused: bool) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
-    with pytest.raises(ValueError, match="schedule returned -1 for 0 updates"):
+    with pytest.raises(ValueError, match="schedule returned -1 for 0 optimizer steps"):
         TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda optimizer_steps: -1.0)
 
 
@@ -173,7 +173,7 @@ def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -
     for _ in range(total):
         step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
     assert step.read().steps == total
-    with pytest.raises(ValueError, match="for 4 updates"):
+    with pytest.raises(ValueError, match="for 4 optimizer steps"):
         step(torch.ones(8, 16), torch.zeros(8, dtype=torch.int64))
 
 

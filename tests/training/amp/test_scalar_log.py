@@ -44,6 +44,6 @@ def test_more_than_it_holds_is_an_error() -> None:
     log = ScalarLog(3, CPU)
     for number in range(3):
         log.append(torch.tensor(float(number)))
-    with pytest.raises(IndexError, match="got more than the 3 scalars"):
+    with pytest.raises(IndexError, match=r"full \(3 scalars\)"):
         log.append(torch.tensor(3.0))
     assert log.fetch() == [0.0, 1.0, 2.0]

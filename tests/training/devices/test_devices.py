@@ -105,7 +105,7 @@ def test_a_job_without_a_budget_leaves_room_for_what_is_not_torchs() -> None:
 
 
 def test_an_unknown_device_lists_those_there_are() -> None:
-    with pytest.raises(BadInput, match=r"--device: got xpu:3, expected one that is here: auto, cpu"):
+    with pytest.raises(BadInput, match=r"--device: got 'xpu:3', expected one of auto, cpu"):
         open_device("xpu:3")
 
 

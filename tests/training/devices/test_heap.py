@@ -6,9 +6,9 @@ import sys
 from support import ROOT
 
 _HEAP = """
-from amp_track.training.devices import heap, proc_status
+from amp_track.training.devices import cpu, heap
 libc = heap._glibc()
-size = lambda: proc_status.size_bytes("VmSize")
+size = lambda: cpu.process_bytes("VmSize")
 """
 
 
@@ -49,7 +49,7 @@ def test_a_rejected_block_finds_less_than_a_page_at_the_end_of_the_heap() -> Non
     fits = printed("""
 import resource
 heap.make_exact()
-resource.setrlimit(resource.RLIMIT_DATA, (proc_status.size_bytes("VmData") + 2**20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_DATA, (cpu.process_bytes("VmData") + 2**20, resource.RLIM_INFINITY))
 for block_bytes in (2**20 - 4096, 2**20 + 4096):
     block = libc.malloc(block_bytes)
     print(int(block is not None))

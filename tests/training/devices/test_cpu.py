@@ -1,13 +1,17 @@
-"""What a CPU has units for: by what torch says of it, limited as oneDNN is."""
+"""The CPU as a device: its units for 16-bit numbers, and its meters."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from amp_track.records.errors import BadInput
 from amp_track.training.amp import precision
-from amp_track.training.devices import cpu_units
+from amp_track.training.devices import cpu
+from amp_track.training.devices.cpu import CpuDevice
+from amp_track.training.devices.open import check_budget
 
 CPU = torch.device("cpu")
 Having = Callable[..., None]
@@ -50,9 +54,9 @@ def test_units_that_onednn_may_not_use_do_not_count(
 ) -> None:
     having("avx512_bf16")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert bool(cpu_units.units_of("bfloat16")) == is_left
-    assert ("avx512_bf16" in cpu_units.capability()) == is_left
-    assert ("ONEDNN_MAX_CPU_ISA=AVX2" in cpu_units.capability()) == (limit == "AVX2")
+    assert bool(cpu.units_of("bfloat16")) == is_left
+    assert ("avx512_bf16" in cpu.capability()) == is_left
+    assert ("ONEDNN_MAX_CPU_ISA=AVX2" in cpu.capability()) == (limit == "AVX2")
 
 
 def test_an_older_torch_tells_by_its_private_functions(having: Having, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +64,51 @@ def test_an_older_torch_tells_by_its_private_functions(having: Having, monkeypat
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     for name, is_there in (("avx512_bf16", True), ("amx_tile", True), ("amx_fp16", False)):
         monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda is_there=is_there: is_there)
-    assert cpu_units.units_of("bfloat16") == ("amx_bf16", "avx512_bf16")
-    assert cpu_units.units_of("float16") == ()
+    assert cpu.units_of("bfloat16") == ("amx_bf16", "avx512_bf16")
+    assert cpu.units_of("float16") == ()
+
+
+SANDBOXED = """Name:\tpython
+VmSize:\t 3276800 kB
+VmRSS:\t  204800 kB
+VmData:\t  102400 kB
+Threads:\t3
+"""
+
+
+@pytest.fixture
+def run_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
+    """A CPU under a kernel that tells neither VmPeak nor VmHWM, as gVisor's does."""
+    file = tmp_path / "status"
+    file.write_text(SANDBOXED)
+    monkeypatch.setattr(cpu, "_STATUS_FILE", file)
+    return CpuDevice(torch.device("cpu"))
+
+
+def test_sizes_are_in_bytes() -> None:
+    peak_bytes, held_bytes = cpu.process_bytes("VmPeak"), cpu.process_bytes("VmSize")
+    assert peak_bytes is not None and held_bytes is not None
+    assert peak_bytes >= held_bytes > 2**20
+    assert cpu.process_bytes("VmNoSuch") is None
+
+
+def test_the_peak_of_resident_memory_is_known_either_way(run_apart: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = cpu.peak_resident_bytes()
+    monkeypatch.undo()
+    assert elsewhere == pytest.approx(cpu.peak_resident_bytes(), rel=0.05)
+
+
+def test_a_job_without_a_budget_is_metered_by_resident_memory(run_apart: CpuDevice) -> None:
+    assert run_apart.meter == "peak resident memory"
+    run_apart.begin(None)
+    taken = torch.ones(600 * 2**20 // 4)  # more than the process has held before
+    run_apart.reset_peak()
+    peak = run_apart.peak()
+    assert peak.allocated_bytes == peak.reserved_bytes > 0
+    assert taken.sum() > 0
+    run_apart.lift_budget()
+
+
+def test_a_budget_is_rejected_there(run_apart: CpuDevice) -> None:
+    with pytest.raises(BadInput, match=r"--memory-budget is not supported here: a CPU budget needs VmPeak"):
+        check_budget(run_apart, 2**30)

@@ -6,8 +6,7 @@ from batch_search.traces import MIB, step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.memory_plan.replay import predict_peak
-from amp_track.memory_plan.timeline import timeline
+from amp_track.memory_plan.replay import predict_peak, timeline
 from amp_track.records.trace import Category
 
 activations = st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=8)

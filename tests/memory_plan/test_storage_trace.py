@@ -10,7 +10,7 @@ from memory_plan.workloads import Wide
 from torch import nn
 
 from amp_track.config.job import Job
-from amp_track.memory_plan import cudnn, torch_internals
+from amp_track.memory_plan import storage_trace, torch_internals
 from amp_track.memory_plan.fake_step import FakeStep
 from amp_track.memory_plan.storage_trace import StorageTracker
 
@@ -68,7 +68,7 @@ def test_winograds_workspace_is_of_its_tiles(changed: dict[str, Any], tiles: int
     input, weight = torch.zeros(2, 8, 10, 10, dtype=torch.float16), torch.zeros(given["weight"])
     rest = [given["stride"], given["padding"], given["dilation"], given["transposed"], [0, 0], given["groups"]]
     expected = 36 * 2 * (2 * tiles * (8 + 16) + 8 * 16) if tiles else 0
-    assert cudnn.workspace_bytes(CONVOLUTION, (input, weight, None, *rest)) == expected
+    assert storage_trace.workspace_bytes(CONVOLUTION, (input, weight, None, *rest)) == expected
     backward = (input, input, weight, None, *rest, [True, True, False])
-    assert cudnn.workspace_bytes(torch.ops.aten.convolution_backward.default, backward) == expected
-    assert cudnn.workspace_bytes(torch.ops.aten.mm.default, (input, weight)) == 0
+    assert storage_trace.workspace_bytes(torch.ops.aten.convolution_backward.default, backward) == expected
+    assert storage_trace.workspace_bytes(torch.ops.aten.mm.default, (input, weight)) == 0
