@@ -46,13 +46,13 @@ def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
     code = "import os, sys; print('first'); sys.exit(os.environ['WORD'])"
     with pytest.raises(ServerFailed) as told, servers.running([program(code, WORD="last")], tmp_path) as running:
         running.watch()
-    assert str(told.value).startswith("a server ended with exit code 1, expected it to run")
+    assert str(told.value).startswith("a server ended unexpectedly with exit code 1")
     assert told.value.detail.splitlines() == ["first", "last"] or told.value.detail.splitlines() == ["last", "first"]
 
 
 def test_a_server_that_is_killed_is_told(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* and said nothing")
+    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* log is empty")
     with said_nothing, servers.running([program(code)], tmp_path) as running:
         running.wait_until_ready()
 

@@ -110,8 +110,8 @@ def test_each_worker_has_devices_of_its_own(
 @pytest.mark.parametrize(
     ("workers", "each", "message"),
     [
-        (4, 1, "--workers: got 4 with 1 cuda device for each, expected at most 3: there are 3 here; give fewer"),
-        (2, 2, "--workers: got 2 with 2 cuda devices for each, expected at most 1: there are 3 here; give fewer"),
+        (4, 1, "--workers: got 4, each with 1 cuda device, expected at most 3: this machine has 3."),
+        (2, 2, "--workers: got 2, each with 2 cuda devices, expected at most 1: this machine has 3."),
     ],
 )
 def test_more_workers_than_devices_are_rejected(
@@ -132,7 +132,7 @@ def test_devices_that_no_variable_lists_are_counted(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code = "import torch; print(torch.accelerator.device_count())"
     there = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    with pytest.raises(BadInput, match=f"expected at most {there}: there are {there} here"):
+    with pytest.raises(BadInput, match=f"expected at most {there}: this machine has {there}"):
         local.devices(there + 1, "cuda", each=1)
 
 
