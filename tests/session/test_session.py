@@ -1,4 +1,4 @@
-"""What a command does while torch is imported."""
+"""The work of a command while torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_track.session import session
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
-    """Else each command waits for it afterwards, for half a second."""
+    """Otherwise each command waits for it afterwards, for half a second."""
     program = """
 import sys
 from amp_track.config.options import Request

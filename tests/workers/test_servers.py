@@ -1,4 +1,4 @@
-"""Servers that are started, watched and stopped, with programs that answer at once in place of MLflow's."""
+"""Start, watch and stop servers: small programs that answer immediately, instead of MLflow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) 
     with servers.running([program(ANSWERS, str(port), port=port)], tmp_path) as running:
         running.wait_until_ready()
         started = [process for process in children() if process not in before]
-        assert len(started) == 2  # with what ties it to this process
+        assert len(started) == 2  # with its supervisor
     assert not any(process.is_running() for process in started)
 
 

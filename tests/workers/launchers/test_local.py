@@ -1,4 +1,4 @@
-"""Search workers as processes of this machine, with small programs in the place of searches."""
+"""Search workers as processes on this machine; small programs replace the searches."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"up\n"
         started = psutil.Process(starter.pid).children(recursive=True)
-        assert len(started) == 2  # the worker, and what ties it to the launcher
+        assert len(started) == 2  # the search worker and its supervisor
         starter.kill()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
@@ -165,7 +165,7 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a process can ask to hear of its parent's end")
 def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
-    """As Ray does, which kills what its processes have started, but not what those have."""
+    """Ray kills the children of its processes, but not their grandchildren."""
     command = [sys.executable, "-c", ENDS_WHEN_TOLD]
     process = Process(Worker(command=command, environment={}, output=Path("worker-1.err")))
     while not Path("worker-1.err").read_text():

@@ -1,4 +1,4 @@
-"""What is said where Ray, or a cluster of it, is not there. test_ray_cluster.py has workers on one that is."""
+"""Messages if Ray or a Ray cluster is missing. test_ray_cluster.py runs search workers on a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_address_that_is_none_of_a_cluster_is_rejected(address: str, monkeypa
 
 
 def test_a_machine_of_no_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another cluster runs, which Ray finds by its processes, there is one."""
+    """Skipped if another cluster runs on this machine, which Ray finds by its processes."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     if "gcs_server" in {process.info["name"] for process in psutil.process_iter(["name"])}:
