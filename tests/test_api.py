@@ -214,7 +214,7 @@ def test_errors_are_exceptions() -> None:
         amp_track.train(DIGITS, precision="fp32", memory_budget="1MiB", batch_size=1, **stores())
     assert raised.value.result is not None
     assert raised.value.result["status"] == "oom"
-    with pytest.raises(BadInput, match=r"nowhere\.py: got no such file"):
+    with pytest.raises(BadInput, match=r"nowhere\.py: file not found"):
         amp_track.max_batch("nowhere.py", **stores())
 
 

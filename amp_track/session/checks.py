@@ -19,7 +19,7 @@ def workload_exists(workload: str) -> None:
     try:
         workload.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"{workload}: the file name is not valid UTF-8. Rename the file.") from None
+        raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
     module, colon, name = workload.partition(":")
     if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
         raise BadInput(

@@ -187,8 +187,8 @@ def _check_database_server(flag: str, url: str, owner: str, expected: str) -> No
         engine.dispose()
     except (NoSuchModuleError, ImportError) as error:
         raise BadInput(
-            f"{flag}: got {masked(url)}, {expected}, but its driver is missing ({error}). Use postgresql+psycopg://… "
-            "with pip install 'amp-track[postgresql]'."
+            f"{flag}: got {masked(url)}, {expected}; no driver for this one ({error}). For PostgreSQL use "
+            "postgresql+psycopg://… and pip install 'amp-track[postgresql]'."
         ) from None
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]

@@ -38,20 +38,20 @@ ARGUMENTS = [
     (["ui", ""], "STUDY: got '', expected a name"),
     (["train", DIGITS, "--batch-size", "many"], "--batch-size: got 'many'"),
     (["train", DIGITS, "--memory-budget", "lots"], "--memory-budget: got 'lots', expected a size above 0"),
-    (["train", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
+    (["train", "nowhere.py"], "nowhere.py: file not found, expected a Python file with one Workload"),
     (["train", DIGITS, "--set", "width"], "--set: got 'width', expected option=value"),
     (["train", DIGITS, "--storage", "foo://me:hunter2@host/x"], "--storage: got foo://me:***@host/x"),
-    (["train", DIGITS, "--tracking-uri", "sqlite:////no/folder/x.db"], "expected a file in a folder that exists"),
+    (["train", DIGITS, "--tracking-uri", "sqlite:////no/folder/x.db"], "the folder /no/folder does not exist"),
     (["train", DIGITS, "--epochs", "2", "--steps", "9"], "--epochs: got 2 together with --steps 9"),
-    (["train", DIGITS, "--tracking-uri", "sqlite://"], "--tracking-uri: got sqlite://, a database that ends with the"),
+    (["train", DIGITS, "--tracking-uri", "sqlite://"], "--tracking-uri: got sqlite://, an in-memory database"),
     (
         ["max-batch", DIGITS, "--storage", "sqlite:///:memory:"],
-        "--storage: got sqlite:///:memory:, a database that ends with",
+        "--storage: got sqlite:///:memory:, an in-memory database",
     ),
-    (["max-batch", DIGITS, "--storage", "sqlite:////dev/null"], "expected a file, this is a pipe or a device"),
-    (["max-batch", DIGITS, "--storage", "sqlite:///%00"], "expected a file that can be opened"),
-    (["max-batch", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "expected a file that can be opened"),
-    (["max-batch", DIGITS, "--storage", "sqlite:///a\0b"], "expected a file that can be opened"),
+    (["max-batch", DIGITS, "--storage", "sqlite:////dev/null"], "is a pipe or a device"),
+    (["max-batch", DIGITS, "--storage", "sqlite:///%00"], "cannot be opened"),
+    (["max-batch", DIGITS, "--storage", f"sqlite:///{'x' * 300}"], "cannot be opened"),
+    (["max-batch", DIGITS, "--storage", "sqlite:///a\0b"], "cannot be opened"),
     (
         ["train", DIGITS, "--job-timeout", "1e300"],
         "--job-timeout: got '1e300', expected a time above 0 with its unit",
@@ -76,18 +76,18 @@ ARGUMENTS = [
     (["compare", DIGITS, "--vary", "width"], "--vary: got 'width', expected option=value,value,…"),
     (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
     (["compare", DIGITS, "--precision", "bf16"], "--precision: got bf16, expected fp32 among them"),
-    (["compare", DIGITS, "--vary", "width=4", "--set", "width=8"], "--vary: got width, which --set gives a value too"),
+    (["compare", DIGITS, "--vary", "width=4", "--set", "width=8"], "width is given by both --vary and --set"),
     (["compare", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
-    (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
-    (["max-batch", ":"], "got no name of a class, expected package.module:Class or a Python file"),
-    (["max-batch", "..:Digits"], "got no name of a class"),
-    (["plan", "..:Digits"], "got no name of a class"),
-    (["max-batch", "x" * 300], "got no such file"),
-    (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
-    (["max-batch", "\udcff.py"], "got a name that is no UTF-8"),
-    (["max-batch", "--", "--my_file.py"], "--my_file.py: got no such file"),
+    (["dtypes", "nowhere.py"], "nowhere.py: file not found, expected a Python file with one Workload"),
+    (["max-batch", ":"], "WORKLOAD: got :, expected package.module:Class or a Python file"),
+    (["max-batch", "..:Digits"], "WORKLOAD: got ..:Digits, expected package.module:Class"),
+    (["plan", "..:Digits"], "WORKLOAD: got ..:Digits, expected package.module:Class"),
+    (["max-batch", "x" * 300], "file not found"),
+    (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: file not found"),
+    (["max-batch", "\udcff.py"], "expected a file name in UTF-8"),
+    (["max-batch", "--", "--my_file.py"], "--my_file.py: file not found"),
     (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of 500 characters at most"),
     (["max-batch", DIGITS, "--study", "x" * 501], "expected a name of 500 characters at most"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
@@ -96,30 +96,36 @@ ARGUMENTS = [
 ]
 """What can be told without a process that has torch."""
 INSPECTED = [
-    (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
+    (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one of fp32,"),
     (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
-    (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
+    (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than 1 MiB"),
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
-    (["train", DIGITS, "--device", "cuda:77"], "--device: got 'cuda:77', expected one of auto, cpu"),
-    (["train", DIGITS, "--batch-size", "1438"], "--batch-size: got 1438, expected at most the 1437 training samples"),
+    (["train", DIGITS, "--device", "cuda:77"], "--device: got cuda:77, expected one that is here"),
+    (
+        ["train", DIGITS, "--batch-size", "1438"],
+        "--batch-size: got 1438, expected at most 1437, the number of training samples",
+    ),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
-    pytest.param(["train", str(WORKLOADS / "empty.py")], "defines no subclass of Workload", marks=pytest.mark.nightly),
-    (["train", str(WORKLOADS / "two.py")], "defines 2 subclasses of Workload (One, Two)"),
+    pytest.param(["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses", marks=pytest.mark.nightly),
+    (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
     (
         ["search", DIGITS, "--seeds", "3", "--precision", "amp,bf16"],
         "--seeds: got 3 with --precision amp,bf16, expected",
     ),
     (["compare", DIGITS, "--vary", "width=4,x"], "--vary width: got 'x', expected int"),
     (["compare", DIGITS, "--vary", "height=4,8"], "--vary height: got '4', expected an option of"),
-    (["compare", DIGITS, "--batch-size", "5000"], "--batch-size: got 5000, expected at most the 1437 training samples"),
-    (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one this device has"),
+    (
+        ["compare", DIGITS, "--batch-size", "5000"],
+        "--batch-size: got 5000, expected at most 1437, the number of training samples",
+    ),
+    (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one of "),
     (
         ["compare", str(ROOT / "experiments/caltech256.py"), "--vary", "image_size=64", "--set", "data_dir=nowhere"],
-        "--set data_dir: nowhere",
+        "--set data_dir: got nowhere",
     ),
     (
         ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
-        "--precision: got tf32, expected one this device has (fp32, amp, bf16): needs an NVIDIA GPU",
+        "--precision: got tf32, expected one of fp32, amp, bf16: needs an NVIDIA GPU",
     ),
     (["train", DIGITS, "--synthetic", "--nproc", "9" * 9], "--nproc: got 999999999, expected at most"),
 ]
@@ -157,27 +163,27 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("batch_size: int = 0", "batch_size is 0. Set it to an integer of at least 1."),
-        ('batch_size: int = "many"', "batch_size is 'many'. Set it to an integer of at least 1."),
-        ("batch_size: int = 10**5000", "batch_size is of type int. Set it to an integer of at least 1."),
-        ("epochs: int = 0", "epochs is 0. Set it to an integer of at least 1."),
-        ("learning_rate: float = 10**400", "Set it to a number above 0."),
-        ("learning_rate: float = -1.0", "learning_rate is -1.0. Set it to a number above 0."),
+        ("batch_size: int = 0", "got batch_size 0, expected a whole number of 1 or more"),
+        ('batch_size: int = "many"', "got batch_size 'many', expected a whole number of 1 or more"),
+        ("batch_size: int = 10**5000", "got batch_size of type int, expected a whole number of 1 or more"),
+        ("epochs: int = 0", "got epochs 0, expected a whole number of 1 or more"),
+        ("learning_rate: float = 10**400", "expected a number above 0; correct the workload"),
+        ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
         (
             'metric = Metric("accuracy (%)")',
-            "metric is 'accuracy (%)'. Set it to a Metric whose name MLflow accepts",
+            "got metric 'accuracy (%)', expected a Metric with a name of letters, digits",
         ),
         (
             "metric = Metric('a b/☃:\"x\"')",
-            "metric is 'a b/☃:\"x\"'. Set it to a Metric whose name MLflow accepts",
+            "got metric 'a b/☃:\"x\"', expected a Metric with a name of letters, digits",
         ),
-        ('metric = Metric("a//b")', "metric is 'a//b'. Set it to a Metric whose name MLflow accepts"),
-        ('metric = Metric("../x")', "metric is '../x'. Set it to a Metric whose name MLflow accepts"),
-        ('metric = Metric("a" * 300)', "at most 245 characters"),
-        ('metric = Metric("loss")', "that is not loss"),
-        ('metric = "accuracy"', "metric is 'accuracy'. Set it to a Metric"),
-        ("metric = Metric(5)", "metric is 5. Set it to a Metric"),
-        ('width: "Undefined" = 1', "the types of its fields raised NameError: name 'Undefined' is not defined"),
+        ('metric = Metric("a//b")', "got metric 'a//b', expected a Metric with a name of"),
+        ('metric = Metric("../x")', "got metric '../x', expected a Metric with a name of"),
+        ('metric = Metric("a" * 300)', "of at most 245 characters"),
+        ('metric = Metric("loss")', "another than loss, which is logged as such"),
+        ('metric = "accuracy"', "got metric 'accuracy', expected a Metric"),
+        ("metric = Metric(5)", "got metric 5, expected a Metric"),
+        ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),
         (
             "train_data = eval_data = lambda self: 5",
             "train_data() returned an object of type int; it must return a map",
@@ -199,7 +205,7 @@ def test_a_batch_size_that_nobody_gave_is_called_the_workloads_own(
     file.write_text((WORKLOADS / "tiny.py").read_text().replace("batch_size: int = 4", "batch_size: int = 64"))
     for arguments in (["train"], ["compare", "--precision", "fp32"]):
         done = amp_track(*arguments, str(file))
-        is_bad_input(done, "own batch size 64 is larger than its 8 training samples", tmp_path)
+        is_bad_input(done, "batch size 64 exceeds its 8 training samples", tmp_path)
         assert "got 64" not in done.stderr
     is_bad_input(amp_track("train", str(file), "--batch-size", "32"), "--batch-size: got 32, expected at", tmp_path)
 
@@ -229,7 +235,7 @@ def test_a_pipe_is_no_workload_and_is_not_waited_for(command: str, amp_track: Co
     os.mkfifo(tmp_path / "pipe.py")
     done = amp_track(command, "pipe.py")
     assert done.returncode == 2
-    assert "pipe.py: got no such file" in done.stderr
+    assert "pipe.py: file not found" in done.stderr
 
 
 @pytest.mark.nightly
@@ -237,7 +243,7 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
     (tmp_path / "deep.py").write_text("-" * 20_000 + "1")
     done = amp_track("train", "deep.py")
     assert done.returncode == 2
-    assert "its import raised" in done.stderr.splitlines()[-1]
+    assert "on import, expected a module that imports" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("has_stores", [False, True])

@@ -89,7 +89,7 @@ def test_a_training_given_up_is_tried_again_with_more_time() -> None:
     [
         (("width", ("4", "x")), (), "--vary width: got 'x', expected int"),
         (("height", ("4",)), (), "--vary height: got '4', expected an option of"),
-        (("width", ("4",)), (("width", "8"),), "--vary: got width, which --set gives a value too"),
+        (("width", ("4",)), (("width", "8"),), "width is given by both --vary and --set"),
         (("width", ("4",)), (("depth", "8"),), "--set depth: got '8', expected an option of"),
     ],
 )
@@ -103,7 +103,7 @@ def test_bad_values_are_named_by_the_flag_that_gave_them(
 def test_what_to_compare_with_must_be_there() -> None:
     with pytest.raises(BadInput, match="--precision: got bf16, expected fp32 among them"):
         compare(asked("bf16"), runner=SimulatedRunner())
-    with pytest.raises(BadInput, match="--batch-size: got 6000, expected at most the 5000 training samples"):
+    with pytest.raises(BadInput, match="--batch-size: got 6000, expected at most 5000, the number of training samples"):
         compare(asked(job={"batch_size": 6000}), runner=SimulatedRunner())
 
 

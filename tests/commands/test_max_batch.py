@@ -228,7 +228,7 @@ class TestEdges:
     @pytest.mark.nightly
     def test_why_there_is_no_plan_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         max_batch(asked("fp32", "bf16"), runner=SimulatedRunner())
-        said = "no plan of the memory (it is made up): the search begins without one"
+        said = "no memory plan (it is made up); the search starts without one"
         assert capsys.readouterr().err.count(said) == 1
 
     def test_a_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again(self) -> None:
@@ -278,7 +278,7 @@ class TestEdges:
         assert (trained.job.batch_size, trained.job.grad_accum, trained.job_result.steps) == (125, 4, 10)
         with pytest.raises(BadInput, match="got 500, expected a multiple of the batch size 16"):
             train(asked(effective_batch_size=500, job={"precision": "fp32"}), runner=runner)
-        with pytest.raises(BadInput, match="got 5001, expected at most the 5000 training samples"):
+        with pytest.raises(BadInput, match="got 5001, expected at most 5000, the number of training samples"):
             max_batch(asked(effective_batch_size=5001), runner=runner)
 
     def test_nothing_fits_says_what_it_would_take(self) -> None:

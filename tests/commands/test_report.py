@@ -138,9 +138,7 @@ def test_a_study_of_an_older_version_says_what_to_do() -> None:
     with pytest.raises(Exception, match="cannot read"):
         reported()
     study._storage.set_study_user_attr(study._study_id, "command", None)
-    with pytest.raises(
-        BadInput, match=r"^STUDY: got mine/max-batch, which an older version .* give that command again"
-    ):
+    with pytest.raises(BadInput, match=r"^Study mine/max-batch has no record of its command: .* run its command again"):
         reported()
 
 

@@ -130,7 +130,7 @@ def test_a_changed_file_is_not_imported_unless_allowed(
     before = content_of_stores()
     done = amp_track("train", "--resume", run_id)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "made with another version of mine.py" in done.stderr
+    assert "created with another version of mine.py" in done.stderr
     assert not Path("ran").exists()
     assert content_of_stores() == before
 
@@ -150,7 +150,7 @@ def test_what_only_the_import_finds_is_compared_after_it(
     Path("new_helper.py").write_text("WIDTH = 1")
     done = amp_track("train", "--resume", run_id)
     assert done.returncode == 2
-    assert "made with another version of mine.py" in done.stderr
+    assert "created with another version of mine.py" in done.stderr
 
 
 def make_study(reference: str = "mine.py") -> None:
@@ -199,7 +199,7 @@ def test_a_study_takes_no_worker_with_another_version_of_its_workload(amp_track:
     for more in ([], ["mine.py"], ["--trust-store"]):
         done = amp_track("worker", "mine", *more)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "made with another version of mine.py" in done.stderr
+        assert "created with another version of mine.py" in done.stderr
     assert not Path("mine.ran").exists()
     assert content_of_stores() == before
 

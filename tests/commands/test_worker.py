@@ -125,7 +125,9 @@ def test_a_worker_needs_the_workload() -> None:
         runner=SimulatedRunner(),
     )
     copy.unlink()
-    with pytest.raises(BadInput, match=r"^Study mine trains digits\.py, which is no file here\. Start the command in "):
+    with pytest.raises(
+        BadInput, match=r"^Study mine trains digits\.py, which does not exist here\. Run the command in "
+    ):
         work(request(Job(), study="mine"))
 
 
@@ -145,8 +147,8 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
         (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, which cannot be created"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, which cannot be created"),
         (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
@@ -173,11 +175,11 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         ),
         (
             ["mine", "--launcher", "ray", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
-            "--launcher: got ray with RAY_ADDRESS=nowhere, expected host:port of a cluster that runs, of which this",
+            "RAY_ADDRESS: got nowhere, expected host:port of a running Ray cluster that has this",
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
-            "--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected one",
+            "--launcher slurm requires sbatch, srun, squeue, scancel.",
         ),
     ],
 )  # fmt: skip

@@ -75,4 +75,4 @@ def test_out_of_memory_is_exit_code_3(amp_track: Command, tmp_path: Path) -> Non
     workload.write_text(_TOO_LARGE)
     done = amp_track("dtypes", str(workload), "--device", "cpu")
     assert done.returncode == 3, done.stderr
-    assert "out of memory in loss: amp at batch 2 does not fit the memory that is free" in done.stderr
+    assert "out of memory in loss: amp at batch 2 does not fit the free memory" in done.stderr

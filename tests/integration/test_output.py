@@ -113,7 +113,7 @@ def test_a_full_disk_under_the_artifacts_is_told_in_one_line(fresh_stores: None,
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"amp-track: the disk of {small_folder}")
-    assert last.endswith("is full; free space on it, then run the same command again: what was measured is kept")
+    assert last.endswith("is full. Free space on it, then run the same command again (all measurements are kept).")
     assert "Traceback" not in done.stderr
 
 

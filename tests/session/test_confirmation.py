@@ -1,4 +1,4 @@
-"""How long the training is that confirms a max batch, on a simulated device of 1,000 samples/s."""
+"""The length of confirmation runs, on a simulated device of 1,000 samples/s."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def confirmation(
     epochs: int | None = None,
     steps: int | None = None,
 ) -> tuple[Job, list[JobResult]]:
-    """Return the job that confirms the max batch, and the outcomes of the probes that it goes by."""
+    """Return the confirmation job of a max batch, and the results of its probes."""
     job = Job(workload=DIGITS, memory_budget_bytes=BUDGET, epochs=epochs, steps=steps)
     session = Session.prepare_readonly(request(job, confirm_steps=confirm_steps), ("fp32",), runner=runner)
     tried = [

@@ -1,4 +1,4 @@
-"""What a command does while torch is imported."""
+"""The work of a command while torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amp_track.session import session
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_stores")
 def test_what_opens_stores_that_are_there_is_imported_while_torch_is() -> None:
-    """Else each command waits for it afterwards, for half a second."""
+    """Otherwise each command waits for it afterwards, for half a second."""
     program = """
 import sys
 from amp_track.config.options import Request
@@ -39,7 +39,7 @@ class SlowlyInspected(SimulatedRunner):
         return super().inspect(job)
 
 
-@pytest.mark.parametrize(("limit", "advice"), [(None, "Ctrl-C ends it"), (90.0, "--job-timeout 90 limits it")])
+@pytest.mark.parametrize(("limit", "advice"), [(None, "Ctrl-C"), (90.0, "--job-timeout 90")])
 def test_an_inspection_that_takes_long_says_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: float | None, advice: str
 ) -> None:
@@ -49,5 +49,5 @@ def test_an_inspection_that_takes_long_says_what_is_waited_for(
     monkeypatch.setattr(session, "_LONG_SECONDS", 0.01)
     session.Session.prepare_readonly(asked, (), runner=SlowlyInspected())
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{__file__}: still importing it or loading its data after")
+    assert line.startswith(f"{__file__}: still importing")
     assert advice in line

@@ -1,4 +1,4 @@
-"""Errors of databases that are told in one line."""
+"""One-line messages about errors of databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from amp_track.tracking import mlflow_internals
 
 
 def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path) -> None:
-    """SQLite names what is damaged, whose bytes may be none of UTF-8: Python's own module then raises this."""
+    """SQLite names the damaged object, which may not be UTF-8: Python's sqlite3 then raises this error."""
 
     def read(connection: sqlite3.Connection, record: object) -> None:
         b"malformed database schema (\x96uns)".decode()
@@ -34,7 +34,7 @@ def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path)
     event.listen(Engine, "connect", read)
     try:
         with (
-            pytest.raises(StoreFailed, match="what it holds cannot be read") as raised,
+            pytest.raises(StoreFailed, match="cannot read its contents") as raised,
             in_one_line(Stores(tracking_uri=uri)),
         ):
             mlflow_internals.has_tables(uri)
@@ -45,7 +45,7 @@ def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path)
 
 @pytest.fixture
 def rollback_journal() -> Iterator[None]:
-    """Open SQLite databases as users have them: a test's others have no journal, and so do not notice a deletion."""
+    """Open SQLite databases with their default journal: without one, as in other tests, no deletion is noticed."""
 
     def set_up(connection: sqlite3.Connection, record: object) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -76,14 +76,14 @@ def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str, c
     asked = request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8)
     storage = "optuna.log" if file == "optuna.log" else stores()["storage"]
     asked = dataclasses.replace(asked, stores=dataclasses.replace(asked.stores, storage=storage))
-    with pytest.raises(StoreFailed, match=rf"{file}: .*start over") as raised:
+    with pytest.raises(StoreFailed, match=rf"{file}: .*([Pp]ut it back|[Rr]estore)") as raised:
         max_batch(asked, runner=SimulatedRunner(fails=lose_the_store))
     assert "kept" not in str(raised.value)
     assert "resume" not in str(raised.value)
 
 
 class LosesTheStore(SimulatedRunner):
-    """Writes a checkpoint; then the store of its run is deleted, or its job fails."""
+    """A runner that writes a checkpoint; then the store of its run is deleted, or its job fails."""
 
     deletes: bool = True
 

@@ -1,4 +1,4 @@
-"""Which pages a study has, by the parts that it has and the runs that stand for them."""
+"""The pages of a study, for its parts and their MLflow runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M, D = "http://mlflow:1", "http://dashboard:2"
 
 @pytest.fixture
 def make() -> Callable[..., str]:
-    """`make("a/max-batch", "a/train")` makes parts of a study; returns the id of the run of the first."""
+    """Return `make("a/max-batch", "a/train")`, which makes parts of a study and returns the run id of the first."""
 
     def of(*names: str) -> str:
         run = mlflow.MlflowClient(stores()["tracking_uri"]).create_run("0")

@@ -1,4 +1,4 @@
-"""Addresses of stores, as SQLAlchemy of the version that is installed understands them."""
+"""Store addresses, as the installed version of SQLAlchemy parses them."""
 
 import contextlib
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_no_three_characters_of_a_password_are_shown(user: str, password: str, h
     pieces = [url, password, unquote(password)]
     with contextlib.suppress(ArgumentError, ValueError):
         parsed = make_url(url)
-        # What a driver is given. SQLAlchemy takes the rest of a password that contains @ for these two.
+        # Arguments of a driver. SQLAlchemy assigns the rest of a password that contains @ to these two.
         pieces += [str(part) for part in (parsed.password, parsed.host, parsed.database)]
     secrets = masking.secrets_of(url)
     shown = [masking.masked(url)]

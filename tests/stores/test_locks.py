@@ -1,4 +1,4 @@
-"""Locks of stores: one process at a time, and no file that stays beside an SQLite file."""
+"""Locks of stores: one process at a time, and no lock file left next to an SQLite file."""
 
 import errno
 import fcntl
@@ -116,14 +116,16 @@ def test_a_cache_folder_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_locks_is_told_in_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Lustre without `flock`, or NFS 3 without lockd, answers."""
+    """Lustre without `flock`, and NFS 3 without lockd, answer like this."""
 
     def reject(descriptor: int, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", reject)
     with (
-        pytest.raises(StoreFailed, match=rf"x\.db\.lock: .*\({os.strerror(number)}\).* whose file system locks files"),
+        pytest.raises(
+            StoreFailed, match=rf"x\.db\.lock: .*\({os.strerror(number)}\).* file system that supports locks"
+        ),
         store_lock(X),
     ):
         pass
@@ -149,7 +151,7 @@ def test_a_lock_that_is_held_is_waited_for_told_and_interruptible(
     thread.join()
     (record,) = caplog.records
     assert "x.db.lock" in record.getMessage()
-    with store_lock(X):  # nothing is left held
+    with store_lock(X):  # the lock was released
         pass
 
 

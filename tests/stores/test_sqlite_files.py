@@ -1,4 +1,4 @@
-"""SQLite files: tables are made all or none, and what one holds is found out without writing."""
+"""SQLite files: all tables are created or none, and reading the schema writes nothing."""
 
 import sqlite3
 import subprocess

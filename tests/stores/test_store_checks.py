@@ -15,14 +15,14 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("sqlite:////no/such/folder/x.db", "expected a file in a folder that exists; make /no/such/folder"),
+        ("sqlite:////no/such/folder/x.db", "the folder /no/such/folder does not exist"),
         ("nonsense", "expected a database address such as"),
         ("foo://user:hunter2@host/x", r"got foo://user:\*\*\*@host/x"),
         ("foo://host/x?user=me&password=hunter2", "got foo://host/x"),
         ("http://user:hunter2@127.0.0.1:9", "expected a database address such as"),
         (
             "postgresql+pg8000://user:hunter2@host/x",
-            r"needs a driver \(.*pg8000.*\): .* pip install 'amp-track\[postgresql\]'",
+            r"no driver for this one \(.*pg8000.*\)\. .* pip install 'amp-track\[postgresql\]'",
         ),
     ],
 )
@@ -34,7 +34,7 @@ def test_what_cannot_be_opened_is_rejected_without_its_password(url: str, messag
 
 def test_a_file_of_another_kind_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("shopping list")
-    with pytest.raises(BadInput, match="expected an SQLite database"):
+    with pytest.raises(BadInput, match="not an SQLite database"):
         store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/notes.db")
 
 
@@ -42,9 +42,7 @@ def test_a_file_of_another_kind_is_rejected(tmp_path: Path) -> None:
 def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) -> None:
     file = Path("train.log")
     file.write_bytes(content)
-    with pytest.raises(
-        BadInput, match=r"^--storage: got train\.log, expected a journal of Optuna's, this file is anoth"
-    ):
+    with pytest.raises(BadInput, match=r"^--storage: got train\.log, which is not an Optuna journal"):
         store_checks.check_storage("--storage", "train.log")
     assert file.read_bytes() == content
 
@@ -52,12 +50,12 @@ def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) ->
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nowhere/optuna.log", "expected a file in a folder that exists"),
-        ("folder.log", "expected a file, this is a folder"),
-        ("\0.log", "expected a file that can be opened"),
-        ("x" * 300 + ".log", "expected a file that can be opened"),
-        ("loop.log", "expected "),
-        ("link.log", "expected the journal itself, this is a link; name .*/optuna.log"),
+        ("nowhere/optuna.log", "the folder .*/nowhere does not exist"),
+        ("folder.log", "is a folder"),
+        ("\0.log", "cannot be opened"),
+        ("x" * 300 + ".log", "cannot be opened"),
+        ("loop.log", "cannot be opened|symbolic link"),
+        ("link.log", "symbolic link. Use its target .*/optuna.log"),
     ],
     ids=["no folder", "a folder", "zero byte", "long name", "loop of links", "link"],
 )
@@ -84,7 +82,7 @@ def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
 def test_links_in_a_loop_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "one.db").symlink_to("two.db")
     (tmp_path / "two.db").symlink_to("one.db")
-    with pytest.raises(BadInput, match="expected a file that can be "):
+    with pytest.raises(BadInput, match=r"cannot be opened|not writable"):
         store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/one.db")
 
 
@@ -95,7 +93,7 @@ def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_tracking_server_that_does_not_answer_is_rejected() -> None:
-    with pytest.raises(BadInput, match="expected an MLflow server that answers") as raised:
+    with pytest.raises(BadInput, match="no MLflow server answers") as raised:
         store_checks.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
     assert "hunter2" not in str(raised.value)
 
@@ -119,5 +117,5 @@ def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str, file:
 
 @pytest.mark.parametrize("other", ["sqlite+pysqlite:///x.db", "sqlite:///./x.db", "sqlite:///x.db?timeout=5"])
 def test_a_file_is_the_same_however_its_address_is_written(other: str) -> None:
-    with pytest.raises(BadInput, match="expected one of its own"):
+    with pytest.raises(BadInput, match="also MLflow's store"):
         store_checks.check_apart("sqlite:///x.db", other)

@@ -180,7 +180,7 @@ def test_gpus_train_together_through_nccl(runner: JobRunner, cuda: Any, precisio
 def test_more_processes_than_samples_are_bad_input(runner: JobRunner) -> None:
     job = Job(workload=PARALLEL, nproc=16)
     inspection = runner.inspect(job)
-    with pytest.raises(BadInput, match="own batch size 4 for each of 16 processes is larger than its 61 "):
+    with pytest.raises(BadInput, match="batch size 4 for each of 16 ranks exceeds its 61 "):
         checks.data_has_a_batch(Request(job=job), resolve(job, inspection), inspection)
 
 
@@ -190,7 +190,7 @@ def test_more_processes_than_samples_are_rejected_and_nothing_is_written(
 ) -> None:
     done = amp_track(command, PARALLEL, "--precision", "fp32", "--nproc", "16")
     assert done.returncode == 2
-    assert "own batch size 4 for each of 16 processes is larger than its 61 training samples" in done.stderr
+    assert "batch size 4 for each of 16 ranks exceeds its 61 training samples" in done.stderr
     assert not list(clean_folder.iterdir())
 
 

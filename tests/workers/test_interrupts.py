@@ -117,8 +117,8 @@ with interrupts.deferred(owns_process=True):
     print("went on")
 """
 ENDING = (
-    "amp-track: ending first what it has begun; a third Ctrl-C, a second after the one before, stops at once and "
-    "leaves runs RUNNING\n"
+    "amp-track: shutting down cleanly; a third Ctrl-C, a second after the previous one, forces quit "
+    "(runs stay RUNNING in MLflow)\n"
 )
 
 

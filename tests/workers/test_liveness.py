@@ -1,4 +1,4 @@
-"""How long a counter has stood still."""
+"""The time since the last change of a counter."""
 
 import pytest
 

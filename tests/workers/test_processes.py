@@ -75,10 +75,10 @@ def as_an_older_version(identity: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "gone"),
     [
-        ({"start_ticks": 1}, True),  # the number belongs to a later process
+        ({"start_ticks": 1}, True),  # the PID was reused
         ({"started": 0.0}, False),  # the clock was set
         ({"host": "renamed"}, False),  # a laptop in another network
-        ({"boot_id": "another"}, True),  # the machine was started again
+        ({"boot_id": "another"}, True),  # the machine was rebooted
         ({"boot_id": "another", "machine_id": "another", "pid": 2**22 + 1}, False),  # two machines of one name
         ({"boot_id": "another", "machine_id": "", "pid": 2**22 + 1}, False),
         ({"pid_namespace": "pid:[1]", "pid": 2**22 + 1}, False),  # two containers of one name
@@ -114,7 +114,7 @@ def test_a_scratch_folder_goes_and_so_do_those_of_the_killed(
 
 
 def test_a_fork_leaves_the_scratch_folder_of_its_parent_alone(tmp_path: Path) -> None:
-    """As multiprocessing does: a forked process throws away what its parent was to clean up."""
+    """As in multiprocessing, a forked process closes the generators that its parent was to clean up."""
     with scratch_folder() as folder:
         inner = scratch_folder()
         entered = inner.__enter__()

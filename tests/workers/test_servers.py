@@ -1,4 +1,4 @@
-"""Servers that are started, watched and stopped, with programs that answer at once in place of MLflow's."""
+"""Start, watch and stop servers: small programs that answer immediately, instead of MLflow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_server_answers_within_the_block_and_is_gone_after_it(tmp_path: Path) 
     with servers.running([program(ANSWERS, str(port), port=port)], tmp_path) as running:
         running.wait_until_ready()
         started = [process for process in children() if process not in before]
-        assert len(started) == 2  # with what ties it to this process
+        assert len(started) == 2  # with its supervisor
     assert not any(process.is_running() for process in started)
 
 
@@ -46,13 +46,13 @@ def test_a_server_that_ends_is_told_with_its_last_lines(tmp_path: Path) -> None:
     code = "import os, sys; print('first'); sys.exit(os.environ['WORD'])"
     with pytest.raises(ServerFailed) as told, servers.running([program(code, WORD="last")], tmp_path) as running:
         running.watch()
-    assert str(told.value).startswith("a server ended with exit code 1, expected it to run")
+    assert str(told.value).startswith("a server ended unexpectedly with exit code 1")
     assert told.value.detail.splitlines() == ["first", "last"] or told.value.detail.splitlines() == ["last", "first"]
 
 
 def test_a_server_that_is_killed_is_told(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* and said nothing")
+    said_nothing = pytest.raises(ServerFailed, match=r"exit code 137.* log is empty")
     with said_nothing, servers.running([program(code)], tmp_path) as running:
         running.wait_until_ready()
 

@@ -79,7 +79,7 @@ def test_a_command_prints_in_a_small_character_set(encoding: str, monkeypatch: p
             cli.main()
         assert ended.value.code in (0, 2)
         assert b"amp-track" in written.getvalue()
-    assert b"no-where.py: got no such file" in err[0].getvalue()
+    assert b"no-where.py: file not found" in err[0].getvalue()
 
 
 def test_a_job_prints_to_stderr_whatever_stdout_is(tmp_path: Path) -> None:

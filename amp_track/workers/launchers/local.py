@@ -44,9 +44,8 @@ def _exit_codes(processes: Sequence[Process], outputs: Sequence[Output], say: Sa
     except KeyboardInterrupt:
         for process in processes:
             process.interrupt()
-        while None in [
-            process.exit_code() for process in processes
-        ]:  # a third Ctrl-C ends this process and so the search workers
+        # A third Ctrl-C ends this process and so the search workers.
+        while None in [process.exit_code() for process in processes]:
             say_new_lines(outputs, say)
             time.sleep(_POLL_SECONDS)
         say_new_lines(outputs, say, is_over=True)

@@ -1,4 +1,4 @@
-"""Search workers as processes of this machine, with small programs in the place of searches."""
+"""Search workers as processes on this machine; small programs replace the searches."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_each_worker_has_devices_of_its_own(
 @pytest.mark.parametrize(
     ("workers", "each", "message"),
     [
-        (4, 1, "--workers: got 4 with 1 cuda device for each, expected at most 3: there are 3 here; give fewer"),
-        (2, 2, "--workers: got 2 with 2 cuda devices for each, expected at most 1: there are 3 here; give fewer"),
+        (4, 1, "--workers: got 4, each with 1 cuda device, expected at most 3: this machine has 3."),
+        (2, 2, "--workers: got 2, each with 2 cuda devices, expected at most 1: this machine has 3."),
     ],
 )
 def test_more_workers_than_devices_are_rejected(
@@ -132,7 +132,7 @@ def test_devices_that_no_variable_lists_are_counted(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code = "import torch; print(torch.accelerator.device_count())"
     there = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    with pytest.raises(BadInput, match=f"expected at most {there}: there are {there} here"):
+    with pytest.raises(BadInput, match=f"expected at most {there}: this machine has {there}"):
         local.devices(there + 1, "cuda", each=1)
 
 
@@ -157,7 +157,7 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"up\n"
         started = psutil.Process(starter.pid).children(recursive=True)
-        assert len(started) == 2  # the worker, and what ties it to the launcher
+        assert len(started) == 2  # the search worker and its supervisor
         starter.kill()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
@@ -165,7 +165,7 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where a process can ask to hear of its parent's end")
 def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
-    """As Ray does, which kills what its processes have started, but not what those have."""
+    """Ray kills the children of its processes, but not their grandchildren."""
     command = [sys.executable, "-c", ENDS_WHEN_TOLD]
     process = Process(Worker(command=command, environment={}, output=Path("worker-1.err")))
     while not Path("worker-1.err").read_text():

@@ -1,4 +1,4 @@
-"""Search workers on a real Ray cluster of one node, with small programs in the place of searches."""
+"""Search workers on a real Ray cluster of one node; small programs replace the searches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def running(text: str) -> list[psutil.Process]:
 
 
 def kill_rays_process_of(text: str) -> None:
-    """Kill Ray's process that has started the worker with this text; tests beside this one have others."""
+    """Kill Ray's process that has started the search worker with this text, which is unique to the test."""
     above = {parent for process in running(text) for parent in process.parents()}
     (rays,) = [process for process in above if " ".join(process.cmdline()).startswith("ray::RemoteWorker")]
     rays.kill()
@@ -107,7 +107,7 @@ def test_much_output_comes_whole() -> None:
 
 
 def test_of_the_environment_what_is_about_the_stores_and_threads_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray sets a number of threads of its own, with which a study on a CPU would be refused."""
+    """Ray sets OMP_NUM_THREADS to another number, with which a study on a CPU would be rejected."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     monkeypatch.setenv("OTHER", "mine")
@@ -137,8 +137,8 @@ def test_an_interrupt_reaches_the_workers_which_end_their_runs(number: signal.Si
         said, errors = starter.communicate(timeout=30)
     assert starter.returncode == 130
     assert said == b"ended its runs\n"
-    # It comes between two waits, or in one.
-    assert [line for line in errors.splitlines() if not line.startswith(b"amp-track: ending first what")] == []
+    # The signal arrives between two waits, or during one.
+    assert [line for line in errors.splitlines() if not line.startswith(b"amp-track: shutting down cleanly")] == []
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"
 
 
@@ -165,7 +165,7 @@ def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
 
     (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# of the lost")], say, devices=0)
     begun = f"started on {HERE}"
-    lost = "is lost, with its node or Ray's process there; started again"
+    lost = "lost its node or Ray's process there; restarting"
     assert said == [begun, "up", lost, begun, "resumed"]
     assert ended.exit_code == 0
 
@@ -194,7 +194,7 @@ def test_a_worker_waits_for_a_gpu_and_can_be_interrupted(monkeypatch: pytest.Mon
 
     with pytest.raises(KeyboardInterrupt):
         ray.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], say, devices=2)
-    assert said == ["0 waits for 2 GPUs of the cluster", "1 waits for 2 GPUs of the cluster"]
+    assert said == ["0 waiting for 2 GPUs of the cluster", "1 waiting for 2 GPUs of the cluster"]
 
 
 def test_a_node_without_the_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +206,4 @@ def test_a_node_without_the_folder_is_told(tmp_path: Path, monkeypatch: pytest.M
     there = Worker(command=[sys.executable], environment={}, output=tmp_path / "worker-1.err")
     (ended,) = ray.run([there], lambda *_: None, devices=0)
     assert ended.exit_code == 1
-    assert ended.last_line == f"{HERE} has no folder {gone}, expected one that all nodes share"
+    assert ended.last_line == f"{HERE} has no folder {gone}. Run the command in a folder that all nodes share."

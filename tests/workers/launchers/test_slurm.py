@@ -1,4 +1,4 @@
-"""Search workers as jobs of submitit, whose local executor stands for SLURM: pickled, started, told to go, resumed."""
+"""Search workers as submitit jobs, pickled, started, interrupted and resumed; its local executor replaces SLURM."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_what_workers_are_told_is_in_no_file() -> None:
 
 @pytest.mark.parametrize(
     "first", [signal.SIGUSR2, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
-)  # its time is up; it is preempted, or cancelled
+)  # its time limit is reached; it is preempted, or cancelled
 def test_a_job_that_is_told_to_go_ends_its_runs_and_may_be_queued_again(first: signal.Signals) -> None:
     said: list[str] = []
     told: list[signal.Signals] = []
 
     def tell(number: signal.Signals) -> None:
-        """Send a signal to submitit's process, as SLURM does to a task, and to none of those below it."""
+        """Send a signal to submitit's process, as SLURM does to a task, but not to its children."""
         controller = said[0].rpartition(" ")[2]
         (task,) = subprocess.check_output(["pgrep", "-P", controller], text=True).split()
         os.kill(int(task), number)
@@ -101,15 +101,13 @@ def test_an_interrupt_cancels_the_jobs() -> None:
 
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        BadInput, match="--launcher: got slurm on a machine without sbatch, srun, squeue, scancel, expected"
-    ):
+    with pytest.raises(BadInput, match="--launcher slurm requires sbatch, srun, squeue, scancel"):
         slurm.check_available()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(BadInput, match=r"which needs submitit, .*: pip install 'amp-track\[slurm\]'"):
+    with pytest.raises(BadInput, match=r"--launcher slurm requires submitit\. .*: pip install 'amp-track\[slurm\]'"):
         slurm.check_available()
 
 
@@ -125,7 +123,7 @@ echo "Submitted batch job 42"
 def test_a_rejected_job_cancels_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SLURM's programs are stood in for by scripts that say what SLURM would."""
+    """Scripts with SLURM's output replace its programs."""
     programs = tmp_path / "programs"
     programs.mkdir()
     answers = {
@@ -141,7 +139,7 @@ def test_a_rejected_job_cancels_those_before_it(
     monkeypatch.setattr(slurm, "_CANCEL_SECONDS", 0)
     slurm.check_available()
     options = {"partition": "gpu", "cpus_per_task": "8", "exclusive": ""}
-    with pytest.raises(BadInput, match=r"which has refused a job, .* QOSMaxSubmitJobPerUserLimit"):
+    with pytest.raises(BadInput, match=r"SLURM rejected a job: .* QOSMaxSubmitJobPerUserLimit"):
         slurm.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], lambda *_: None, devices=2, options=options)
     assert capsys.readouterr().err == "", "the error says what sbatch has said"
     assert (programs / "cancelled").read_text() == "42\n"
@@ -151,7 +149,7 @@ def test_a_rejected_job_cancels_those_before_it(
 
 
 def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script in the place of squeue says what that would: with a user's variables, and for another user, nothing."""
+    """A script replaces squeue: with SQUEUE_STATES set, or for another user, it lists nothing."""
     script = '#!/bin/sh\ncase "$*" in *"--user=$(id -u)"*) [ -z "$SQUEUE_STATES" ] && echo 42;; esac\n'
     (tmp_path / "squeue").write_text(script)
     (tmp_path / "squeue").chmod(0o755)
@@ -167,5 +165,5 @@ def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pyte
 
 
 def test_jobs_of_another_cluster_are_rejected() -> None:
-    with pytest.raises(BadInput, match="--sbatch: got clusters, expected jobs on the cluster of this machine"):
+    with pytest.raises(BadInput, match="--sbatch: clusters is not supported"):
         slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={"clusters": "other"}, cluster="local")

@@ -1,4 +1,4 @@
-"""Search workers as jobs of a real SLURM, of one node."""
+"""Search workers as jobs of a real SLURM cluster of one node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_job_that_is_queued_again_resumes(how: str) -> None:
 
 
 def test_a_job_that_leaves_no_result_has_failed() -> None:
-    """SLURM here keeps no accounts, which would tell it."""
+    """This SLURM has no accounting, which would report it."""
     said: list[str] = []
 
     def say(number: int, line: str) -> None:
