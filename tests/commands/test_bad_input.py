@@ -106,8 +106,8 @@ INSPECTED = [
         "--batch-size: got 1438, expected at most 1437, the number of training samples",
     ),
     (["train", DIGITS, "--set", "depth=3"], "--set depth: got '3', expected an option of"),
-    pytest.param(["train", str(WORKLOADS / "empty.py")], "got 0 Workload subclasses", marks=pytest.mark.nightly),
-    (["train", str(WORKLOADS / "two.py")], "got 2 Workload subclasses (One, Two)"),
+    pytest.param(["train", str(WORKLOADS / "empty.py")], "defines no subclass of Workload", marks=pytest.mark.nightly),
+    (["train", str(WORKLOADS / "two.py")], "defines 2 subclasses of Workload (One, Two)"),
     (
         ["search", DIGITS, "--seeds", "3", "--precision", "amp,bf16"],
         "--seeds: got 3 with --precision amp,bf16, expected",
@@ -121,7 +121,7 @@ INSPECTED = [
     (["compare", DIGITS, "--precision", "fp32,tf32"], "--precision: got tf32, expected one of "),
     (
         ["compare", str(ROOT / "experiments/caltech256.py"), "--vary", "image_size=64", "--set", "data_dir=nowhere"],
-        "--set data_dir: got nowhere",
+        "--set data_dir: nowhere",
     ),
     (
         ["dtypes", DIGITS, "--precision", "tf32", "--device", "cpu"],
@@ -163,27 +163,27 @@ def is_bad_input(done: Done, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("batch_size: int = 0", "got batch_size 0, expected a whole number of 1 or more"),
-        ('batch_size: int = "many"', "got batch_size 'many', expected a whole number of 1 or more"),
-        ("batch_size: int = 10**5000", "got batch_size of type int, expected a whole number of 1 or more"),
-        ("epochs: int = 0", "got epochs 0, expected a whole number of 1 or more"),
-        ("learning_rate: float = 10**400", "expected a number above 0; correct the workload"),
-        ("learning_rate: float = -1.0", "got learning_rate -1.0, expected a number above 0"),
+        ("batch_size: int = 0", "batch_size is 0. Set it to an integer of at least 1."),
+        ('batch_size: int = "many"', "batch_size is 'many'. Set it to an integer of at least 1."),
+        ("batch_size: int = 10**5000", "batch_size is of type int. Set it to an integer of at least 1."),
+        ("epochs: int = 0", "epochs is 0. Set it to an integer of at least 1."),
+        ("learning_rate: float = 10**400", "Set it to a number above 0."),
+        ("learning_rate: float = -1.0", "learning_rate is -1.0. Set it to a number above 0."),
         (
             'metric = Metric("accuracy (%)")',
-            "got metric 'accuracy (%)', expected a Metric with a name of letters, digits",
+            "metric is 'accuracy (%)'. Set it to a Metric whose name MLflow accepts",
         ),
         (
             "metric = Metric('a b/☃:\"x\"')",
-            "got metric 'a b/☃:\"x\"', expected a Metric with a name of letters, digits",
+            "metric is 'a b/☃:\"x\"'. Set it to a Metric whose name MLflow accepts",
         ),
-        ('metric = Metric("a//b")', "got metric 'a//b', expected a Metric with a name of"),
-        ('metric = Metric("../x")', "got metric '../x', expected a Metric with a name of"),
-        ('metric = Metric("a" * 300)', "of at most 245 characters"),
-        ('metric = Metric("loss")', "another than loss, which is logged as such"),
-        ('metric = "accuracy"', "got metric 'accuracy', expected a Metric"),
-        ("metric = Metric(5)", "got metric 5, expected a Metric"),
-        ('width: "Undefined" = 1', "got NameError: name 'Undefined' is not defined from the types of its fields"),
+        ('metric = Metric("a//b")', "metric is 'a//b'. Set it to a Metric whose name MLflow accepts"),
+        ('metric = Metric("../x")', "metric is '../x'. Set it to a Metric whose name MLflow accepts"),
+        ('metric = Metric("a" * 300)', "at most 245 characters"),
+        ('metric = Metric("loss")', "that is not loss"),
+        ('metric = "accuracy"', "metric is 'accuracy'. Set it to a Metric"),
+        ("metric = Metric(5)", "metric is 5. Set it to a Metric"),
+        ('width: "Undefined" = 1', "the types of its fields raised NameError: name 'Undefined' is not defined"),
         (
             "train_data = eval_data = lambda self: 5",
             "train_data() returned an object of type int; it must return a map",
@@ -243,7 +243,7 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
     (tmp_path / "deep.py").write_text("-" * 20_000 + "1")
     done = amp_track("train", "deep.py")
     assert done.returncode == 2
-    assert "on import, expected a module that imports" in done.stderr.splitlines()[-1]
+    assert "its import raised" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("has_stores", [False, True])
