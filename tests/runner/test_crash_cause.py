@@ -39,7 +39,7 @@ def never(asked: Job) -> JobResult:
         FITS,
         OOM,
         crashed("ValueError: the labels are off by one (in forward)"),
-        crashed("the job's process was killed by SIGKILL", "SIGKILL"),
+        crashed("the job process was killed by SIGKILL", "SIGKILL"),
         crashed("RuntimeError: \"cross_entropy\" not implemented for 'Long' (in forward)"),
     ],
 )

@@ -118,8 +118,8 @@ def test_what_a_workload_starts_ends_with_its_job(run: Run, tmp_path: Path, faul
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("close files", "the job's process exited with code 1"),
-        ("hang without files", "the job's process closed its connection to this command, or wrote something else"),
+        ("close files", "the job process exited with code 1"),
+        ("hang without files", "the job process closed or corrupted its pipe to this command"),
     ],
 )
 def test_a_job_that_closes_its_connection_is_given_up(run: Run, fault: str, message: str) -> None:

@@ -89,4 +89,4 @@ def test_a_neighbour_that_it_kills_is_not_taken_for_the_job(tmp_path: Path) -> N
         command = [sys.executable, "-c", _RUN, "sigkill after a command"]
         environment = os.environ | {"AMP_TRACK_TEST_COMMAND": f"sh {eater}"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.splitlines() == ["crashed: the job's process was killed by SIGKILL", "fits"], done.stderr
+    assert done.stdout.splitlines() == ["crashed: the job process was killed by SIGKILL", "fits"], done.stderr

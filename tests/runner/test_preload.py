@@ -50,7 +50,10 @@ runner.REQUIRED_MODULES = ("amp_track.runner.renamed_since",)
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (["amp_track.runner.no_such_module"], f"AmpTrackError: got a fork server without {runner._PRELOAD_MODULE}"),
+        (
+            ["amp_track.runner.no_such_module"],
+            f"AmpTrackError: The fork server did not import {runner._PRELOAD_MODULE}",
+        ),
         (
             ["renamed", runner._PRELOAD_MODULE],
             "ModuleNotFoundError: No module named 'amp_track.runner.renamed_since'",
@@ -66,7 +69,7 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "AmpTrackError: got a fork server" in done.stderr
+    assert "AmpTrackError: The fork server" in done.stderr
     assert said in done.stderr
 
 
@@ -266,7 +269,7 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
         tmp_path, ["import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW], import_seconds=2.0
     )
     assert said == ["seen - 1 threads"]
-    assert logged == ["import reads_environment has not ended after 2 s; each job runs that itself"]
+    assert logged == ["import reads_environment did not finish within 2 s, so each job runs it."]
 
 
 def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:

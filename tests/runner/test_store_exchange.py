@@ -355,7 +355,7 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
         with first.working("run", replace(JOB, workload="other.py")) as (_, asked):
             listen(asked)
 
-    with pytest.raises(BadInput, match=r"rank .: WORKLOAD: the job trains other.py, but this command names mine.py"):
+    with pytest.raises(BadInput, match=r"rank .: TARGET: rank 0 trains other.py, but this command names mine.py"):
         run()
     for each in running:
         with pytest.raises(EOFError):
@@ -393,4 +393,4 @@ def test_a_machine_of_rank_0_that_is_silent_is_noticed() -> None:
     skip_without_namespaces(in_own_network)
     script = Path(__file__).with_name("silent_first.py")
     done = subprocess.run([*in_own_network, sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("AgentLost the machine of rank 0, which has torchrun's store, has not"), done.stderr
+    assert done.stdout.startswith("AgentLost The machine of rank 0, which has torchrun's store, has not"), done.stderr
