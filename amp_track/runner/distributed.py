@@ -142,7 +142,7 @@ _first: DistributedRunner | None = None
 """Global because torchrun starts one command per process."""
 
 
-class _OtherRankSandbox(_OneRank):
+class _OtherRankRunner(_OneRank):
     """Runs the job processes of a rank other than 0.
 
     Args:
@@ -202,7 +202,7 @@ def follow(launch: Launch, workload: str) -> None:
             and this command printed the reason.
     """
     with interrupts.deferred(owns_process=True):
-        runner = _OtherRankSandbox(launch, workload)
+        runner = _OtherRankRunner(launch, workload)
         runner.start()
         try:
             runner.follow()

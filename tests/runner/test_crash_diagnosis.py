@@ -75,9 +75,9 @@ box = JobRunner({HOSTILE!r})
 
 def run(fault, notes=""):
     job = Job(workload={HOSTILE!r}, options=(("fault", fault), ("notes", notes)), precision="fp32", epochs=1)
-    outcome = box.run(resolve(job, box.inspect(job)))
-    print(outcome.verdict, flush=True)
-    print(outcome.message, outcome.traceback, file=sys.stderr)
+    result = box.run(resolve(job, box.inspect(job)))
+    print(result.status, flush=True)
+    print(result.message, result.traceback, file=sys.stderr)
 
 if __name__ == "__main__":
     run("none")

@@ -26,9 +26,9 @@ def job_result_of(fault):
     return box.run(resolve(job, box.inspect(job)))
 
 box = JobRunner({FAULTS!r})
-outcome = job_result_of(sys.argv[1])
-print(outcome.verdict, outcome.message, sep=": ")
-print(job_result_of("none").verdict)
+result = job_result_of(sys.argv[1])
+print(result.status, result.message, sep=": ")
+print(job_result_of("none").status)
 """
 _EATS = "import mmap; m = mmap.mmap(-1, 2**31); [m.write(bytes(2**20)) for _ in range(2**11)]"
 

@@ -150,7 +150,7 @@ from amp_track.runner.runner import JobRunner
 box = JobRunner({str(workload)!r})
 job = Job(workload={str(workload)!r}, precision="fp32", epochs=1, device={device!r})
 job = resolve(job, box.inspect(job))
-print(box.run(job).verdict, box.run(job).verdict)
+print(box.run(job).status, box.run(job).status)
 """
     )
     done = subprocess.run(
@@ -285,7 +285,7 @@ def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_pat
     """As under `mlflow run`, which starts the command in the project's folder and has installed the project once."""
     installed = tmp_path / "site-packages"
     shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
-    job_process = installed / "amp_track" / "sandbox" / "job_process.py"
+    job_process = installed / "amp_track" / "runner" / "job_main.py"
     job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
     command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

@@ -304,7 +304,7 @@ def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_sandbox import within_and_below
+from test_runner import within_and_below
 from support import DIGITS
 from amp_track.runner.runner import JobRunner
 for precision, batch_size in (("fp32", 512), ("amp", 512), ("bf16", 946)):
