@@ -35,12 +35,12 @@ class Records:
 
     def jobs(self) -> Counter[str]:
         """Return how often each job counts, but for probes: which batches a fit tries depends on what it knows."""
-        trials = Counter(job for (study, _), job in self.complete.items() if not study.endswith("/fit"))
+        trials = Counter(job for (study, _), job in self.complete.items() if not study.endswith("/max-batch"))
         return trials + Counter({f"run {name}": count for name, count in self.roots.items()})
 
     def probes(self) -> Counter[str]:
         """Return how often a fit has run each job, but for those that it repeats on purpose."""
-        jobs = (job for (study, _), job in self.complete.items() if study.endswith("/fit"))
+        jobs = (job for (study, _), job in self.complete.items() if study.endswith("/max-batch"))
         return Counter(job for job in jobs if not job.endswith('"repeat"'))
 
 
@@ -50,7 +50,7 @@ def read(folder: Path) -> Records:
         folder / "optuna.db",
         # NAME/max-batch/PRECISION repeats the trials of NAME/max-batch for people, and stands for no work.
         "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id) "
-        "where s.study_name not like '%/fit/%'",
+        "where s.study_name not like '%/max-batch/%'",
     )
     params = _rows(folder / "optuna.db", "select trial_id, param_name, param_value from trial_params order by 2")
     (backwards,) = _rows(folder / "mlflow.db", "select count(*) from runs where end_time < start_time") or [(0,)]
