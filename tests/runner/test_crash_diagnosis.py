@@ -1,4 +1,4 @@
-"""Processes that are killed, that hang, or that lose the one they were forked from: one line, and nothing is left."""
+"""Job processes that are killed, that hang, or that lose the fork server: one line of error, and nothing stays."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
 
 
 def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
-    """Start a process that has run one job, and then does this."""
+    """Start a process that runs one job and then these lines."""
     body = _PROGRAM + "".join(f"    {line}\n" for line in lines)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", body], **pipes | settings)  # type: ignore[call-overload, no-any-return]
@@ -93,7 +93,7 @@ def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Kill a process and all that it has started, whatever the test finds."""
+    """Kill a process and its descendants at the end of the block."""
     try:
         yield process
     finally:
@@ -107,7 +107,7 @@ def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Pop
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.05)
 
 
