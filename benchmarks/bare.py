@@ -1,4 +1,4 @@
-"""The training step that torch's documentation writes, and nothing else: what everything is measured against."""
+"""The training step from the documentation of torch: the baseline of all comparisons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class BareStep:
     """Autocast, scaled backward, step, update.
 
     Args:
-        workload: its loss, optimizer and learning rate.
-        model: on its device, in its memory order; compiled or not.
-        precision: the mode's name.
+        workload: provides the loss, the optimizer and the learning rate.
+        model: on its device, in its memory format; compiled or not.
+        precision: the name of the precision.
         device: the type of the model's device.
-        channels_last: give inputs that memory order.
+        channels_last: convert inputs to that memory format.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class BareStep:
         self._scaler = torch.amp.GradScaler(device.partition(":")[0], enabled=self._precision.grad_scaler)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Any:
-        """Train on one batch, and return its loss."""
+        """Train on one batch and return its loss."""
         inputs = inputs.to(self._device, non_blocking=True, memory_format=self._layout)
         targets = targets.to(self._device, non_blocking=True)
         with self._precision.autocast(self._device.partition(":")[0]):

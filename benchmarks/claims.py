@@ -1,4 +1,4 @@
-"""A claim beside what was measured: trainings compared at every precision, and factors over fp32's."""
+"""Compare claims with measurements: trainings at every precision, as factors relative to fp32."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ GIBIBYTE = 2**30
 
 @dataclass(frozen=True)
 class Row:
-    """One claim beside what was measured."""
+    """A claim and its measurement."""
 
     claim: str
     measured: str
     ratio: str = ""
-    """Of the measured factor to the claimed one."""
+    """The measured factor divided by the claimed one."""
     command: str = ""
-    """That shows it."""
+    """A command that reproduces the measurement."""
     by_seed: dict[str, list[float]] = field(default_factory=dict)
-    """The factors, one for each training."""
+    """The factors of the trainings."""
 
 
 @dataclass
 class Bench:
-    """Where it is measured, and how often."""
+    """The device of the measurements, and the number of repeats."""
 
     device: str
     kind: str
     """`cpu`, `cuda`, …"""
     repeats: int
-    sandboxes: dict[str, JobRunner] = field(default_factory=dict)
+    runners: dict[str, JobRunner] = field(default_factory=dict)
 
     @property
     def is_gpu(self) -> bool:
         return self.kind == "cuda"
 
     def runner(self, name: str) -> JobRunner:
-        return self.sandboxes.setdefault(name, JobRunner(self.workload(name)))
+        return self.runners.setdefault(name, JobRunner(self.workload(name)))
 
     @staticmethod
     def workload(name: str) -> str:
@@ -60,11 +60,11 @@ class Bench:
     def compare(
         self, name: str, options: Mapping[str, object], *, vary: tuple[str, tuple[str, ...]] | None = None, **job: Any
     ) -> CompareResult:
-        """`amp-track compare`, in stores that are thrown away."""
+        """Run `amp-track compare` in temporary stores."""
         return self._compared(name, options, vary=vary, seeds=self.repeats, **job)
 
     def memory(self, result: CompareResult, name: str, options: Mapping[str, object], **job: Any) -> CompareResult:
-        """Where to read memory from: on a CPU, a few steps within a budget."""
+        """Return the result to read memory from: on a CPU, a few steps within a budget."""
         if self.kind != "cpu":
             return result
         return self._compared(name, options, vary=None, seeds=1, memory_budget=4 * GIBIBYTE, **job)
@@ -101,14 +101,14 @@ class Bench:
 
 @dataclass(frozen=True)
 class Fact:
-    """A claim about what fits 6 GB: a training of Caltech-256's ResNet-50."""
+    """A claim about 6 GB of memory: training ResNet-50 on Caltech-256."""
 
     claim: str
     precision: str
     batch_size: int
     status: JobStatus
     bytes: float
-    """What it takes where it fits, and the size of the allocation that fails where it does not."""
+    """The peak memory if it fits, else the size of the failed allocation."""
 
 
 SIX_GIBIBYTES = (
@@ -120,7 +120,7 @@ SIX_GIBIBYTES = (
 
 @dataclass(frozen=True)
 class FactorClaim:
-    """A claim about the factor of amp over fp32."""
+    """A claim about the factor of amp relative to fp32."""
 
     claim: str
     factor: float
@@ -130,7 +130,7 @@ class FactorClaim:
 
 @dataclass(frozen=True)
 class Factor:
-    """Over fp32's, by seed."""
+    """Factors relative to fp32, by seed."""
 
     by_seed: tuple[float, ...]
 
@@ -147,7 +147,7 @@ class Factor:
 def factors(
     result: CompareResult, measure: Callable[[JobResult], float | None], *, value: str = ""
 ) -> dict[str, Factor]:
-    """By precision; without those of which nothing is known."""
+    """Return the factors by precision, without precisions that have no measurement."""
 
     def of(precision: str) -> list[float | None]:
         return [measure(training.job_result) for training in result.cell(value, precision).trainings]
@@ -185,7 +185,7 @@ SINUSOID = (
 
 
 def row_of(claim: str, claimed: tuple[float, float], found: dict[str, Factor], command: str, note: str = "") -> Row:
-    """A claim about the factor of amp, given as an interval."""
+    """Return the row of a claim about the factor of amp, given as an interval."""
     listed = ", ".join(f"{precision} {factor}" for precision, factor in found.items())
     ratios = ", ".join(f"{precision} {over_claimed(factor.mean, claimed)}" for precision, factor in found.items())
     by_seed = {precision: list(factor.by_seed) for precision, factor in found.items()}
@@ -193,7 +193,7 @@ def row_of(claim: str, claimed: tuple[float, float], found: dict[str, Factor], c
 
 
 def over_claimed(factor: float, claimed: tuple[float, float]) -> str:
-    """Return the factor's ratio to the nearer end of the interval claimed."""
+    """Return the ratio of the factor to the nearer end of the claimed interval."""
     low, high = claimed
     if low < factor < high:
         return "within"
@@ -201,7 +201,7 @@ def over_claimed(factor: float, claimed: tuple[float, float]) -> str:
 
 
 def command_of(bench: Bench, name: str, options: Mapping[str, object], *more: str) -> str:
-    """What a reader types to see it."""
+    """Return a command that reproduces the measurement."""
     chosen = [f"--set {option}={value}" for option, value in options.items()]
     where = [] if bench.is_gpu else ["--device cpu"]
     return " ".join(["amp-track compare", f"experiments/{name}.py", *chosen, *more, *where, f"--seeds {bench.repeats}"])

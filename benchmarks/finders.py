@@ -1,12 +1,12 @@
-"""Finders of the largest batch that fits, on the same models, within the same budget, in one run.
+"""Compare finders of the max batch, on the same models, within the same budget, in one run.
 
     pip install -e '.[peers]' && python -m benchmarks.finders [--device cpu] [--repeats 3] [--models Cnn,Lstm]
 
 For each of five models (benchmarks/models.py) and each precision: Lightning's batch size scaler (binsearch and power),
-accelerate's find_executable_batch_size, and amp-track max-batch. Each finder runs in a process of its own, under the
-same enforced budget. Lightning and accelerate make three training steps to a trial; amp-track's probes make two or more
-and leave the end of the epoch to the confirmation. Then a fresh process trains one epoch at the answer, and one at one
-more: the answer is exact if the first runs whole and the second does not.
+accelerate's find_executable_batch_size, and amp-track max-batch. Each finder runs in a separate process, under the
+same enforced budget. Lightning and accelerate run three training steps per trial. Probes of amp-track run two or more,
+and the confirmation run covers the end of the epoch. Then one fresh process trains an epoch at the answer, and another
+at the answer plus one. The answer is exact if the first completes and the second does not.
 
 Writes benchmarks/results/finders-<device>.json and prints it as a table, in Markdown.
 """
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results"
 BUDGETS_MIB = {"Cnn": 512, "Transformer": 256, "Lstm": 128, "UNet": 512, "ResNet18": 512}
-"""On a CPU: edges of one to a few hundred samples, which a laptop trains in seconds."""
+"""Budgets on a CPU: the max batches are one to a few hundred samples, which a laptop trains in seconds."""
 OURS = "amp-track"
 
 
 def seconds_of_probes(database: Path, study: str) -> dict[str, dict[str, float]]:
-    """By precision: from the start of its first probe to the end of its last, tracking included; the confirmation.
+    """Return by precision the seconds from the first to the last probe, with tracking, and those of the confirmation.
 
-    A confirmation that refutes an edge, so that another is searched for, counts as a probe.
+    A confirmation run that rejects a max batch, so that the search continues, counts as a probe.
     """
     import optuna
 
@@ -64,7 +64,7 @@ def _counts_as(trial: optuna.trial.FrozenTrial) -> str:
 
 
 def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
-    """amp-track max-batch on one model at all precisions: the later ones begin where the first one ended."""
+    """Run amp-track max-batch on one model at all precisions. Later precisions start from the result of the first."""
     case = cases[0]
     arguments = [
         "-m", "amp_track", "max-batch", case.workload, "--json", "--epochs", "1", "--device", case.device,
@@ -78,7 +78,7 @@ def run_ours(cases: list[Case]) -> list[dict[str, Any]]:
             result["seconds"] = seconds_of_probes(database, result["study"])
     if "error" in result:
         return [{"answer": None, "probes": 0, "wall_seconds": seconds, "error": result["error"]} for _ in cases]
-    # The plan is made once for all precisions: each has its part of it.
+    # One memory plan serves all precisions, so each gets an equal share of its time.
     planned = (result["plan_seconds"] or 0.0) / len(cases)
     return [
         {
@@ -116,7 +116,7 @@ class Checker:
 
 
 def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every finder on one model: ours `repeats` times, the peers once, in turns."""
+    """Run all finders on one model, in turns: amp-track `repeats` times, the others once."""
     rows: list[dict[str, Any]] = []
     ours: list[list[dict[str, Any]]] = []
     for turn in range(max(repeats, len(PEERS))):
@@ -142,7 +142,7 @@ def compare(cases: list[Case], repeats: int, say: Callable[[str], None]) -> list
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Our figures over all cases, and our wall time against Lightning's binary search, case by case."""
+    """Return the figures of amp-track over all cases, and its wall time over that of Lightning's binary search."""
     ours = [row for row in rows if row["finder"] == OURS]
     probes = [run["probes"] for row in ours for run in row["runs"]]
     ratios = []
@@ -181,7 +181,7 @@ def markdown(result: dict[str, Any]) -> str:
                 if (r["model"], r["precision"], r["budget_mib"], r["finder"]) == (model, precision, budget, finder)
             )  # fmt: skip
             cells.append(_cell(row))
-        within = f"{budget} MiB" if budget else "the whole card"
+        within = f"{budget} MiB" if budget else "all GPU memory"
         lines.append(f"| {model} {precision}, {within} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -197,7 +197,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> None:
-    """Store the rows of one model as soon as they are there; the others' stay."""
+    """Store the rows of one model. Rows of other models stay."""
     if file.exists():
         rows = [row for row in json.loads(file.read_text())["rows"] if row["model"] != model] + rows
     rows.sort(key=lambda row: list(BUDGETS_MIB).index(row["model"]))
@@ -211,11 +211,11 @@ def keep(file: Path, model: str, rows: list[dict[str, Any]], repeats: int) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track max-batch on each (default 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of amp-track max-batch per model (default 3)")
     parser.add_argument(
-        "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default all five); the others' results stay"
+        "--models", default=",".join(BUDGETS_MIB), help="comma-separated (default: all); results of other models stay"
     )
-    parser.add_argument("--table", action="store_true", help="print the table of the stored results; measure nothing")
+    parser.add_argument("--table", action="store_true", help="print the table of stored results without measuring")
     arguments = parser.parse_args()
     file = RESULTS / f"finders-{arguments.device.replace(':', '')}.json"
     if not arguments.table:

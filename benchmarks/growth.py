@@ -1,10 +1,11 @@
-"""What a study costs as it grows: start, the next proposal, a trial's records, the page, and memory.
+"""Measure the cost of a growing study: start, next proposal, records of a trial, page, and memory.
 
     python -m benchmarks.growth [--counts 10,100,1000,10000] [--repeats 3]
 
-A search of the digits, fp32, any learning rate, trainings of two steps, in SQLite. It makes a few trainings; one of
-them is then copied in both databases, as often as a count says, with another batch size, learning rate and quality. A
-command resumes the search for one more, a process that notes its times for a few more, and another makes the report.
+The study searches batch size and learning rate for the digits, in fp32, with trainings of two steps, in SQLite. It runs
+a few trainings. One of them is then copied in both databases up to each count, with random batch size, learning rate
+and metric. A command resumes the search for one training, a timed process for a few more, and another writes the
+report.
 
 Writes benchmarks/results/growth-cpu.json and prints the same as a table.
 """
@@ -42,7 +43,7 @@ DIGITS = str(processes.ROOT / "experiments" / "digits.py")
 RESULTS = Path(__file__).parent / "results"
 MEBIBYTE = 2**20
 FEW, MORE = 3, 6
-"""Trainings before the copies, and after them."""
+"""The number of real trainings before and after the copies."""
 _OF_A_TRIAL = (
     "trial_params", "trial_values", "trial_user_attributes", "trial_system_attributes", "trial_intermediate_values",
 )  # fmt: skip
@@ -50,7 +51,7 @@ _OF_A_RUN = ("metrics", "latest_metrics", "params", "tags")
 
 
 class NotedJobRunner(JobRunner):
-    """Notes when each job begins and ends, on the clock that processes share."""
+    """Records the start and end of each job, on the clock that processes share."""
 
     def __init__(self, workload: str) -> None:
         super().__init__(workload, steps_back=True)
@@ -65,7 +66,7 @@ class NotedJobRunner(JobRunner):
 
 
 def search(trials: int, runner: JobRunner) -> None:
-    """Search in the current folder until there are so many trainings."""
+    """Search in the current folder until the study has `trials` trainings."""
     from amp_track.commands import search
     from amp_track.config.options import MaxBatchOptions, Request, SearchOptions, Stores
 
@@ -82,7 +83,7 @@ def search(trials: int, runner: JobRunner) -> None:
 
 
 def resume(count: int) -> dict[str, Any]:
-    """Resume a search that holds `count` trainings, and return what that cost. It is a process of its own."""
+    """Resume a search with `count` trainings and return its cost. Run it in a separate process."""
     from amp_track.study import storage
     from amp_track.study.search import Space
 
@@ -90,7 +91,7 @@ def resume(count: int) -> dict[str, Any]:
     named = _ends_of(storage, "name_worker")
     drawn = _ends_of(Space, "suggest")
     search(count + MORE, runner)
-    # A trial names its worker; then its params are chosen among what is known.
+    # A proposal is the time from naming a trial's worker to choosing its params.
     proposals = [end - begin for begin, end in zip(named, drawn, strict=True)]
     between = [begun - ended for ended, begun in zip(runner.ended, runner.begun[1:], strict=False)]
     others = [gap - proposal for gap, proposal in zip(between, proposals[1:], strict=True)]
@@ -105,7 +106,7 @@ def resume(count: int) -> dict[str, Any]:
 
 
 def _ends_of(owner: Any, name: str) -> list[float]:
-    """Return the list to which each later call of a function adds the time at which it ends."""
+    """Return a list to which each later call of a function appends its end time."""
     function, ends = getattr(owner, name), []
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -118,7 +119,7 @@ def _ends_of(owner: Any, name: str) -> list[float]:
 
 
 def records_of_last_trial() -> int:
-    """Return how many rows the newest training of the search in the current folder has in both databases."""
+    """Return the number of rows of the newest training in both databases of the current folder."""
     with (
         contextlib.closing(sqlite3.connect("optuna.db")) as optuna,
         contextlib.closing(sqlite3.connect("mlflow.db")) as mlflow,
@@ -128,7 +129,7 @@ def records_of_last_trial() -> int:
         run_id = run_id_of(optuna, trial_id)
         counts = [("trial_id", trial_id, optuna, table) for table in _OF_A_TRIAL]
         counts += [("run_uuid", run_id, mlflow, table) for table in _OF_A_RUN]
-        rows = 2  # of the trial, and of the run
+        rows = 2  # the trial and the run
         for key, value, store, table in counts:
             ((count,),) = store.execute(f"SELECT COUNT(*) FROM {table} WHERE {key} = ?", (value,))
             rows += count
@@ -145,7 +146,7 @@ def run_id_of(optuna: sqlite3.Connection, trial_id: int) -> str:
 
 
 def start(count: int) -> dict[str, float]:
-    """Resume a search of `count` trainings by its command, and return how long it takes to say that trainings begin."""
+    """Resume a search of `count` trainings by its command and return the time until it reports the first training."""
     settings = {
         "--precision": "fp32", "--max-batch-size": "1024", "--steps": "2", "--lr-range": "1e-4,1.0", "--study": "s",
         "--trials": str(count + 1),
@@ -194,14 +195,14 @@ def copy_rows(store: sqlite3.Connection, table: str, key: str, old: object, chan
 
 
 def with_less(stored: str, factor: float) -> str:
-    """Return an outcome as it is stored, with its quality and speed times a factor."""
+    """Return a stored job result with its metric and speed multiplied by a factor."""
     job_result = json.loads(json.loads(stored))
     changed = {name: job_result[name] * factor for name in ("metric", "samples_per_second")}
     return json.dumps(json.dumps(job_result | changed))
 
 
 def move_artifacts(mlflow: sqlite3.Connection) -> None:
-    """Keep the artifacts of all runs in the current folder, to which the databases were copied."""
+    """Point the artifacts of all runs to the current folder, to which the databases were copied."""
     ((old,),) = mlflow.execute("SELECT artifact_location FROM experiments WHERE experiment_id = 0")
     folders = str(Path(old).parent), str(Path("mlruns").resolve())
     mlflow.execute("UPDATE experiments SET artifact_location = REPLACE(artifact_location, ?, ?)", folders)
@@ -209,7 +210,7 @@ def move_artifacts(mlflow: sqlite3.Connection) -> None:
 
 
 def grow(count: int) -> None:
-    """Copy a training of the search in the current folder until there are `count`."""
+    """Copy a training of the search in the current folder until it has `count`."""
     from amp_track.study.storage import JOB_RESULT, RUN_ID
 
     chance = random.Random(count)
@@ -260,7 +261,7 @@ def grow(count: int) -> None:
 
 
 def measure(counts: list[int], repeats: int) -> dict[str, Any]:
-    """Return what each count costs, in medians: the counts take turns, since a machine is slower now and then."""
+    """Return the median cost per count. The counts take turns, because the speed of a machine varies over time."""
     result = provenance.provenance(JobRunner(DIGITS).inspect(Job(workload=DIGITS))) | {"n": repeats, "trainings": MORE}
     found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     with tempfile.TemporaryDirectory() as folder:
@@ -283,7 +284,7 @@ def measure(counts: list[int], repeats: int) -> dict[str, Any]:
 
 
 def child(folder: Path, what: str, count: int = 0) -> Any:
-    """Do one thing in a process of its own, and return what it prints."""
+    """Run one step of the benchmark in a separate process and return its output."""
     command = [sys.executable, "-m", "benchmarks.growth", "--child", what, str(count)]
     environment = os.environ | processes.ENVIRONMENT
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
@@ -293,7 +294,7 @@ def child(folder: Path, what: str, count: int = 0) -> Any:
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trials": lambda row: f"{row['trials']:,}",
     "start": lambda row: f"{row['start_seconds']:.1f} s",
-    "the imports alone": lambda row: f"{row['import_seconds']:.1f} s",
+    "imports only": lambda row: f"{row['import_seconds']:.1f} s",
     "next proposal": lambda row: f"{1000 * row['proposal_seconds']:.0f} ms",
     "between two jobs": lambda row: f"{1000 * row['between_jobs_seconds']:.0f} ms",
     "without the proposal": lambda row: f"{1000 * row['records_seconds']:.0f} ms",
@@ -301,10 +302,10 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "end": lambda row: f"{row['end_seconds']:.1f} s",
     "memory": lambda row: f"{row['memory_mib']:.0f} MiB",
     "report": lambda row: f"{row['report_seconds']:.1f} s",
-    "its memory": lambda row: f"{row['report_memory_mib']:.0f} MiB",
+    "memory of the report": lambda row: f"{row['report_memory_mib']:.0f} MiB",
     "page": lambda row: f"{row['page_mib']:.1f} MiB",
 }
-"""By heading, the cell of a row."""
+"""Functions from a row to its cell, by heading."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -318,10 +319,10 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, write and print; or do one thing for the process that measures."""
+    """Measure, write and print; or run one step for the measuring process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--counts", default="10,100,1000,10000", help="trials (default 10,100,1000,10000)")
-    parser.add_argument("--repeats", type=int, default=3, help="of each (default 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements per count (default 3)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:

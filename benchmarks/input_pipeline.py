@@ -1,14 +1,14 @@
-"""Images/s of loading against images/s of training: when does the loader decide how fast a training is?
+"""Compare images/s of loading with images/s of training: when does the loader limit the speed of training?
 
     python -m benchmarks.input_pipeline [--device cpu] [--images 256] [--batch-size 16] [--repeats 3]
 
-ResNet-50 with a frozen backbone at 224 pixels (experiments/caltech256.py), on JPEG files of Caltech-256's kind
-(400 × 300 pixels, quality 90) that are written first: coarse noise, decoded, resized and augmented as pictures are.
-Three things, medians: the loader alone, with 0, 1, 2, … workers; the training alone, on batches that are there already
-(--synthetic); and the training with the loader, and what part of its time it says it waited.
+ResNet-50 with a frozen backbone at 224 pixels (experiments/caltech256.py), on generated JPEG files like those of
+Caltech-256 (400 × 300 pixels, quality 90): coarse noise, decoded, resized and augmented like photos. Three medians: the
+loader only, with 0, 1, 2, … workers; the training only, on batches in memory (--synthetic); and the training with the
+loader, with the fraction of time that it waited.
 
-Files lie in the file system's cache: a disk can only be slower. Writes benchmarks/results/input-pipeline-<device>.json
-and prints it as a table, in Markdown.
+The files are in the cache of the file system: a disk can only be slower. Writes
+benchmarks/results/input-pipeline-<device>.json and prints it as a Markdown table.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ CLASSES = 8
 
 
 def write_images(folder: Path, count: int) -> None:
-    """In so many class folders, evenly."""
+    """Write images, distributed evenly over the class folders."""
     random = numpy.random.default_rng(0)
     for number in range(count):
         place = folder / f"{number % CLASSES + 1:03}.class{number % CLASSES + 1}"
         place.mkdir(exist_ok=True)
         coarse = random.integers(0, 256, (30, 40, 3), dtype=numpy.uint8)
-        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", metric=90)
+        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
 
 
 def worker_counts() -> list[int]:
-    """0, 1, 2, 4, … up to the cores there are."""
+    """Return 0, 1, 2, 4, … up to the number of cores."""
     cores = os.cpu_count() or 1
     return [0, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)]
 
 
 def loading_images_per_second(job: Job, workers: int) -> float:
-    """Of one epoch of training batches, after one that starts everything."""
+    """Return the speed of the second epoch of training batches; the first one is a warm-up."""
     batches = Batches(dataclasses.replace(job, num_workers=workers), load_workload(job.workload, job.options))
     rates = []
     for epoch in batches.epochs():
@@ -90,7 +90,7 @@ def measure(device: str, images: int, batch_size: int, repeats: int) -> dict[str
 
 
 def job_on(runner: JobRunner, folder: Path, device: str, batch_size: int, **options: str) -> tuple[Job, Inspection]:
-    """Two epochs of training on the images of a folder, and how their data and device look."""
+    """Return a job of two epochs on the images of a folder, and its inspection."""
     listed = {"data_dir": str(folder), "weights": "none", **options}
     asked = Job(
         workload=CALTECH256, options=tuple(listed.items()), device=device, precision="fp32", batch_size=batch_size,
@@ -101,7 +101,7 @@ def job_on(runner: JobRunner, folder: Path, device: str, batch_size: int, **opti
 
 
 def precisions(found: Inspection) -> list[str]:
-    """float16 on a CPU is no one's choice for a ResNet-50."""
+    """Return the supported precisions. On a CPU, leave out amp: nobody trains a ResNet-50 in float16 there."""
     supported = [name for name, support in found.precisions if support.supported]
     return [name for name in supported if found.hardware.kind != "cpu" or name != "amp"]
 
@@ -131,13 +131,13 @@ def speed(job_results: list[JobResult]) -> float:
 def table(result: dict[str, Any]) -> str:
     most = str(worker_counts()[-1])
     lines = [f"{sentence(result)}; n={result['n']}, batch {result['batch_size']}, medians, images/s", ""]
-    lines += ["| loading alone, workers | " + " | ".join(result["loading_images_per_second"]) + " |"]
+    lines += ["| loading only, workers | " + " | ".join(result["loading_images_per_second"]) + " |"]
     lines += ["|---" * (len(result["loading_images_per_second"]) + 1) + "|"]
     lines += [
         "| images/s | " + " | ".join(f"{x:,.0f}" for x in result["loading_images_per_second"].values()) + " |",
         "",
     ]
-    lines += [f"| training | on made-up batches | on files, 0 workers (waited) | on files, {most} workers (waited) |"]
+    lines += [f"| training | on synthetic batches | on files, 0 workers (waited) | on files, {most} workers (waited) |"]
     lines += ["|---|---|---|---|"]
     for precision, found in result["training"].items():
         cells = [

@@ -1,6 +1,8 @@
-"""Models to measure on, their data random numbers of the usual shapes. Small enough for a laptop CPU: a plain CNN, a
-transformer encoder, an LSTM, a U-Net and torchvision's ResNet-18, which finders of the largest batch are compared on,
-and a tiny MLP. For a GPU: ResNet-50 at 224 px."""
+"""Models for measurements, on random data of the usual shapes.
+
+For a laptop CPU: a CNN, a transformer encoder, an LSTM, a U-Net and torchvision's ResNet-18, on which finders of the
+max batch are compared, and a tiny MLP. For a GPU: ResNet-50 at 224 px.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ def _random(shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 class Repeated(TensorDataset):
-    """So many samples, of which only the first ones are made: the others are the same again, and take no memory.
+    """A dataset of `samples` samples that repeats a few distinct ones and needs memory only for those.
 
-    A batch of them costs what a batch of different ones does, in memory and in time.
+    A batch costs as much memory and time as a batch of distinct samples.
     """
 
     def __init__(self, distinct: TensorDataset, samples: int) -> None:
@@ -33,7 +35,7 @@ class Repeated(TensorDataset):
         self._samples = samples
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
-        """Return one sample, or for a list of indices a batch."""
+        """Return one sample, or a batch for a list of indices."""
         place = [one % self._distinct for one in index] if isinstance(index, list) else index % self._distinct
         return tuple(tensor[place] for tensor in self.tensors)
 
@@ -43,16 +45,16 @@ class Repeated(TensorDataset):
 
 @dataclass(frozen=True)
 class _Classifier(Workload):
-    """Random inputs of one shape, ten classes."""
+    """Random inputs of one shape in ten classes."""
 
     samples: int = 2048
     eval_samples: int = 256
     distinct: int = 0
-    """Make so many samples and repeat them: gigabytes of random numbers would take seconds in every process. 0: all."""
+    """Generate this many samples and repeat them, to save seconds per process for gigabytes of data. 0: all."""
 
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """Return the shape of one input."""
 
     def _data(self, samples: int, seed: int) -> TensorDataset:
         targets = torch.arange(samples) % 10
@@ -209,7 +211,7 @@ class ResNet18(_Classifier):
 
 @dataclass(frozen=True)
 class Mlp(_Classifier):
-    """So little work that all a step costs beside it shows."""
+    """A model with so little computation that the overhead of a step dominates."""
 
     samples: int = 32000
     batch_size: int = 64

@@ -1,14 +1,14 @@
-"""What tracking costs a training: a bare PyTorch AMP loop, amp_track's tracked training, Lightning with MLFlowLogger.
+"""Measure the cost of tracking: a bare PyTorch AMP loop, amp-track train, and Lightning with MLFlowLogger.
 
     python -m benchmarks.overhead [--device cpu] [--repeats 5]
 
-The same model, data, batches, optimizer and precision in one run, each training in a fresh process, in turns. Steps/s
-of the training loop alone: evaluation, start and end are left out. amp_track records every step's loss and scale in
-MLflow on SQLite, Lightning logs the loss to the same store every step or every 50. Medians; the ratios are what to
-compare. glibc is told to keep freed memory in all of them: otherwise it depends on how its heap happens to lie whether
-one and the same loop takes 2.6 or 5.4 ms a step.
+All use the same model, data, batches, optimizer and precision, each training in a fresh process, in turns. Steps/s are
+those of the training loop only, without evaluation, start and end. amp_track records the loss and scale of every step
+in MLflow on SQLite; Lightning logs the loss to the same store every step or every 50. Compare the ratios of the
+medians. In all of them glibc keeps freed memory: otherwise the same loop takes 2.6 or 5.4 ms per step, depending on the
+layout of its heap.
 
-Writes benchmarks/results/overhead-<device>.json and prints it as a table, in Markdown.
+Writes benchmarks/results/overhead-<device>.json and prints it as a Markdown table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENVIRONMENT = processes.ENVIRONMENT | {
 
 @dataclass(frozen=True)
 class Case:
-    """One training to compare. `steps` are timed, after the warm-up."""
+    """A training to compare. `steps` are timed after the warm-up."""
 
     name: str
     workload: str
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def reference(self) -> str:
-        """The workload as it can be loaded from any folder."""
+        """The workload, loadable from any folder."""
         return self.workload if ":" in self.workload else str(processes.ROOT / self.workload)
 
 
@@ -78,7 +78,7 @@ CASES = {
 
 
 def batches_of(case: Case, workload: Any) -> Any:
-    """The loader that a careful user makes: whole batches out of the tensors, in a new order each epoch."""
+    """Return an efficient loader: it slices batches from the tensors, in a new order each epoch."""
     import torch
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
@@ -100,7 +100,7 @@ def model_of(case: Case, workload: Any) -> Any:
 
 
 def bare(case: Case) -> float:
-    """The recipe of torch's documentation, and nothing else."""
+    """Measure the training loop from the documentation of torch."""
     from amp_track import Precision, float32_precision, load_workload
     from benchmarks.bare import BareStep
 
@@ -177,13 +177,13 @@ def synchronize(case: Case) -> None:
 
 
 def tracked(case: Case, grad_stats_every: int | None) -> dict[str, Any]:
-    """`amp-track train` as a user calls it, and what it left in MLflow."""
+    """Run `amp-track train` as a user does, and check its records in MLflow."""
     import mlflow
 
     from amp_track.commands.train import train
     from amp_track.config.commands import request_of
 
-    # Not amp_track.train, which leaves the priority of the process that calls it as it is.
+    # Not amp_track.train: it does not lower the priority of the calling process.
     settings = {
         "precision": case.precision, "batch_size": str(case.batch_size), "device": case.device,
         "steps": str(WARM_UP_STEPS + case.steps), "channels_last": case.channels_last, "synthetic": case.synthetic,
@@ -200,7 +200,7 @@ def tracked(case: Case, grad_stats_every: int | None) -> dict[str, Any]:
     run = client.get_run(result.run_id)
     return {
         "steps_per_second": job_result.samples_per_second / case.batch_size,
-        # What the tracking process still wrote when the job was over.
+        # The time that tracking needed after the end of the job.
         "seconds_after": run.info.end_time / 1000 - run.info.start_time / 1000 - job_result.wall_seconds,
         "scale_changes": len(client.get_metric_history(result.run_id, "amp/scale")),
         "diagnosis_seconds": job_result.diagnosis.seconds if job_result.diagnosis is not None else None,
@@ -215,7 +215,7 @@ WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "bare loop": lambda case: {"steps_per_second": bare(case)},
     "amp_track": lambda case: tracked(case, None),
     "amp_track --grad-stats-every 100": lambda case: tracked(case, 100),
-    # A third of the steps: they take up to five times as long.
+    # A third of the steps, because they take up to five times as long.
     "Lightning, every step": lambda case: {"steps_per_second": lightning(fewer_steps(case), 1)},
     "Lightning, every 50": lambda case: {"steps_per_second": lightning(fewer_steps(case), 50)},
 }
@@ -225,7 +225,7 @@ WAYS: dict[str, Callable[[Case], dict[str, Any]]] = {
 
 
 def in_own_process(case: Case, way: str) -> dict[str, Any]:
-    """In an empty folder, with MLflow's tables made before."""
+    """Run one way in a separate process and an empty folder, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [
@@ -271,7 +271,7 @@ def measure(cases: list[Case], repeats: int) -> dict[str, Any]:
 
 
 def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Of medians of steps/s, against the bare loop; the diagnosis against the same training without it."""
+    """Return ratios of the median steps/s to the bare loop, and of the diagnosis to the same training without it."""
     medians = {way: statistics.median(run["steps_per_second"] for run in found) for way, found in runs.items()}
     over_bare = {way: median / medians["bare loop"] for way, median in medians.items()}
     diagnosing = medians["amp_track --grad-stats-every 100"] / medians["amp_track"]
@@ -292,7 +292,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each (default 5)")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements per case (default 5)")
     parser.add_argument("--device", choices=list(CASES), default="cpu")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

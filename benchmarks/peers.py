@@ -1,8 +1,8 @@
-"""Other finders of the largest batch, each run in a process of its own: Lightning's batch size scaler and accelerate's.
+"""Other finders of the max batch, each run in a separate process: those of Lightning and accelerate.
 
     python -m benchmarks.peers FINDER CASE
 
-prints a finder's answer for a case, which is a JSON object, as one.
+CASE is a JSON object. The answer is printed as a JSON object.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from benchmarks.processes import ENVIRONMENT
 
 GPU_BUDGETS_MIB = (6144, None)
-"""On a GPU: an emulated small card, and the whole one."""
+"""Budgets on a GPU: an emulated small GPU, and all memory."""
 GPU_SAMPLES = {6144: 2**16, None: 2**20}
-"""By budget: more than fits."""
+"""Dataset size by budget: more than fits."""
 GPU_DISTINCT = 256
-"""As many samples are made, and repeated."""
+"""The number of generated samples, which are repeated."""
 STEPS = 3
 PEERS = ("lightning binsearch", "lightning power", "accelerate")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One question: how many samples fit?"""
+    """A max batch to find."""
 
     model: str
     precision: str
@@ -47,15 +47,15 @@ class Case:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """On a CPU the model's own data; on a GPU more than fits, of which little is made."""
+        """Options of the workload: on a GPU, a larger dataset of repeated samples."""
         if self.device == "cpu":
             return ()
         return ("samples", str(GPU_SAMPLES[self.budget_mib])), ("distinct", str(GPU_DISTINCT))
 
 
 def run_peer(case: Case, finder: str) -> dict[str, Any]:
-    """The peer's answer, how many trials it ran and how long it took, imports and data left out."""
-    # Imports count neither as the peer's time nor as its memory; the first step of an optimizer would import the last.
+    """Return the answer of a finder, its number of trials and its time, without imports and data."""
+    # Imports count neither as time nor as memory of the finder. The first optimizer step would import torch._dynamo.
     importlib.import_module("lightning.pytorch" if finder.startswith("lightning") else "accelerate.utils")
     import torch
     import torch._dynamo
@@ -71,8 +71,8 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
         if case.device != "cpu":
             torch.zeros(1, device=case.device)
         trials: list[int] = []
-        # As amp_track's jobs begin, in the peers' favour: with glibc's own malloc settings Lightning answers 288 and
-        # 144 in two runs where 401 fit.
+        # Start like a job of amp_track, in favor of the finders: with glibc's default malloc settings, Lightning
+        # answered 288 and 144 in two runs, where 401 fit.
         open_device(case.device).begin(case.budget_bytes)
         started = time.perf_counter()
         answer, error = None, None
@@ -123,14 +123,14 @@ def _lightning(case: Case, finder: str, workload: Any, data: Any, eval_data: Any
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, max_epochs=1,
     )  # fmt: skip
     mode: Any = finder.split()[1]
-    # margin=0: by default it then takes 5 % off what it found. max_val: by default it stops at 8192.
+    # margin: the default reduces the answer by 5 %. max_val: the default stops at 8192.
     found = Tuner(trainer).scale_batch_size(Module(), mode=mode, steps_per_trial=STEPS, margin=0.0, max_val=len(data))
     assert found is not None
     return int(found)
 
 
 def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: Any, trials: list[int]) -> int:
-    """Begins at the whole data set: it only goes down, and its default of 128 is an answer only if that is too much."""
+    """Start at the size of the dataset: the finder only decreases the batch size, by default from 128."""
     import torch
     from accelerate.utils import find_executable_batch_size
     from torch.utils.data import DataLoader
@@ -158,12 +158,12 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
 
 
 def peer_command(case: Case, finder: str) -> list[str]:
-    """What Python is called with to run a peer."""
+    """Return the arguments of Python to run a finder."""
     return ["-W", "ignore", "-m", "benchmarks.peers", finder, json.dumps(dataclasses.asdict(case))]
 
 
 def in_own_process(arguments: list[str], *, folder: str, limit_seconds: float = 1800) -> tuple[Any, float]:
-    """The JSON that a command prints last, and its seconds, imports and all."""
+    """Return the JSON in the last line of a command's output, and its seconds including imports."""
     started = time.perf_counter()
     try:
         done = subprocess.run(
@@ -175,12 +175,12 @@ def in_own_process(arguments: list[str], *, folder: str, limit_seconds: float = 
             timeout=limit_seconds,
         )
     except subprocess.TimeoutExpired as error:
-        return {"error": f"its process took more than {error.timeout:g} s"}, time.perf_counter() - started
+        return {"error": f"its process timed out after {error.timeout:g} s"}, time.perf_counter() - started
     seconds = time.perf_counter() - started
     lines = done.stdout.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
-        said = (done.stderr.strip().splitlines() or ["without a word"])[-1][:150]
-        return {"error": f"its process ended with code {done.returncode}: {said}"}, seconds
+        last_line = (done.stderr.strip().splitlines() or ["no output"])[-1][:150]
+        return {"error": f"its process exited with code {done.returncode}: {last_line}"}, seconds
     return json.loads(lines[-1]), seconds
 
 

@@ -1,4 +1,4 @@
-"""Models whose memory `plan` predicts, to be measured beside it, with any optimizer, whole or but for the head."""
+"""Models to compare predicted with measured memory, for several optimizers, optionally with only the head trained."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OWN: dict[str, Workload] = {
 
 @dataclass(frozen=True)
 class Planned(Workload):
-    """One of torchvision's nets on 3×224×224 images, or a small model of `benchmarks.models`."""
+    """A torchvision model on 3×224×224 images, or a small model of `benchmarks.models`."""
 
     net: str = "resnet50"
     optimizer_name: Literal["sgd", "adamw"] = "sgd"
     frozen: bool = False
-    """Whether only the last layer with weights is trained."""
+    """Train only the last layer with weights."""
 
     def model(self) -> nn.Module:
         if self.net in OWN:
@@ -54,7 +54,7 @@ class Planned(Workload):
         return OWN[self.net].score(output, target) if self.net in OWN else super().score(output, target)
 
     def train_data(self) -> Any:
-        raise AssertionError("it trains on made-up batches")
+        raise AssertionError("this workload trains only on synthetic batches")
 
     eval_data = train_data
 

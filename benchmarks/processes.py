@@ -1,4 +1,4 @@
-"""What the processes that benchmarks start and measure have in common."""
+"""The environment of processes that benchmarks measure, and a timer for them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {
-    # The repository first, and then what this process has: packages may lie beside a bare tree.
+    # The repository first, then the path of this process, which may contain its packages.
     "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 def seconds_of(command: list[str], folder: Path) -> float:
-    """Return the seconds of a command in a folder. Raise RuntimeError if it fails."""
+    """Run a command in a folder and return its seconds. Raises RuntimeError if it fails."""
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | ENVIRONMENT)
     seconds = time.perf_counter() - started
     if done.returncode != 0:
-        raise RuntimeError(f"{command} ended with code {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{command} exited with code {done.returncode}: {done.stderr[-2000:]}")
     return seconds

@@ -1,4 +1,4 @@
-"""Where and when a result was measured: what every number must carry."""
+"""The provenance of a result: every number names its device, versions and date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amp_track.config.inspection import Inspection
 
 
 def provenance(found: Inspection) -> dict[str, Any]:
-    """Date, device, its driver, cores, and versions."""
+    """Return the date, the device with its driver, the number of cores, and versions."""
     return {
         "date": datetime.date.today().isoformat(),
         "device": found.hardware.title,
@@ -23,7 +23,7 @@ def provenance(found: Inspection) -> dict[str, Any]:
 
 
 def versions(*names: str) -> dict[str, str | None]:
-    """Return the versions of installed packages; None for what is not installed, which must not cost the results."""
+    """Return the versions of packages; None for a package that is not installed."""
     found: dict[str, str | None] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -32,7 +32,7 @@ def versions(*names: str) -> dict[str, str | None]:
 
 
 def sentence(result: dict[str, Any]) -> str:
-    """The same for people: `AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`."""
+    """Format a provenance: `AMD EPYC, 2 cores, torch 2.15.0, 2026-11-21`."""
     driver = [f"driver {result['driver']}"] if result["driver"] else []
     versions = result["versions"]
     parts = [result["device"], *driver, f"{result['cores']} cores", f"torch {versions['torch']}"]

@@ -1,12 +1,12 @@
-"""What it costs to track on an MLflow server instead of in a database file.
+"""Measure the cost of tracking on an MLflow server instead of in a database file.
 
     python -m benchmarks.server [--repeats 7] [--steps 4000]
 
-A training of an MLP whose steps take a millisecond, so that its records are many for its time: as a command of its own
-in an empty folder, on a fresh SQLite file and on a server of this machine, in turns, from the start of Python to its
-end, when every record has been delivered.
+It trains an MLP with steps of a millisecond, and so many records per second. The command runs in an empty folder, on a
+new SQLite file and on a server on this machine, in turns. The time is from the start of Python to its end, after all
+records have been delivered.
 
-Writes benchmarks/results/server-cpu.json and prints the same as a table. Medians; the ratio is what to compare.
+Writes benchmarks/results/server-cpu.json and prints it as a table. Compare the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ WAYS = ("SQLite file", "server")
 
 
 def timed(command: list[str]) -> float:
-    """Return the seconds of a command in an empty folder. Raise RuntimeError if it leaves records behind."""
+    """Run a command in an empty folder and return its seconds. Raises RuntimeError if records stay undelivered."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = processes.seconds_of(command, Path(folder))
-        if left := [path.name for path in Path(folder).iterdir() if "spool" in path.name]:
+        if left := [path.name for path in Path(folder).iterdir() if "outbox" in path.name]:
             raise RuntimeError(f"{command} left {left}")
     return seconds
 
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
-    """Return the seconds of each way, and the ratio of each pair."""
+    """Return the seconds of both ways, and the ratio of each pair."""
     from amp_track.config.job import Job
     from amp_track.runner.runner import JobRunner
 
@@ -64,8 +64,8 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print the result as a table."""
     table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
-    for heading in ("what", *WAYS, "ratio", "aim"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for heading in ("training", *WAYS, "ratio", "goal"):
+        table.add_column(heading, justify="left" if heading == "training" else "right")
     seconds = [f"{result['seconds_median'][way]:.1f} s" for way in WAYS]
     table.add_row(f"{result['steps']:,} steps", *seconds, f"{result['ratio_median']:.2f} ×", f"≤ {AIM} ×")
     Console(width=100).print(table)
@@ -74,7 +74,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements per store (default 7)")
     parser.add_argument("--steps", type=int, default=4000, help="steps of the training (default 4000)")
     arguments = parser.parse_args()
     result = measure(arguments.repeats, arguments.steps)

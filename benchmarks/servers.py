@@ -1,4 +1,4 @@
-"""Real MLflow servers for benchmarks and tests: they can be killed and started again, or be behind a bad connection."""
+"""Real MLflow servers for benchmarks and tests. They can be killed and restarted, or sit behind a bad connection."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import requests
 
 
 class Server:
-    """An MLflow server on a port of its own; `start` it.
+    """An MLflow server. Call `start` to run it.
 
     Args:
-        folder: where its files are.
+        folder: for its files.
         database: the address of its database; by default a file in that folder.
-        host: where it listens, and the only name that it answers to.
-        port: where it listens; by default one that is free.
+        host: the host to listen on, and the only Host header that it accepts.
+        port: the port to listen on; by default a free one.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Server:
     ) -> None:
         self._folder = folder
         self.database = database or f"sqlite:///{folder}/server.db"
-        """Its address, by which it can be read without the server."""
+        """The address of the database, to read it without the server."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             self.port = port or unused.getsockname()[1]
@@ -44,19 +44,19 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it answers."""
         command = [
             sys.executable, "-m", "mlflow", "server", "--host", self._host, "--port", str(self.port), "--workers", "1",
             "--allowed-hosts", f"{self._host}:{self.port}",
             "--backend-store-uri", self.database, "--artifacts-destination", str(self._folder / "artifacts"),
         ]  # fmt: skip
         with (self._folder / "server.log").open("a") as log:
-            # Without the processes of its jobs, of which these runs have none.
+            # Without job processes, which these runs do not use.
             environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
-            assert self._process.poll() is None, "the server has ended"
+            assert self._process.poll() is None, "the server exited"
             with contextlib.suppress(requests.RequestException):
                 requests.get(f"{self.address}/health", timeout=5).raise_for_status()
                 return
@@ -64,7 +64,7 @@ class Server:
         raise AssertionError("the server does not answer")
 
     def kill(self) -> None:
-        """Kill it and its workers."""
+        """Kill the server and its workers."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Server:
 def running_server(
     folder: Path, *, database: str | None = None, host: str = "127.0.0.1", port: int | None = None
 ) -> Iterator[Server]:
-    """Start a server that ends with the block. Arguments as of `Server`."""
+    """Run a server within the block. Arguments as for `Server`."""
     folder.mkdir(exist_ok=True)
     server = Server(folder, database=database, host=host, port=port)
     try:
@@ -92,7 +92,7 @@ def running_server(
 
 
 class Between(http.server.ThreadingHTTPServer):
-    """Passes requests on to a server, late or not at all."""
+    """A proxy that forwards requests to a server, late or not at all."""
 
     daemon_threads = True
 
@@ -102,11 +102,11 @@ class Between(http.server.ThreadingHTTPServer):
         self.delay_seconds = 0.0
         self.answers_500 = False
         self.loses_answers = 0
-        """So many answers of the server are lost on the way back."""
+        """The number of answers to drop on the way back."""
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone."""
+        """Ignore a client that has disconnected."""
 
 
 class _Relay(http.server.BaseHTTPRequestHandler):
@@ -144,7 +144,7 @@ class _Relay(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def relay(port: int) -> Iterator[Between]:
-    """Start what passes requests on to the server at `port`, and end it with the block."""
+    """Run a proxy to the server at `port` within the block."""
     between = Between(port)
     thread = threading.Thread(target=between.serve_forever, daemon=True)
     thread.start()

@@ -1,15 +1,15 @@
-"""What a whole `amp-track train` takes against a bare script that trains and logs the same.
+"""Compare the time of `amp-track train` with that of a bare script that trains and logs the same.
 
     python -m benchmarks.startup [--repeats 7] [--precision fp32,amp]
 
-Both are commands of their own in an empty folder, in turns: from the start of Python to its end. The bare script
-imports torch, the digits and MLflow, trains the same model with the plain recipe of torch's documentation, evaluates
-after each epoch, and logs its params, each step's loss and each epoch's accuracy to a fresh SQLite store. amp-track
-does the same in its fresh processes, and keeps curves and weights besides. A third command is stopped as soon as it
-has written on its terminal.
+Both commands run in an empty folder, in turns. The time is from the start of Python to its end. The bare script imports
+torch, the digits and MLflow, trains the same model with the recipe from the documentation of torch, evaluates after
+each epoch, and logs its params, the loss of each step and the accuracy of each epoch to a new SQLite store. amp-track
+does the same in fresh processes, and also stores curves and weights. A third command is stopped at its first output on
+the terminal.
 
-Writes benchmarks/results/startup-cpu.json and prints the same as a table. Medians; the ratios are what to compare, each
-of two commands that ran one after the other.
+Writes benchmarks/results/startup-cpu.json and prints it as a table. Compare the median ratio of two consecutive
+commands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AIM, FIRST_LINE_AIM = 0.75, 1.0
 
 
 def bare(precision: str) -> None:
-    """The script that a user would write."""
+    """Train and log as a user's script would."""
     import mlflow
     import torch
     from torch.utils.data import DataLoader
@@ -86,13 +86,13 @@ def commands(precision: str) -> dict[str, list[str]]:
 
 
 def timed(command: list[str]) -> float:
-    """The seconds of a command in an empty folder."""
+    """Run a command in an empty folder and return its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         return processes.seconds_of(command, Path(folder))
 
 
 def first_line(command: list[str]) -> float:
-    """The seconds until a command writes on its terminal; it is stopped then."""
+    """Return the seconds until the first output of a command on its terminal, and stop it."""
     ours, theirs = pty.openpty()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -106,7 +106,7 @@ def first_line(command: list[str]) -> float:
         while process.poll() is None:
             try:
                 os.read(ours, 4096)
-            except OSError:  # the terminal's other end is closed
+            except OSError:  # the command closed its end of the terminal
                 process.wait()
     os.close(ours)
     return seconds
@@ -141,8 +141,8 @@ def measure(precisions: list[str], repeats: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     table = Table(title=f"{provenance.sentence(result)}, n={result['n']}, medians")
-    for heading in ("what", "amp-track train", "bare script", "ratio", "aim"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for heading in ("training", "amp-track train", "bare script", "ratio", "goal"):
+        table.add_column(heading, justify="left" if heading == "training" else "right")
     for precision, found in result["precisions"].items():
         seconds = [f"{found['seconds_median'][name]:.1f} s" for name in commands(precision)]
         table.add_row(f"the digits, {precision}", *seconds, f"{found['ratio_median']:.2f} ×", f"≤ {AIM} ×")
@@ -152,7 +152,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements per command (default 7)")
     parser.add_argument("--precision", type=lambda text: text.split(","), default=list(PRECISIONS))
     parser.add_argument("--bare", metavar="PRECISION", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

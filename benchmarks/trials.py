@@ -1,9 +1,9 @@
-"""What a trial costs beyond its own job, and a job's fresh process.
+"""Measure the overhead of a trial beyond its job, and the start of a job process.
 
     python -m benchmarks.trials [--repeats 15] [--device cpu]
 
-Writes benchmarks/results/trials-<device>.json and prints the same as a table. Times are medians, on the digits, fp32,
-without a memory budget. What tracking costs a step is another benchmark: benchmarks/overhead.py.
+Writes benchmarks/results/trials-<device>.json and prints it as a table. Times are medians on the digits, in fp32,
+without a memory budget. benchmarks/overhead.py measures the cost of tracking per step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from amp_track.session.run_job import run_trial
 from amp_track.session.session import Session
 from amp_track.session.study_session import Studies, TrackedStudy
 
-if TYPE_CHECKING:  # every job's process imports this module: mlflow and optuna come late, as in the commands
+if TYPE_CHECKING:  # every job process imports this module, so mlflow and optuna are imported late
     import optuna
 
     from amp_track.tracking import Run
@@ -45,12 +45,12 @@ FRESH_PROCESS_AIM_SECONDS = 0.15
 
 
 def nothing(connection: Any) -> None:
-    """A fresh process that has torch and does nothing with it."""
+    """Do nothing in a fresh process with torch."""
     connection.send(None)
 
 
 def device_alone(connection: Any, device: str) -> None:
-    """A fresh process that starts the device: on a GPU, CUDA and its libraries."""
+    """Start the device in a fresh process: on a GPU, CUDA and its libraries."""
     import torch
 
     torch.zeros(1, device=device)
@@ -58,7 +58,7 @@ def device_alone(connection: Any, device: str) -> None:
 
 
 def process_seconds(target: Callable[..., None], *arguments: Any) -> float:
-    """How long one takes that is forked from the sandbox's own server."""
+    """Return the seconds of a process that is forked from the fork server of the job runner."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
@@ -73,11 +73,11 @@ def process_seconds(target: Callable[..., None], *arguments: Any) -> float:
 
 
 class TimedJobRunner(JobRunner):
-    """Notes how long each job took, its process included."""
+    """Records the duration of each job, including its process."""
 
     seconds = 0.0
     cpu_seconds = 0.0
-    """Of this thread."""
+    """CPU time of this thread."""
 
     def run(self, job: Job, *arguments: Any, **settings: Any) -> JobResult:
         started, cpu_started = time.perf_counter(), time.thread_time()
@@ -89,7 +89,7 @@ class TimedJobRunner(JobRunner):
 
 
 class Trials:
-    """Trials as `search` runs them, on stores of their own in the current folder."""
+    """Trials as `search` runs them, with stores in the current folder."""
 
     def __init__(self, device: str) -> None:
         import optuna
@@ -105,7 +105,7 @@ class Trials:
         self.study.sampler = optuna.samplers.RandomSampler()
 
     def run(self, parent: Run, plots: LatePlots, job: Job) -> tuple[JobResult, float]:
-        """The outcome of one trial, and the seconds of the whole trial."""
+        """Run one trial; return its result and its seconds."""
         from amp_track.study import storage
         from amp_track.study.trials import run_one
 
@@ -136,7 +136,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
         jobs: dict[bool, list[float]] = {True: [], False: []}
         speeds: dict[bool, list[float]] = {True: [], False: []}
         with trials.tracker.run("trials", tags={}) as parent, late_plots() as plots:
-            for repeat in range(2 * (repeats + 1)):  # the first of each warms up, and is left out
+            for repeat in range(2 * (repeats + 1)):  # the first of each is a warm-up and not recorded
                 is_beside = repeat % 2 == 1
                 started = time.perf_counter()
                 if not is_beside:
@@ -161,7 +161,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
                 else:
                     numbers["plot_seconds"].append(drawing_seconds)
         trials.studies.close()
-    # Of two jobs that ran one after the other, the first beside a picture's drawing, the second alone.
+    # Ratios of two consecutive jobs: one while a plot is drawn, one without.
     for name, measured in (("job_seconds", jobs), ("speed", speeds)):
         pairs = zip(measured[True], measured[False], strict=True)
         numbers[f"{name}_ratio_beside_a_plot"] = [beside / alone for beside, alone in pairs]
@@ -176,35 +176,35 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
 
 
 def fresh_process_aim(device: str, device_process_seconds: float) -> tuple[float, str]:
-    """The seconds that a job's fresh process may take, and the same for people.
+    """Return the goal for the start of a job process in seconds, and its text.
 
-    On a GPU every process starts CUDA, which no care of this package makes faster: the aim is so much on top of that.
+    On a GPU every process starts CUDA, which this package cannot speed up, so the goal is on top of that.
     """
     if device.partition(":")[0] == "cpu":
         return FRESH_PROCESS_AIM_SECONDS, f"≤ {FRESH_PROCESS_AIM_SECONDS:g} s"
     aim = device_process_seconds + FRESH_PROCESS_AIM_SECONDS
-    return aim, f"≤ {aim:.2f} s: {FRESH_PROCESS_AIM_SECONDS:g} s beyond a process that starts the device and ends"
+    return aim, f"≤ {aim:.2f} s: {FRESH_PROCESS_AIM_SECONDS:g} s more than a process that only starts the device"
 
 
 def show(result: dict[str, Any], device: str) -> None:
     _, aim = fresh_process_aim(device, result["device_process_seconds_median"])
     table = Table(title=f"{result['device']}, n={result['n']}, {result['date']}, torch {result['versions']['torch']}")
-    for heading in ("what", "median", "goal"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
-    table.add_row("a trial beyond its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.08 s")
-    table.add_row("the same, of a processor", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", "")
-    table.add_row("a job's fresh process", f"{result['fresh_process_seconds_median']:.3f} s", aim)
-    table.add_row("an empty fresh process", f"{result['empty_process_seconds_median']:.3f} s", "")
-    table.add_row("one that starts the device", f"{result['device_process_seconds_median']:.3f} s", "")
-    table.add_row("the picture of its curves", f"{result['plot_seconds_median']:.3f} s", "")
-    table.add_row("a job beside a picture", f"{result['job_seconds_ratio_beside_a_plot_median']:.3f} ×", "")
-    table.add_row("its samples/s", f"{result['speed_ratio_beside_a_plot_median']:.3f} ×", "")
+    for heading in ("measurement", "median", "goal"):
+        table.add_column(heading, justify="left" if heading == "measurement" else "right")
+    table.add_row("trial, without its job", f"{result['trial_overhead_seconds_median']:.3f} s", "≤ 0.08 s")
+    table.add_row("trial, without its job (CPU time)", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", "")
+    table.add_row("job process, without its job", f"{result['fresh_process_seconds_median']:.3f} s", aim)
+    table.add_row("process that does nothing", f"{result['empty_process_seconds_median']:.3f} s", "")
+    table.add_row("process that starts the device", f"{result['device_process_seconds_median']:.3f} s", "")
+    table.add_row("plot of the curves", f"{result['plot_seconds_median']:.3f} s", "")
+    table.add_row("job time while a plot is drawn", f"{result['job_seconds_ratio_beside_a_plot_median']:.3f} ×", "")
+    table.add_row("samples/s while a plot is drawn", f"{result['speed_ratio_beside_a_plot_median']:.3f} ×", "")
     Console(width=100).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=15, help="measurements of each (default 15)")
+    parser.add_argument("--repeats", type=int, default=15, help="measurements per row (default 15)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, … (default cpu)")
     arguments = parser.parse_args()
     result = measure(arguments.repeats, arguments.device)

@@ -1,4 +1,4 @@
-"""Shared by all tests: a clean folder, the workloads, and a sandbox whose fork server starts once."""
+"""Fixtures of all tests: a clean folder, stores, and a job runner whose fork server starts once."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from amp_track.results.max_batch import MaxBatchResult
 from amp_track.runner import job_processes
 from amp_track.runner.runner import JobRunner
 
-with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothesis, and such a machine may lack it
+with contextlib.suppress(ImportError):  # a machine for GPU tests may lack hypothesis, which they do not need
     from hypothesis import settings
 
-    # The same few examples each time, so that a failure is the change's; `make test-nightly` draws new ones.
+    # A few fixed examples, so that a failure comes from the change; `make test-nightly` draws new ones.
     settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
     settings.register_profile("thorough", max_examples=100, deadline=None)
     settings.register_profile("fuzz", max_examples=1500, deadline=None)  # `make fuzz`
@@ -36,17 +36,17 @@ with contextlib.suppress(ImportError):  # no test that needs a GPU needs hypothe
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-    # Threads that wait for a core which another worker's threads hold would double the time of every training.
+    # Threads that wait for cores of another test process would double the time of every training.
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // workers, 1)))
 
 
 write_without_waiting_for_the_disk()
-# An empty part of it would mean the working folder.
+# Without empty parts, which mean the working folder.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 MOST_SLOW_SECONDS = 45.0
-"""A test marked `slow` that takes longer fails: `make test-all` is for twelve minutes. The rest is `nightly`."""
+"""A `slow` test that takes longer fails, to keep `make test-all` within twelve minutes. Mark it `nightly` instead."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,31 +59,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Fail a slow test that is too slow, and with --require-services one that skips for anything but a GPU."""
+    """Fail a slow test that is too slow. With --require-services, fail a skipped test unless it needs a GPU."""
     report: Any = yield
     if report.skipped and item.config.getoption("--require-services") and item.get_closest_marker("gpu") is None:
-        report.job_result, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
+        report.outcome, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
     if report.passed and call.when == "call" and item.get_closest_marker("slow") and call.duration > MOST_SLOW_SECONDS:
-        report.job_result = "failed"
-        report.longrepr = f"took {call.duration:.0f} s, expected {MOST_SLOW_SECONDS:.0f} s at most of a slow test"
+        report.outcome = "failed"
+        report.longrepr = f"took {call.duration:.0f} s; a slow test may take {MOST_SLOW_SECONDS:.0f} s"
     return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the fork server, which imports torch while pytest imports the tests: in each process that runs tests."""
+    """Start the fork server in each process that runs tests. It imports torch while pytest imports the tests."""
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         with contextlib.suppress(ChildProcessError):  # tests/tools/mutants.py forks from a process that has one
             JobRunner(DIGITS).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the properties that hypothesis tests: `make test-nightly` runs them again with more examples."""
+    """Mark hypothesis tests: `make test-nightly` runs them again with more examples."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
 
 
-# What a developer's shell or a CI may have set, and what would change the output of the commands.
+# Variables of a developer's shell or a CI that would change the output of commands.
 MLFLOW_SETTINGS = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
 TERMINAL_SETTINGS = (
     "NO_COLOR",
@@ -98,11 +98,11 @@ TERMINAL_SETTINGS = (
 
 @pytest.fixture(autouse=True)
 def clean_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Each test works in an empty folder, outside of any `mlflow run`, and for a terminal of no special kind."""
+    """Run each test in an empty folder, without settings of MLflow and of the terminal."""
     monkeypatch.chdir(tmp_path)
     for name in MLFLOW_SETTINGS + TERMINAL_SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(masking, "_known_secrets", set())  # else one test's password is masked in another's messages
+    monkeypatch.setattr(masking, "_known_secrets", set())  # so that passwords of other tests are not masked
     return tmp_path
 
 
@@ -118,7 +118,7 @@ def inspected(runner: JobRunner) -> Callable[[Job], Inspection]:
 
 @pytest.fixture
 def fault_job(runner: JobRunner) -> Callable[..., Job]:
-    """A resolved job of `faults.py`: `fault_job("raise", batch_size=4)`."""
+    """Return a function that makes a resolved job of `faults.py`: `fault_job("raise", batch_size=4)`."""
 
     def make(fault: str, *, above: int = 0, **settings: Any) -> Job:
         harmless = Job(
@@ -132,7 +132,7 @@ def fault_job(runner: JobRunner) -> Callable[..., Job]:
 
 @pytest.fixture
 def cuda() -> Any:
-    """The first CUDA device; skips where there is none."""
+    """Return the first CUDA device; skip without one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -142,7 +142,7 @@ def cuda() -> Any:
 
 @pytest.fixture(scope="session")
 def store_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both stores, empty and with their tables, which take seconds to make."""
+    """Return a folder with both stores, empty but with their tables, which take seconds to create."""
     folder = tmp_path_factory.mktemp("stores")
     make_stores(folder)
     return folder
@@ -150,9 +150,9 @@ def store_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both stores in the test's folder, under their default names.
+    """Copy both stores into the folder of the test, under their default names.
 
-    MLflow keeps a store open by its address as long as the process lives: it is told the absolute one.
+    MLflow keeps stores open by address until the process ends, so the address is absolute.
     """
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{clean_folder}/mlflow.db")
     for name in ("mlflow.db", "optuna.db"):
@@ -161,7 +161,7 @@ def fresh_stores(store_templates: Path, clean_folder: Path, monkeypatch: pytest.
 
 @pytest.fixture(scope="session")
 def small_study(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MaxBatchResult]:
-    """A folder with both stores, in which the study mine is finished: fp32 and bf16, at most batch 64."""
+    """Return a folder with both stores and the finished study `mine`: fp32 and bf16, batch size at most 64."""
     folder = tmp_path_factory.mktemp("small")
     shutil.copytree(store_templates, folder, dirs_exist_ok=True)
     with contextlib.chdir(folder):
@@ -170,7 +170,7 @@ def small_study(store_templates: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def found(fresh_stores: None, small_study: tuple[Path, MaxBatchResult]) -> MaxBatchResult:
-    """Copy both stores of `small_study` into the test's folder and return the result, whose page is not copied."""
+    """Copy both stores of `small_study` into the folder of the test and return the result. Its page is not copied."""
     folder, result = small_study
     for name in ("mlflow.db", "optuna.db"):
         shutil.copy(folder / name, name)
@@ -179,10 +179,10 @@ def found(fresh_stores: None, small_study: tuple[Path, MaxBatchResult]) -> MaxBa
 
 @pytest.fixture
 def amp_track(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
-    """`amp_track("train", …)` runs the command in this process: as a user meets it, without seconds of imports."""
+    """Return a function that runs a command in this process, without seconds of imports: `amp_track("train", …)`."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     handlers = list(logging.getLogger("amp_track").handlers)
-    # A command lowers its process's priority for good; this one has more tests to run.
+    # A command would permanently lower the priority of this process.
     monkeypatch.setattr(job_processes, "_TRACKING_NICENESS", -20)
 
     def run(*arguments: str) -> Done:

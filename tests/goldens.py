@@ -1,4 +1,4 @@
-"""Texts for golden files: output, MLflow runs and pages, without values that vary by run or machine."""
+"""Make texts for golden files from output, MLflow runs and pages, without values that vary by run or machine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Small programs in the place of search workers, for the tests of launchers."""
+"""Small programs that replace search workers in the tests of launchers."""
 
 ENDS_WHEN_TOLD = """
 import os, signal, sys, time
 def end(number, _):
-    signal.signal(number, signal.SIG_IGN)  # SLURM may send it, and the launcher pass it on, at the same time
+    signal.signal(number, signal.SIG_IGN)  # SLURM and the launcher may both send it
     print("ended its runs", file=sys.stderr)
     sys.exit(130)
 if os.path.exists("was here"):
@@ -14,4 +14,4 @@ open("was here", "w").close()
 print("up", file=sys.stderr, flush=True)
 time.sleep(600)
 """
-"""Ends when it is told by SIGTERM; started again in the same folder, it resumes and is done."""
+"""Ends at SIGTERM; started again in the same folder, it resumes and exits successfully."""

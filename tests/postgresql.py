@@ -1,6 +1,6 @@
-"""A PostgreSQL server of the tests' own, on loopback, in a temporary folder; and a line to it that can be cut.
+"""Start a PostgreSQL server on loopback, in a temporary folder, and a proxy that can cut connections to it.
 
-The examples of docs/ run on one, too.
+The examples of docs/ also use it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import pytest
 
 _ACCOUNT = "postgres"
 _FAST = ("fsync=off", "full_page_writes=off", "shared_buffers=16MB")
-"""What survives a power cut is PostgreSQL's to test."""
+"""Surviving a power cut is for PostgreSQL to test."""
 
 
 class Server:
-    """A server that can be stopped and started again at the same address.
+    """A server that can be stopped and restarted at the same address.
 
-    PostgreSQL refuses to run as root: there, it runs as the user that its package has made.
+    PostgreSQL does not run as root: a root process starts it as the user that its package created.
 
     Args:
-        folder: where its files are.
+        folder: for its files.
         programs: the folder of PostgreSQL's programs.
-        host: where it listens, to this machine alone; it asks for no password.
-        port: where it listens; by default one that is free.
-        user: who owns it.
+        host: the host to listen on; it accepts only this machine, without a password.
+        port: the port to listen on; by default a free one.
+        user: its owner.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Server:
             own = (f"port={self.port}", f"listen_addresses='{host}'", f"unix_socket_directories='{folder}'")
             settings.write("\n".join((*_FAST, *own, "")))
         with (self._data / "pg_hba.conf").open("a") as clients:
-            clients.write("host all all samehost trust\n")  # beside loopback, which initdb has let in
+            clients.write("host all all samehost trust\n")  # initdb has already allowed loopback
 
     def start(self) -> None:
         self._run("pg_ctl", "start", "--wait", "--silent", f"--log={self._data}/log")
 
     def stop(self, mode: str) -> None:
-        """Stop it: `fast` ends every connection, `immediate` does what a crash does."""
+        """Stop the server: `fast` closes all connections, `immediate` acts like a crash."""
         self._run("pg_ctl", "stop", "--wait", "--silent", f"--mode={mode}")
 
     @property
@@ -64,7 +64,7 @@ class Server:
         return f"postgresql+psycopg://{self._user}@{self._host}:{port or self.port}/{database}"
 
     def new_database(self, name: str) -> str:
-        """Make a database and return its address. A test that failed may have left the server stopped."""
+        """Create a database and return its address. Start the server first if a failed test left it stopped."""
         import psycopg
 
         if not self.is_running:
@@ -96,14 +96,14 @@ def _free_port() -> int:
 
 
 def _programs() -> Path | None:
-    """Return the folder of PostgreSQL's programs; None where they are missing."""
+    """Return the folder of PostgreSQL's programs; None if they are missing."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which("pg_ctl")
     return debian[-1] if debian else Path(found).resolve().parent if found else None
 
 
 def missing() -> str:
-    """Return what a server needs and this machine lacks, in one line; nothing where one can be started."""
+    """Return one line on what a server needs and this machine lacks; "" if it can run."""
     if importlib.util.find_spec("psycopg") is None:
         return "needs PostgreSQL's driver: pip install 'psycopg[binary]'"
     if _programs() is None:
@@ -117,10 +117,10 @@ def missing() -> str:
 
 @contextmanager
 def running_server(*, host: str = "127.0.0.1", port: int | None = None, user: str = "tests") -> Iterator[Server]:
-    """Start a server that ends with the block, where nothing is `missing`. Arguments as of `Server`."""
+    """Run a server within the block, if nothing is `missing`. Arguments as for `Server`."""
     programs = _programs()
     assert programs is not None, missing()
-    with tempfile.TemporaryDirectory(prefix="postgresql-", dir="/tmp") as folder:  # where another user may enter
+    with tempfile.TemporaryDirectory(prefix="postgresql-", dir="/tmp") as folder:  # accessible to other users
         if os.getuid() == 0:
             shutil.chown(folder, _ACCOUNT, _ACCOUNT)
         server = Server(Path(folder), programs, host=host, port=port, user=user)
@@ -141,14 +141,14 @@ def server() -> Iterator[Server]:
 
 
 class Line:
-    """Connections to a server by way of this process, which can lose the answer to a commit."""
+    """A proxy in this process to a server, which can drop the answer to a commit."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.lose_answers = 0
-        """To how many of the next commits."""
+        """The number of next commits whose answers are dropped."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Line:
             while data := _received(client):
                 if b"COMMIT" in data and self.lose_answers:
                     self.lose_answers -= 1
-                    _shut(client, socket.SHUT_WR)  # it is committed, and its client never hears of it
+                    _shut(client, socket.SHUT_WR)  # the commit succeeds, but the client gets no answer
                     upstream.sendall(data)
                     _shut(upstream, socket.SHUT_WR)
                     while _received(upstream):
@@ -189,7 +189,7 @@ def _shut(connection: socket.socket, how: int) -> None:
     try:
         connection.shutdown(how)
     except OSError:
-        pass  # the other side was faster
+        pass  # the other side closed first
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:

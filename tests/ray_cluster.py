@@ -1,4 +1,4 @@
-"""A real Ray cluster of one node, this machine, for the tests and docs/: two CPUs, no GPU, no dashboard."""
+"""Start a real Ray cluster on this machine for the tests and docs/: one node, two CPUs, no GPU, no dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_T
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """Start a cluster; skips where Ray is not installed."""
+    """Start a cluster; skip if Ray is not installed."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'amp-track[ray]'")
     with running_cluster() as folder:
         yield folder
@@ -32,11 +32,8 @@ def cluster() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_cluster() -> Iterator[Path]:
-    """Start a cluster, which ends with the block, name it in the environment, and return its folder.
-
-    All that it writes is there.
-    """
-    # The path of a socket in it may have 107 characters.
+    """Run a cluster within the block, set its address in the environment, and yield the folder of all its files."""
+    # The path of its socket is limited to 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         command = [sys.executable, "-c", _START, "start", "--head", *_OPTIONS, f"--object-store-memory={80 << 20}"]
@@ -50,7 +47,7 @@ def running_cluster() -> Iterator[Path]:
 
 
 def _address(head: subprocess.Popen[bytes], folder: Path) -> str:
-    """Wait until the cluster runs, for a minute at most, and return its address."""
+    """Wait up to a minute until the cluster runs, and return its address."""
     deadline = time.monotonic() + 60
     while "Ray runtime started" not in (said := (folder / "start.log").read_text()):
         assert head.poll() is None, said
@@ -60,7 +57,7 @@ def _address(head: subprocess.Popen[bytes], folder: Path) -> str:
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
-    """End the cluster, and nothing else: `ray stop` would end every one of this machine."""
+    """End only this cluster: `ray stop` would end all clusters of this machine."""
     started = psutil.Process(head.pid).children(recursive=True)
     head.terminate()
     _, alive = psutil.wait_procs(started, timeout=20)

@@ -1,7 +1,7 @@
-"""A simulated device: what the sandbox does for a command, without a process.
+"""A simulated device: a job runner without processes.
 
-Memory is `fixed + per_sample * batch`, and more in a training that is longer than a probe; everything above the job's
-budget runs out. What the commands make of it (studies, runs, tables) is real.
+Memory is `fixed + per_sample * batch`, plus an extra in a training that is longer than a probe. A job above its budget
+runs out of memory. Everything that commands write (studies, runs, tables) is real.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ METRIC = {"fp32": 0.9, "tf32": 0.9, "amp": 0.9, "bf16": 0.9}
 
 @dataclass
 class SimulatedRunner:
-    """Runs the jobs of one made-up workload with the option `width`.
+    """Runs the jobs of a made-up workload with the option `width`.
 
     Args:
-        fixed_bytes: what a job takes whatever its batch.
+        fixed_bytes: memory of a job, independent of its batch size.
         bytes_per_sample: by precision.
-        longer_bytes: what a training takes that a probe does not show.
-        planned_bytes_per_sample: what a plan says each sample takes; None if there is no plan.
-        free_bytes: what the device has free.
-        samples: of the training data.
-        fails: from a job to its outcome where it does not train; None lets it train.
-        quality: from a job to the quality it reaches.
+        longer_bytes: additional memory of a training, which a probe does not show.
+        planned_bytes_per_sample: predicted memory per sample; None for no memory plan.
+        free_bytes: free memory of the device.
+        samples: size of the training data.
+        fails: returns the result of a job that fails; None for a job that trains.
+        metric: returns the metric that a job reaches.
+        probe_seconds: the reported duration of a job.
     """
 
     fixed_bytes: int = 2 * MEBIBYTE
@@ -59,12 +60,11 @@ class SimulatedRunner:
     metric: Callable[[Job], float | None] = lambda job: METRIC[job.precision]
     probe_seconds: float = 1.0
     epochs: int = 2
-    """How long a job says that it took."""
     streams: bool = False
-    """Whether trainings say what each step and epoch did; the picture of it takes a third of a second."""
+    """Whether trainings send events by step and epoch, whose plot takes a third of a second."""
     forecasts_asked: int = 0
     jobs: list[Job] = field(default_factory=list)
-    """What has been run, in order."""
+    """The jobs that ran, in order."""
 
     def start(self) -> None:
         pass
@@ -114,7 +114,7 @@ class SimulatedRunner:
         )
 
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
-        interrupts.check()  # where the real one waits for a process
+        interrupts.check()  # the real job runner waits for a process here
         self.jobs.append(job)
         if (failure := self.fails(job)) is not None:
             return failure

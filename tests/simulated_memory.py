@@ -1,4 +1,4 @@
-"""Simulated devices for the search: a formula decides what fits, the search sees only what a real meter would show."""
+"""Simulated devices for the search: a formula decides what fits, and the search sees only values of a real meter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ UNLIMITED = Limit(2**24, "dataset")
 
 @dataclass
 class Device:
-    """Takes `need(batch)` bytes, in whole blocks, of a budget. Where it counts in large blocks it has a finer meter
-    too, as PyTorch's caching allocator has (reserved and allocated)."""
+    """A device on which a batch needs `need(batch)` bytes, rounded up to blocks.
+
+    With large blocks it also has a finer meter, like PyTorch's caching allocator (reserved and allocated memory).
+    """
 
     need: Callable[[int], float]
     budget_bytes: int
@@ -33,7 +35,7 @@ class Device:
         if self.fits(batch_size):
             fine = int(self.need(batch_size)) if self.block_bytes > 4096 else None
             return Probe(batch_size, JobStatus.FITS, self.reserved(batch_size), fine)
-        # What a failed allocation tells is rough, and sometimes it tells nothing.
+        # The memory that a failed job wanted is known roughly, and sometimes not at all.
         chance = random.Random(batch_size)
         wanted = max(self.need(batch_size) * chance.uniform(0.97, 1.2), self.budget_bytes + 1)
         return Probe(batch_size, self.failure, int(wanted) if chance.random() < 0.7 else None)
@@ -45,7 +47,7 @@ class Device:
             assert 1 <= step.batch_size <= limit.batch_size
             assert step.reason
             probes.append(self.probe(step.batch_size))
-            assert len(probes) < 100, "it ends"
+            assert len(probes) < 100, "the search does not end"
         if step.first_failing_batch is not None:
             tried = {probe.batch_size: probe.fits for probe in probes}
             assert step.first_failing_batch == step.batch_size + 1

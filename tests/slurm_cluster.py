@@ -1,4 +1,4 @@
-"""A real SLURM of one node, this machine, for the tests and docs/: its controller, its node's daemon, and munge."""
+"""Start a real SLURM on this machine for the tests and docs/: one node with slurmctld, slurmd and munged."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscr
 
 
 class NodeIsDown(Exception):
-    """SLURM has started, and its node takes no jobs."""
+    """SLURM started, but its node accepts no jobs."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
-    """Start SLURM, and name it in the environment; skips where it is not installed, or this is not root."""
+    """Start SLURM and set it in the environment; skip if it is not installed or this is not root."""
     if why := missing():
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ def cluster() -> Iterator[Path]:
 
 
 def missing() -> str:
-    """Return what SLURM needs and this machine lacks, in one line; nothing where it can be started."""
+    """Return one line on what SLURM needs and this machine lacks; "" if it can run."""
     programs = [program for program in _PROGRAMS if shutil.which(program) is None]
     if programs or os.getuid() != 0:
         return f"needs SLURM and root: apt-get install slurm-wlm ({', '.join(programs) or 'this is another user'})"
@@ -87,14 +87,14 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def running_cluster() -> Iterator[Path]:
-    """Start SLURM, which ends with the block, name it in the environment, and return its folder.
+    """Run SLURM within the block, set it in the environment, and yield its folder.
 
     Raises:
-        NodeIsDown: its node does not come up here.
+        NodeIsDown: its node does not start here.
     """
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
-        folder.chmod(0o755)  # munge wants its socket where everybody may look
+        folder.chmod(0o755)  # munge requires that all users can reach its socket
         (folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (folder / "munge.key").chmod(0o600)
         (folder / "slurm.conf").write_text(_settings(folder))
@@ -113,7 +113,7 @@ def running_cluster() -> Iterator[Path]:
 
 
 def _state_of_node() -> str:
-    """Wait until the node is idle, for a minute at most, and return its state."""
+    """Wait up to a minute until the node is idle, and return its state."""
     deadline = time.monotonic() + 60
     while True:
         said = subprocess.run(["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True)
@@ -124,9 +124,9 @@ def _state_of_node() -> str:
 
 @contextlib.contextmanager
 def without_delay(seconds: float = 90) -> Iterator[None]:
-    """Start jobs that are queued again soon, where SLURM waits two minutes, and let the block take no longer.
+    """Start requeued jobs soon within the block, where SLURM waits two minutes, and limit the time of the block.
 
-    Soon is not at once: SLURM tells a job from the same one queued again by the second, and within one would end both.
+    Not immediately: SLURM distinguishes a job from its requeued copy by the second, and would end both within one.
     """
     is_over = threading.Event()
 
@@ -158,7 +158,7 @@ def without_delay(seconds: float = 90) -> Iterator[None]:
 
 
 def _end(pid_file: Path) -> None:
-    """End a daemon, and wait until it has."""
+    """End a daemon and wait for it."""
     if pid_file.exists():
         pid = int(pid_file.read_text())
         os.kill(pid, 15)

@@ -1,4 +1,4 @@
-"""What tests share that is no fixture: paths, sizes, and a request with stores in the current folder."""
+"""Shared helpers of tests: paths, sizes, and requests with stores in the current folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WORKLOADS = Path(__file__).parent / "workloads"
 FAULTS = str(WORKLOADS / "faults.py")
 MEBIBYTE = 2**20
 OUR_FRAMES = str(ROOT / "amp_track")
-"""In a traceback: a frame of the package itself, which a user has no use for."""
+"""Occurs in a traceback that shows frames of the package, which a user should not see."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command has said, and how it ended."""
+    """The output and exit code of a command."""
 
     returncode: int
     stdout: str
@@ -38,12 +38,12 @@ class Done:
 
 
 def stores() -> dict[str, str]:
-    """Return the addresses of both stores in the current folder; absolute, since MLflow keeps a store open by them."""
+    """Return the absolute addresses of both stores in the current folder. MLflow keeps stores open by address."""
     return {"storage": f"sqlite:///{Path.cwd()}/optuna.db", "tracking_uri": f"sqlite:///{Path.cwd()}/mlflow.db"}
 
 
 def request(job: Job, **settings: Any) -> Request:
-    """Return a request with stores in the current folder; `settings` are fields of its options, by name."""
+    """Return a request with stores in the current folder. `settings` are fields of its options, by name."""
 
     def taken(options: type) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(options) if field.name in settings]
@@ -59,18 +59,18 @@ def request(job: Job, **settings: Any) -> Request:
 
 
 def some_nightly(values: Iterable[str], *, quick: Collection[str]) -> list[ParameterSet]:
-    """Return values to parametrize a test with, of which all but some are for `make test-nightly`."""
+    """Return the values as parameters of a test. All but the quick ones are for `make test-nightly`."""
     return [pytest.param(value, marks=[] if value in quick else [pytest.mark.nightly]) for value in values]
 
 
 def small_request(**options: Any) -> Request:
-    """Return the question that the fixture `found` holds the answer of."""
+    """Return the request of which the fixture `found` holds the result."""
     job = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)
     return request(job, precisions=("fp32", "bf16"), study="mine", max_batch_size=64, **options)
 
 
 def make_stores(folder: Path) -> None:
-    """Make both stores in a folder, empty and with their tables, which takes seconds."""
+    """Create both stores in a folder, empty but with their tables, which takes seconds."""
     from amp_track.study.opening import open_storage
     from amp_track.tracking import Tracker
 
@@ -79,19 +79,18 @@ def make_stores(folder: Path) -> None:
 
 
 def skip_without_namespaces(unshare: Sequence[str]) -> None:
-    """Skip the test where a command of `unshare` cannot run a program in namespaces of its own."""
+    """Skip the test if a command of `unshare` cannot run a program in new namespaces."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare, of util-linux")
     tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
     if tried.returncode:
-        pytest.skip(f"needs namespaces of its own, which root may make: {tried.stderr.strip()}")
+        pytest.skip(f"needs new namespaces, which only root may create: {tried.stderr.strip()}")
 
 
 def write_without_waiting_for_the_disk() -> None:
-    """Set what SQLite databases are opened with from here on, in this process alone.
+    """Open SQLite databases in this process without waiting for the disk, which would take half of the test time.
 
-    Half of the time of these tests would go by waiting for the disk. What survives a power cut is SQLite's to test;
-    what survives a killed process does not depend on this.
+    Surviving a power cut is for SQLite to test. Surviving a killed process does not depend on this.
     """
 
     @event.listens_for(Engine, "connect")

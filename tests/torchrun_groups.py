@@ -1,4 +1,4 @@
-"""Two groups of torchrun on this machine, as two machines would start them."""
+"""Start two torchrun groups on this machine, like two machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = ("first machine", "second machine")
 
 
 class Groups:
-    """Both groups, while they run.
+    """Two running torchrun groups.
 
     Args:
         command: starts torchrun.
@@ -35,46 +35,46 @@ class Groups:
         self.processes = [self._start(index) for index in range(len(GROUPS))]
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        # Else, of two on one machine, the one that is quicker is the host of the rendezvous.
+        # Otherwise the faster of two groups on one machine hosts the rendezvous.
         command = [*self._command[:3], "--rdzv-conf", f"is_host={1 - index}", *self._command[3:]]
         environment = os.environ | {"OMP_NUM_THREADS": "1", _MARK: f"{self.mark} {index}"}
         with Path(GROUPS[index]).open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     def lose_second_machine(self) -> None:
-        """Kill torchrun, commands and jobs of the second group, all at once."""
+        """Kill torchrun, commands and jobs of the second group."""
         for process in _marked(f"{self.mark} 1"):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.processes[1].wait()
 
     def wait(self) -> list[int]:
-        """Wait until both have ended, and return their exit codes."""
+        """Wait for both groups and return their exit codes."""
         return [process.wait(_LONGEST_SECONDS) for process in self.processes]
 
     def commands(self) -> dict[int, psutil.Process]:
-        """Return the commands that run, by rank."""
+        """Return the running commands by rank."""
         started = [child for process in self.processes for child in psutil.Process(process.pid).children()]
         return {int(each.environ()["RANK"]): each for each in started}
 
     def interrupt(self) -> None:
-        """Do what Ctrl-C in both terminals does."""
+        """Send SIGINT to both groups, like Ctrl-C in both terminals."""
         for process in self.processes:
             process.send_signal(signal.SIGINT)
 
     @property
     def said(self) -> str:
-        """What all of them have printed."""
+        """The output of all commands."""
         return "".join(Path(name).read_text() for name in GROUPS)
 
     @property
     def result(self) -> Any:
-        """The JSON object that one of them has printed."""
+        """The JSON object in the output of one command."""
         (line,) = [line for line in self.said.splitlines() if line.startswith("{")]
         return json.loads(line)
 
     def wait_until_said(self, text: str) -> None:
-        """Wait until one of them prints a text."""
+        """Wait until the output contains a text."""
         deadline = time.monotonic() + _LONGEST_SECONDS
         while text not in self.said:
             assert time.monotonic() < deadline, self.said
@@ -116,7 +116,7 @@ def started(*arguments: str, restarts: int = 0, per_machine: int = 2, address: s
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """Return the processes that were started with a mark in their environment, and what they have started."""
+    """Return the processes with a mark in their environment, and their children."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -126,14 +126,14 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def run(*arguments: str, per_machine: int = 2) -> Groups:
-    """Run the command by torchrun on "two machines", and return what came of it."""
+    """Run the command by torchrun on "two machines" and return the result."""
     with started(*arguments, per_machine=per_machine) as groups:
         groups.wait()
     return groups
 
 
 def address_of_this_machine() -> str:
-    """Return an IPv4 address of this machine that other machines may reach."""
+    """Return an IPv4 address of this machine that other machines can reach."""
     known = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     found = (each.address for each in known if each.family == socket.AF_INET and not each.address.startswith("127."))
     return next(found, "0.0.0.0")

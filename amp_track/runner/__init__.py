@@ -1,1 +1,1 @@
-"""Run one job in fresh processes."""
+"""The job runner: it runs each job in fresh processes."""

@@ -1,4 +1,4 @@
-"""The way of a checkpoint that only rank 0's machine has to the other ranks: in chunks, through torchrun's store."""
+"""Send a checkpoint from the machine of rank 0 to the other ranks, in chunks through torchrun's store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amp_track.records.errors import StoreFailed
 from amp_track.runner.store_messages import Board, CheckpointFile, Order, Progress, damaged
 
 CHUNK_BYTES = 4 * 2**20
-"""The store takes values of a few MiB, and keeps them in memory."""
+"""The store accepts values of a few MiB and keeps them in memory."""
 _CHUNKS_AHEAD = 8
 
 
 class Upload:
-    """A checkpoint on its way into the store, of which only a few chunks are there at a time."""
+    """Writes a checkpoint to the store, which holds only a few chunks at a time."""
 
     def __init__(self, file: Path, number: int) -> None:
         self._stream: BinaryIO = file.open("rb")
@@ -42,24 +42,23 @@ class Upload:
         return CheckpointFile(size=self._size, sha256=digest.hexdigest())
 
     def take_passed(self, everywhere: int) -> Iterator[str]:
-        """Yield the keys of chunks that every rank has."""
+        """Yield the keys of chunks that every rank has, to delete them; `everywhere` is the number of such chunks."""
         for chunk in range(self._deleted, min(everywhere, self.written)):
             self._deleted = chunk + 1
             yield _chunk_key(self.number, chunk)
 
     def next_chunks(self, everywhere: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys and contents of chunks that are due."""
+        """Yield the keys and contents of the next chunks to write."""
         while self.written < everywhere + _CHUNKS_AHEAD and (data := self._stream.read(CHUNK_BYTES)):
             self.written += 1
             yield _chunk_key(self.number, self.written - 1), data
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
 
 class Download:
-    """A checkpoint on its way from the store to this machine."""
+    """Reads a checkpoint from the store to a file of this machine."""
 
     def __init__(self, file: Path, board: Board, order: Order, expected: CheckpointFile) -> None:
         self.file = file
@@ -70,13 +69,13 @@ class Download:
         free = shutil.disk_usage(file.parent).free
         if free < expected.size:
             raise StoreFailed(
-                f"{file.parent}: {units.format_bytes(free)} are free, and the checkpoint to resume from has "
-                f"{units.format_bytes(expected.size)}. Free some space, or set TMPDIR."
+                f"{file.parent} has {units.format_bytes(free)} of free space, but the checkpoint to resume from needs "
+                f"{units.format_bytes(expected.size)}. Free some space or set TMPDIR."
             )
 
     @property
     def is_over(self) -> bool:
-        """True once all of it is here."""
+        """True once the checkpoint is complete."""
         return self.progress.chunks * CHUNK_BYTES >= self._expected.size
 
     @property
@@ -85,7 +84,7 @@ class Download:
         return _chunk_key(self.progress.number, self.progress.chunks)
 
     def add(self, data: bytes) -> None:
-        """Append a chunk."""
+        """Append a chunk. Raises AgentLost if its size is wrong."""
         if len(data) != min(CHUNK_BYTES, self._expected.size - self.progress.chunks * CHUNK_BYTES):
             raise damaged(0)
         self._digest.update(data)
@@ -94,7 +93,7 @@ class Download:
         self.progress = Progress(number=self.progress.number, chunks=self.progress.chunks + 1)
 
     def check(self) -> None:
-        """Raise AgentLost if it is not the file that rank 0 has."""
+        """Raise AgentLost if the file differs from that of rank 0."""
         if self._digest.hexdigest() != self._expected.sha256:
             raise damaged(0)
 

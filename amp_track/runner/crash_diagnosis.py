@@ -17,46 +17,46 @@ from amp_track.records.units import format_bytes
 from amp_track.runner import job_processes
 
 _NEARLY_THE_BUDGET = 0.95
-"""A job that crashes within its budget, and takes more than this fraction of it without a limit, ran out of memory."""
+"""A crash counts as out of memory if the job needs more than this fraction of its budget when nothing limits it."""
 _SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT")
-"""A failed allocation that nobody checks ends in one of these: two of 75 jobs over a CPU budget did."""
+"""An unchecked failed allocation ends in one of these: measured for 2 of 75 jobs over a CPU budget."""
 _KERNEL_FAILURES = (
-    # oneDNN: it reports every failure so, a failed allocation and a dtype that the CPU has no kernel for among them.
+    # oneDNN reports every failure like this, including a failed allocation and a dtype without a kernel on this CPU.
     "could not create a primitive",
     "could not execute a primitive",
     "could not create a memory object",
-    # cuDNN: each engine's failed allocation is swallowed, and the next one tried (pytorch#108645).
+    # cuDNN ignores the failed allocation of an engine and tries the next one (pytorch#108645).
     "was unable to find an engine",
     "CUDNN_STATUS_NOT_SUPPORTED",
-    # Handles are made when they are first needed, with memory that is not torch's.
+    # Handles are created at first use, in memory outside of torch's allocator.
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_NOT_INITIALIZED",
-    # Dtypes that a device has no kernel for.
+    # Dtypes without a kernel on the device.
     "CUBLAS_STATUS_NOT_SUPPORTED",
     "not implemented for 'Half'",
     "not implemented for 'BFloat16'",
 )
-"""Messages of kernels that could not run, each as the library that raises it spells it."""
+"""Messages of kernels that could not run, as the libraries spell them."""
 _ALWAYS_POSSIBLE = ("fp32", "tf32")
-"""Modes without autocast: a kernel that fails in float32 at one sample is a bug of the workload or of the machine."""
+"""Precisions without autocast. A kernel that fails in float32 at one sample is a bug in the workload or machine."""
 
 
 def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: float) -> JobResult:
-    """Return the outcome of a process that has died, or that can no longer report one.
+    """Return the result of a process that died, or that can no longer report its result.
 
     Args:
         child: the process.
-        oom_kills: how many processes of this control group the kernel has killed for memory meanwhile.
-        wall_seconds: how long it ran.
+        oom_kills: the number of processes of this control group that the kernel killed for memory during the job.
+        wall_seconds: the duration of the job.
     """
     if child.has_lost_its_server:
-        message = "the process that jobs are forked from was killed, and this job with it"
+        message = "the fork server was killed, which ended this job"
         return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
     exit_code = child.exit_code
     if exit_code is None:
         message = (
-            "the job's process closed its connection to this command, or wrote something else to it, and went on; "
-            "close only files that the workload has opened"
+            "the job process closed or corrupted its pipe to this command and kept running; close only files that the "
+            "workload opened"
         )
         return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
     killed_by = _signal_name(-exit_code) if exit_code < 0 else ""
@@ -64,19 +64,19 @@ def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds
         status, message = JobStatus.OOM, "killed by the kernel for memory"
     else:
         how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
-        status, message = JobStatus.CRASHED, f"the job's process {how}"
+        status, message = JobStatus.CRASHED, f"the job process {how}"
     return JobResult(status=status, message=message, signal=killed_by, wall_seconds=wall_seconds)
 
 
 def _signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9, and the number of a signal that Python has no name for."""
+    """Return the name of a signal, `SIGKILL` for 9, or its number if Python has no name for it."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def oom_if_its_loader_was_killed(result: job_processes.Result | None, oom_kills: int) -> job_processes.Result | None:
-    """Turn a crash into out of memory if the kernel killed one of the job's loader processes for memory.
+    """Turn a crash into out of memory if the kernel killed a loader process of the job for memory.
 
-    The job then reports an error of the DataLoader.
+    The job itself reports only an error of the DataLoader.
     """
     if (
         oom_kills
@@ -89,13 +89,13 @@ def oom_if_its_loader_was_killed(result: job_processes.Result | None, oom_kills:
 
 
 def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResult]) -> JobResult:
-    """Return what an outcome really was: itself, unless it is a crash that the device may have caused.
+    """Return the result, with a better status if it is a crash that the device may have caused.
 
-    A workload's own exception, exit or SIGKILL stays what it is.
+    An exception of the workload, its exit and a SIGKILL keep their status.
 
     Args:
         job: the resolved job.
-        crash: its outcome.
+        crash: its result.
         measure: runs a short job without a limit.
     """
     is_kernel_failure = _is_kernel_failure(crash)
@@ -104,13 +104,13 @@ def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResul
     unlimited = None
     if job.memory_budget_bytes is not None:
         unlimited = measure(job)
-        if unlimited.status is JobStatus.OOM:  # not even the whole memory is enough
+        if unlimited.status is JobStatus.OOM:  # all memory of the device is not enough
             return unlimited
         if unlimited.fits:
             return _with_and_without_the_budget(crash, unlimited, job.memory_budget_bytes)
-        if unlimited.status is not JobStatus.CRASHED:  # it took too long to tell
+        if unlimited.status is not JobStatus.CRASHED:  # it timed out, so the cause stays unknown
             return crash
-    if not is_kernel_failure:  # without a budget a null pointer is a bug as likely as a failed allocation
+    if not is_kernel_failure:  # without a budget, a null pointer may as well be a bug
         return crash
     return _with_few_samples(job, crash, unlimited, measure)
 
@@ -120,14 +120,14 @@ def _is_kernel_failure(job_result: JobResult) -> bool:
 
 
 def _with_and_without_the_budget(crash: JobResult, unlimited: JobResult, budget_bytes: int) -> JobResult:
-    """Call it out of memory if the same batch takes the budget, or nearly as much, where nothing limits it.
+    """Return out of memory if the same batch needs nearly the budget or more when nothing limits it.
 
-    Nearly, because such a library may ask for more at once when it can.
+    Nearly, because without a limit such a library may allocate in larger pieces.
     """
     needed = unlimited.peak_bytes
     if needed is None or needed <= _NEARLY_THE_BUDGET * budget_bytes:
         return crash
-    reason = f"{crash.message} within the budget; without it the job runs and takes {format_bytes(needed)}"
+    reason = f"{crash.message} within the budget; without a budget the job runs and needs {format_bytes(needed)}"
     return dataclasses.replace(
         crash, status=JobStatus.OOM, message=reason, train_peak_allocated_bytes=needed, peak_bytes=needed
     )
@@ -136,10 +136,10 @@ def _with_and_without_the_budget(crash: JobResult, unlimited: JobResult, budget_
 def _with_few_samples(
     job: Job, crash: JobResult, unlimited: JobResult | None, measure: Callable[[Job], JobResult]
 ) -> JobResult:
-    """Tell a batch that is too large from a precision that is not possible, by whether one sample runs, or two.
+    """Distinguish a batch that is too large from a precision that is not supported: run one sample, or two.
 
-    Two where one is refused for another reason, as batch norm refuses it. A batch that fails under no limit while fewer
-    samples run is too large for a kernel, unless the limit was the memory that is free.
+    Two samples are for models that reject one, such as those with batch norm. If fewer samples run, a batch that fails
+    without a limit is too large for a kernel; if the job had no budget, it is out of memory.
     """
     for batch_size in (1, 2):
         known = unlimited if batch_size == job.batch_size else None

@@ -1,6 +1,6 @@
-"""A job on several machines: torchrun starts a command for each rank, and each of them runs one process of every job.
+"""Run jobs on several machines: torchrun starts one command per rank, and each command runs one process per job.
 
-A job's process is fresh, so that one that runs out of memory ends no command, and with it none of torchrun's groups.
+The job process is a fresh one, so that running out of memory ends neither the command nor torchrun's group.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
     "workload source": lambda known: known.workload_digest,
     "dataset": lambda known: known.dataset_digest,
 }
-"""By name, what all ranks need to have in common: an edge is that of one device, code and data."""
+"""Properties that all ranks must share: a max batch is valid for one device, code and data."""
 
 
 class _OneRank(JobRunner):
-    """Runs the process of one rank.
+    """Runs the job process of one rank.
 
     Args:
-        launch: as torchrun has started this command.
-        workload: the workload's file or module.
+        launch: how torchrun started this command.
+        workload: the file or module of the workload.
         steps_back: as for JobRunner.
     """
 
@@ -48,7 +48,7 @@ class _OneRank(JobRunner):
         self._launch = launch
 
     def _rank(self, rendezvous: str) -> Rank:
-        """Return this command's rank in a job."""
+        """Return the rank of this command in a job."""
         return dataclasses.replace(self._launch.rank, rendezvous=rendezvous)
 
     def _link(self, session: str, folder: Path | None = None) -> Link:
@@ -78,9 +78,9 @@ class _OneRank(JobRunner):
 
 
 class DistributedRunner(_OneRank):
-    """Runs the jobs of one workload in fresh processes of several commands, of which this is the first.
+    """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
 
-    Predictions and dtypes take one process, here.
+    Predictions and dtypes run in a single process of this command.
     """
 
     def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
@@ -90,22 +90,22 @@ class DistributedRunner(_OneRank):
         _first = self
 
     def dismiss(self) -> None:
-        """Let the other commands end: there are no more jobs."""
+        """End the commands of the other ranks: there are no more jobs."""
         if self._others is not None:
             self._others.dismiss()
 
     def inspect(self, job: Job) -> Inspection:
-        """Return what the devices support and how the workload describes itself.
+        """Return what the devices support and what the workload declares.
 
         Raises:
             BadInput: as JobRunner.inspect; or the machines differ.
-            TargetFailed: loading the workload's data failed.
+            TargetFailed: loading the data of the workload failed.
         """
         with self._joined().working("inspect", job, once_a_machine=True) as (rendezvous, others):
             results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], self._note, beside=others)
         indices = [0, *(other.index for other in others)]
         for index, result in zip(indices, results, strict=True):
-            if isinstance(result, JobResult):  # those that were ended because of it have none
+            if isinstance(result, JobResult):  # None for ranks that were killed because of it
                 where = f" in process {index} of {self._launch.rank.count}"
                 raise failure(job, result, where if result.status is not JobStatus.TIMED_OUT else "")
         first, *rest = [inspection_of(job, result) for result in results]
@@ -121,7 +121,7 @@ class DistributedRunner(_OneRank):
         return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
     def _joined(self) -> OtherRanks:
-        """Return the other commands, once all of them have joined."""
+        """Return the commands of the other ranks after all of them have joined."""
         if self._others is None:
             session = secrets.token_hex(8)
             others = OtherRanks(self._launch, self._link(session), session)
@@ -139,15 +139,15 @@ class DistributedRunner(_OneRank):
 
 _log = logging.getLogger("amp_track.runner")
 _first: DistributedRunner | None = None
-"""torchrun starts a process as one command, and so this belongs to the process."""
+"""Global because torchrun starts one command per process."""
 
 
-class _OtherRankSandbox(_OneRank):
-    """Runs the processes of a rank other than 0.
+class _OtherRankRunner(_OneRank):
+    """Runs the job processes of a rank other than 0.
 
     Args:
-        launch: as torchrun has started this command.
-        workload: what this command's own arguments name.
+        launch: how torchrun started this command.
+        workload: the workload in the arguments of this command.
     """
 
     def __init__(self, launch: Launch, workload: str) -> None:
@@ -155,7 +155,7 @@ class _OtherRankSandbox(_OneRank):
         self._workload = workload
 
     def follow(self) -> None:
-        """Run what rank 0's command orders, until all is done. Raises EOFError or AgentLost if that has failed."""
+        """Run the orders of rank 0 until the last one. Raises EOFError or AgentLost if rank 0 failed."""
         with processes.scratch_folder() as checkpoints:
             orders = Orders(self._launch, self._link("", checkpoints), self._workload)
             while (ordered := orders.next()) is not None:
@@ -167,7 +167,7 @@ class _OtherRankSandbox(_OneRank):
     def _answer(
         self, order: Order, rendezvous: str, checkpoint: str | None, orders: Orders
     ) -> job_processes.Result | AmpTrackError | None:
-        job = dataclasses.replace(order.job, job_timeout_seconds=None)  # the first command's clock counts
+        job = dataclasses.replace(order.job, job_timeout_seconds=None)  # rank 0 enforces the timeout
         with processes.scratch_folder() if order.writes_files else nullcontext() as scratch:
             folder = None
             if scratch is not None:
@@ -183,7 +183,7 @@ class _OtherRankSandbox(_OneRank):
                 )
             except Stopped:
                 return None
-            except AgentLost:  # nobody reads an answer
+            except AgentLost:  # no rank 0 to answer
                 raise
             except AmpTrackError as error:
                 return error
@@ -191,39 +191,39 @@ class _OtherRankSandbox(_OneRank):
 
 
 def follow(launch: Launch, workload: str) -> None:
-    """Run the processes of one rank until the first command is done.
+    """Run the job processes of one rank until the command of rank 0 ends.
 
     Args:
-        launch: as torchrun has started this command, which is not the first.
-        workload: the workload's file or module.
+        launch: how torchrun started this command; not rank 0.
+        workload: the file or module of the workload.
 
     Raises:
-        SystemExit: the first command has failed, which says why; or its machine is gone or this command has failed, and
-            this one has said so.
+        SystemExit: the command of rank 0 failed and printed the reason; or its machine was lost or this command failed,
+            and this command printed the reason.
     """
     with interrupts.deferred(owns_process=True):
-        runner = _OtherRankSandbox(launch, workload)
+        runner = _OtherRankRunner(launch, workload)
         runner.start()
         try:
             runner.follow()
         except EOFError:
-            raise SystemExit(AgentLost.exit_code) from None  # the first command says why
+            raise SystemExit(AgentLost.exit_code) from None  # rank 0 prints the reason
         except AmpTrackError as error:
             _log.error("rank %d: %s", launch.rank.index, error)
             raise SystemExit(error.exit_code) from None
 
 
 def dismiss() -> None:
-    """Tell the other commands that this one is done, and all went well."""
+    """End the commands of the other ranks successfully."""
     if _first is not None:
         _first.dismiss()
 
 
 def check_alike(index: int, other: Inspection, first: Inspection) -> None:
-    """Raise BadInput if a rank has another device, software or data than the first."""
+    """Raise BadInput if the device, software or data of a rank differ from those of rank 0."""
     for name, of in _ALIKE.items():
         if of(other) != of(first):
             raise BadInput(
-                f"torchrun: got rank {index} with {name} {of(other)}, expected {of(first)} as rank 0 has; start it on "
-                "machines that are alike"
+                f"torchrun: the {name} of rank {index} is {of(other)}, but that of rank 0 is {of(first)}. Use machines "
+                "with the same devices, software and data."
             )

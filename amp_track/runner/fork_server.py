@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported torch, from which those of a job are forked in 50 ms."""
+"""Control the fork server: a process that has imported torch, from which a job process is forked in 50 ms."""
 
 from __future__ import annotations
 
@@ -25,59 +25,59 @@ from amp_track.runner import leading_imports
 from amp_track.workers import interrupts, processes, programs
 
 SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
-"""Environment variable that tells the fork server which process has started it, and in which folder its socket lies."""
+"""Environment variable that passes to the fork server the process that started it and the folder of its socket."""
 SELF_CONTAINED_VARIABLE = "AMP_TRACK_SELF_CONTAINED"
-"""Set for a workload that imports nothing else, so that a server which has imported more may serve it."""
+"""Set for a workload that imports nothing else, so that a server with more imports may serve it."""
 PRELOAD_VARIABLE = "AMP_TRACK_PRELOAD"
-"""Environment variable that tells the fork server which import statements the workload begins with, one a line."""
+"""Environment variable that passes the leading import statements of the workload to the fork server, one per line."""
 PACKAGE_FOLDER = str(Path(__file__).parents[2])
-"""Where this package lies. The server looks there first: `mlflow run` starts a command from the project's folder, while
-another copy is installed in the environment, and jobs would run that one."""
+"""The folder of this package, first on the path of the server: `mlflow run` starts a command in the project folder
+while the environment may contain another copy, which jobs would run instead."""
 SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "amp_track"
-"""The variable that keeps Python from importing modules of the working folder, and the value that says who set it."""
+"""The variable that keeps the working folder off Python's path, and the value that marks it as set by amp_track."""
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
 """Arguments of personality(2), from Linux's sys/personality.h."""
 _SERVERS = 3
-"""How many fork servers may die before a job is given up."""
+"""A job fails after so many fork servers have died."""
 _LONGEST_TMPDIR = 70
-"""Linux allows 107 bytes: `/amp_track-xxxxxxxx/listener-xxxxxxxx` takes 37 of them."""
+"""Linux allows 107 bytes for a socket path; `/amp_track-xxxxxxxx/listener-xxxxxxxx` uses 37 of them."""
 
 _ONE_AT_A_TIME = threading.Condition()
-"""Held where a start changes what the whole process shares: its environment, personality and main module."""
+"""Held while a start changes the environment, personality and main module, which all threads share."""
 
 
 class ImportsTakeTooLong(Exception):
-    """A fork server had not done its imports in time, and was killed."""
+    """A fork server did not finish its imports in time and was killed."""
 
 
 @dataclass
 class _Server:
-    """The fork server that this module has started last."""
+    """The fork server that this module started last."""
 
     pid: int | None = None
     preload: str = ""
-    """The import statements that it runs."""
+    """Its import statements."""
     users: int = 0
-    """Blocks that need it to go on: see `held`."""
+    """The number of `held` blocks that use it."""
 
 
 _server = _Server()
 
 
-# That it was killed is no news for users, and nothing leaks.
+# The user does not need to know that the tracker was killed; nothing leaks.
 warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
 
 
 def start(environment: Mapping[str, str]) -> None:
-    """Start the fork server unless it runs, in place of one that was killed, and do not wait until it imports torch.
+    """Start the fork server unless it runs. Do not wait for its imports.
 
-    One whose imports may change what this workload does is replaced, once no process of it runs.
+    A running server whose imports may change the behavior of this workload is replaced, after its processes have ended.
 
     Args:
-        environment: variables that it has besides this process's own.
+        environment: additional variables of the server.
 
     Raises:
-        BadInput: the temporary folder's path is too long for a socket.
+        BadInput: the path of the temporary folder is too long for a socket.
     """
     _keep_sockets_in_scratch_folder()
     preload = environment.get(PRELOAD_VARIABLE, "")
@@ -96,7 +96,7 @@ def start(environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def held(environment: Mapping[str, str]) -> Iterator[None]:
-    """Start the fork server as `start` does, and let no other workload replace it within the block."""
+    """Start the fork server as `start` does, and keep other workloads from replacing it within the block."""
     with _ONE_AT_A_TIME:
         start(environment)
         _server.users += 1
@@ -109,51 +109,51 @@ def held(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _note_server(before: int | None, preload: str) -> None:
-    """Note what the server that runs now has imported, if it was not running before."""
+    """Record the imports of the running server if it is a new one."""
     if _pid() != before:
         _server.pid, _server.preload = _pid(), preload
 
 
 def _ensure_running(environment: Mapping[str, str]) -> None:
     with _as_a_server_is_started(environment):
-        resource_tracker.ensure_running()  # which unblocks signals
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it itself
+        resource_tracker.ensure_running()  # before blocking signals, because it unblocks them
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the server ignores it
         try:
             forkserver.ensure_running()
         except OSError as error:
             if "AF_UNIX path too long" not in str(error):
                 raise
             raise BadInput(
-                f"TMPDIR: got {tempfile.gettempdir()}, expected a path of at most {_LONGEST_TMPDIR} characters, so "
-                "that a socket can lie there; set a shorter one"
+                f"TMPDIR: got {tempfile.gettempdir()}, expected a path of at most {_LONGEST_TMPDIR} characters. Set a "
+                "shorter one, because it also holds sockets."
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _pid() -> int | None:
-    """Return the number of the fork server, of whoever has started it, and None if there is none.
+    """Return the process id of the fork server, whether or not amp_track started it; None if there is none.
 
-    A private field of multiprocessing; without it, this raises AttributeError.
+    Reads a private field of multiprocessing; without it, this raises AttributeError.
     """
     pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     return pid
 
 
 def stop() -> None:
-    """Kill the fork server; the next job starts another one. Call it while no process forked from it runs.
+    """Kill the fork server; the next job starts a new one. Call it while no process forked from it runs.
 
-    Uses a private method of multiprocessing, whose own tests do the same; without it, this raises AttributeError.
+    Uses a private method of multiprocessing, as the tests of CPython do; without it, this raises AttributeError.
     """
     with _ONE_AT_A_TIME:
         if (server_pid := _pid()) is not None:
-            with contextlib.suppress(ProcessLookupError):  # else it is waited for until its imports end
+            with contextlib.suppress(ProcessLookupError):  # without the kill, _stop waits until its imports end
                 os.kill(server_pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def kill_if_stopped() -> None:
-    """Kill the fork server if it has been stopped (SIGSTOP) and so answers nobody; the next job starts another one."""
+    """Kill the fork server if it was stopped (SIGSTOP) and cannot answer; the next job starts a new one."""
     with _ONE_AT_A_TIME:
         if (server_pid := _pid()) is None:
             return
@@ -166,23 +166,23 @@ def kill_if_stopped() -> None:
 
 
 def start_process(process: ForkServerProcess, environment: Mapping[str, str], seconds: float | None = None) -> None:
-    """Start a process from the fork server, or from another one if that has died, within a `held` block.
+    """Start a process from the fork server, or from a new server if that died. Call it within a `held` block.
 
     Args:
         process: not yet started.
-        environment: of the server, as for `start`.
-        seconds: how long the server's imports may take; None for as long as they do.
+        environment: as for `start`.
+        seconds: the time limit for the imports of the server; None for no limit.
 
     Raises:
-        AmpTrackError: the fork servers die.
-        ImportsTakeTooLong: the server's imports took longer.
+        AmpTrackError: several fork servers died.
+        ImportsTakeTooLong: the imports of the server exceeded the time limit.
     """
     for _ in range(_SERVERS):
         with _ONE_AT_A_TIME:
             before = _pid()
             try:
                 _ensure_running(environment)
-                # A server that has died since is started once more by this. Else it waits for the imports: seconds.
+                # This restarts a server that has died since. Otherwise it waits seconds for the imports.
                 with (
                     _as_a_server_is_started(environment),
                     _no_main_module(),
@@ -196,14 +196,14 @@ def start_process(process: ForkServerProcess, environment: Mapping[str, str], se
             finally:
                 _note_server(before, environment.get(PRELOAD_VARIABLE, ""))
     raise AmpTrackError(
-        f"the process that jobs are forked from died {_SERVERS} times before it had imported torch, expected it to "
-        "live; look for who kills it (the kernel, if memory is short), and whether `import torch` works"
+        f"The fork server died {_SERVERS} times while it imported torch. Check that `import torch` works, and that "
+        "nothing kills the process, such as the kernel when memory is low."
     )
 
 
 @contextlib.contextmanager
 def _killed_after(seconds: float | None) -> Iterator[None]:
-    """Kill the fork server if the block takes longer, and raise ImportsTakeTooLong."""
+    """Kill the fork server if the block exceeds the time limit, and raise ImportsTakeTooLong."""
     if seconds is None:
         yield
         return
@@ -231,28 +231,28 @@ def _killed_after(seconds: float | None) -> Iterator[None]:
 
 
 def _keep_sockets_in_scratch_folder() -> None:
-    """Make multiprocessing put the fork server's socket where it is deleted even if this process is killed.
+    """Make multiprocessing create the socket of the fork server in a folder that is deleted even after a SIGKILL.
 
-    It makes a folder in its own way, which then stays for ever, unless a private field of the current process names
-    one. If that changes, it makes its own again.
+    Sets a private field of the current process. If multiprocessing no longer reads it, the socket lies in a folder that
+    stays on disk after a SIGKILL.
     """
     configuration = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if "tempdir" not in configuration:
         folder = contextlib.ExitStack()
         configuration["tempdir"] = str(folder.enter_context(processes.scratch_folder()))
-        util.Finalize(None, folder.close, exitpriority=-100)  # as late as multiprocessing deletes its own
+        util.Finalize(None, folder.close, exitpriority=-100)  # as late as multiprocessing deletes its folder
 
 
 @contextlib.contextmanager
 def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
-    """Give a server that is started within the block what it needs of this process.
+    """Set up the environment for a server that is started within the block.
 
     Args:
-        environment: variables that it has besides this process's own.
+        environment: additional variables of the server.
     """
     path = os.pathsep.join(filter(None, [PACKAGE_FOLDER, os.environ.get("PYTHONPATH", "")]))
     environment = {**environment, "PYTHONPATH": path, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
-    if not os.environ.get(SAFE_PATH_VARIABLE):  # else `python -c`, by which it is started, looks in this folder first
+    if not os.environ.get(SAFE_PATH_VARIABLE):  # the server starts by `python -c`, which searches this folder first
         environment[SAFE_PATH_VARIABLE] = SAFE_PATH
     with _fixed_addresses(), programs.variables(environment):
         yield
@@ -260,11 +260,11 @@ def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give programs that are started within the block the same addresses each time.
+    """Disable address-space randomization for programs that are started within the block.
 
-    Objects are then hashed, sorted and placed alike, and a job takes the same memory in every command: the peak of an
-    LSTM's training in 12 commands was the same to the page, and with random addresses differed by up to 0.7 %. Linux
-    allows it, but a container may not; then addresses stay random.
+    Objects are then hashed, sorted and placed in the same way, and a job uses the same memory in every command. The
+    peak of an LSTM's training in 12 commands was equal to the page; with random addresses it differed by up to 0.7 %.
+    A container may forbid this; then addresses stay random.
     """
     random_addresses = _personality(_NO_CHANGE)
     if random_addresses == -1 or _personality(random_addresses | _ADDR_NO_RANDOMIZE) == -1:
@@ -278,13 +278,13 @@ def _fixed_addresses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing the parent's main module into processes started within the block.
+    """Keep multiprocessing from importing the main module of this process into processes started within the block.
 
-    A job does not need that module: it costs time, makes the job's memory depend on which program started it, and a
-    script without the usual guard would start itself.
+    A job does not need it: the import costs time, makes the memory of the job depend on the program that started it,
+    and a script without a `__main__` guard would start itself.
 
-    Relies on `multiprocessing.spawn.get_preparation_data` looking it up in `sys.modules`; if that changes, the module
-    is imported again.
+    Relies on `multiprocessing.spawn.get_preparation_data` reading `sys.modules`. If that changes, the main module is
+    imported again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -295,7 +295,7 @@ def _no_main_module() -> Iterator[None]:
 
 
 def _personality(persona: int) -> int:
-    """Call Linux's personality(2), which programs inherit; return -1 on other systems, and if it is refused."""
+    """Call Linux's personality(2), which child processes inherit. Return -1 on other systems, or if not permitted."""
     if sys.platform != "linux":
         return -1
     return int(ctypes.CDLL(None).personality(ctypes.c_ulong(persona)))

@@ -1,4 +1,4 @@
-"""The tasks of a job's fresh process: train, inspect, watch dtypes. Imports neither mlflow nor optuna."""
+"""The tasks of a job process: train, inspect, trace dtypes. Imports neither mlflow nor optuna."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ def run(
     enforce_budget: bool,
     after_a_kill: bool = False,
 ) -> None:
-    """Train, and send events and then the outcome, whatever exception is raised; or send the BadInput or StoreFailed.
+    """Train, sending events and finally the result, whatever exception is raised; or send the BadInput or StoreFailed.
 
-    Of the processes that train together only the first one sends events. After a kill, the device may still hold the
-    memory of the process before.
+    Only rank 0 sends events. After a kill, the device may still hold memory of the previous process.
     """
     device = None
     phase = "start"
@@ -67,10 +66,10 @@ def run(
                 job_result = trainer.run()
             finally:
                 phase = trainer.phase
-            sender.send(job_result)  # before disconnecting from the others, which may hang
+            sender.send(job_result)  # before leaving the process group, which may hang
     except (BadInput, StoreFailed) as error:
         sender.send(error)
-    except BaseException as error:  # SystemExit too: a workload that calls sys.exit() has failed
+    except BaseException as error:  # includes SystemExit: a workload that calls sys.exit() failed
         if device is not None:
             device.lift_budget()
         sender.send(job_result_of_exception(error, phase, device))
@@ -79,8 +78,8 @@ def run(
 def cannot_use_cuda() -> bool:
     """Return whether this process was forked from one that had initialized CUDA.
 
-    A private function of torch.cuda tells it; if it is renamed, every job on a GPU fails with torch's own message,
-    "Cannot re-initialize CUDA in forked subprocess", where a package that a workload imports touches CUDA.
+    Uses a private function of torch.cuda. If torch renames it, each job on a GPU fails with "Cannot re-initialize CUDA
+    in forked subprocess" if a package that the workload imports initializes CUDA.
     """
     is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)
     return bool(is_in_bad_fork())
@@ -91,7 +90,7 @@ def _discard(event: Event) -> None:
 
 
 def inspect(job: Job, sender: Sender, rank: Rank) -> None:
-    """Send an Inspection; or BadInput if an argument is wrong; or a crashed JobResult if the data cannot be loaded."""
+    """Send an Inspection, a BadInput for a wrong argument, or a crashed JobResult if the data cannot be loaded."""
     try:
         sender.send(_inspection(job, rank))
     except BadInput as error:
@@ -101,7 +100,7 @@ def inspect(job: Job, sender: Sender, rank: Rank) -> None:
 
 
 def dtypes(job: Job, sender: Sender) -> None:
-    """Send a DtypesReport; or BadInput; or the JobResult of a failure."""
+    """Send a DtypesReport, a BadInput, or the JobResult of a failure."""
     watch = DtypesWatch()
     try:
         sender.send(watch.run(job, workload_of(job), open.open_device(job.device)))
@@ -112,7 +111,7 @@ def dtypes(job: Job, sender: Sender) -> None:
 
 
 def workload_of(job: Job) -> Workload:
-    """Return the workload in the form that the job trains. Raises BadInput if it cannot be loaded."""
+    """Return the workload, without data for a synthetic job. Raises BadInput if it cannot be loaded."""
     workload = load_workload(job.workload, job.options)
     return workload.without_data() if job.synthetic else workload
 
@@ -132,7 +131,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
         check_dataset(job.workload, "eval_data", eval_data)
         training_samples, evaluation_samples = length(train_data), length(eval_data)
         if not training_samples:
-            raise BadInput(f"{job.workload}: got no training samples, expected at least one; look at its train_data()")
+            raise BadInput(f"{job.workload}: train_data() is empty. Return at least one sample.")
         dataset_digest = digest(train_data)
         check_sample(job.workload, "train_data", train_data)
         check_sample(job.workload, "eval_data", eval_data)
@@ -170,7 +169,7 @@ def _inspection(job: Job, rank: Rank) -> Inspection:
 
 
 def _support(name: str, device: Device, processes: int) -> Support:
-    """Return whether every device that the job uses supports a precision, and the reason of the first that does not."""
+    """Return whether all devices of the job support a precision, with the reason of the first that does not."""
     supports = [precision.support(name, each.torch_device) for each in device.of_processes(processes)]
     return next((support for support in supports if not support.supported), supports[0])
 

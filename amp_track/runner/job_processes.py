@@ -1,4 +1,4 @@
-"""Start, listen to and end the fresh processes of a job."""
+"""Start the fresh processes of a job, read their messages, and end them."""
 
 from __future__ import annotations
 
@@ -27,52 +27,52 @@ from amp_track.workers import interrupts
 
 _TRACKING_NICENESS = 10
 _EXIT_SECONDS = 10
-"""How long a process whose pipe is closed may take to exit; one that holds much memory takes a while."""
+"""Time limit for the exit of a process whose pipe is closed. Freeing much memory takes a while."""
 _REPORTED_EXIT_SECONDS = 2
-"""The same for one that has reported: nothing is lost if it is killed."""
+"""Time limit for the exit of a process that has reported its result. Killing it then loses nothing."""
 _GONE_SECONDS = 0.05
 _CHECK_SECONDS = 1
-"""How long a wait may last before it checks for an interrupt: Python may swallow what a signal's handler raises."""
+"""The longest wait before a check for interrupts: Python may swallow an exception raised in a signal handler."""
 _PEERS_SECONDS = 2
-"""How long the others may still report once one has failed: one of them may be the cause."""
+"""How long other ranks may still report after one has failed: one of them may be the cause."""
 
 Result = JobResult | Inspection | DtypesReport | PlanReport | Forecasts
 
 
 class Source(Protocol):
-    """What reports to this process while a job runs: a process of the job, or another command that has one."""
+    """A sender of messages while a job runs: a job process, or the command of another rank."""
 
     result: Result | None
     has_died: bool
     is_waited_for: bool
-    """Whether the job goes on until it is over."""
+    """True if the job waits until this source is over."""
 
     @property
     def ends(self) -> Sequence[Any]:
-        """What becomes ready, for `multiprocessing.connection.wait`, when there is something to read."""
+        """Handles for `multiprocessing.connection.wait` that become ready when there is something to read."""
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more comes."""
+        """True if no more messages come."""
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive one message, if one of its ends is ready. An exception that it sends is raised."""
+        """Receive one message if one of `ends` is ready. Raise an exception that the source sends."""
 
 
 @dataclass
 class Child:
-    """A running process of a job, and its result once there is one."""
+    """A running job process, and its result if it has reported one."""
 
     process: ForkServerProcess
     connection: Connection[Any, Any]
     result: Result | None = None
     has_died: bool = False
-    """Whether it has ended without a result, or can no longer report one."""
+    """True if it ended without a result, or can no longer report one."""
     is_waited_for: bool = True
 
     @property
     def ends(self) -> Sequence[Any]:
-        """What becomes ready when it has sent something, or has died."""
+        """Handles that become ready when it has sent a message, or has died."""
         return self.connection, self.process.sentinel
 
     @property
@@ -82,25 +82,25 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of one that has died, or minus the number of a signal; None if it goes on without its pipe."""
+        """The exit code, or the negative number of a signal; None if the process still runs without its pipe."""
         return None if _is_running(self.process) else self.process.exitcode
 
     @property
     def has_lost_its_server(self) -> bool:
-        """True if it goes on although multiprocessing takes it for dead, since the fork server is."""
+        """True if it still runs although multiprocessing considers it dead, because the fork server is."""
         return self.process.exitcode is not None and _is_running(self.process)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive one message, or note that it has died. An exception that the process sends is raised."""
+        """Receive one message, or record that the process died. Raise an exception that it sends."""
         if not self.connection.poll():
             self.has_died = True
             return
         try:
             with interrupts.waiting():
                 message = self.connection.recv()
-        except Exception:  # the pipe is closed, in the middle of a message perhaps, or something else was written to it
+        except Exception:  # the pipe was closed, perhaps within a message, or other data was written to it
             with interrupts.waiting():
-                wait([self.process.sentinel], _EXIT_SECONDS)  # the pipe closes a moment before the process is gone
+                wait([self.process.sentinel], _EXIT_SECONDS)  # the pipe closes a moment before the process ends
             self.has_died = True
             return
         match message:
@@ -113,7 +113,7 @@ class Child:
 
 
 def _is_running(process: ForkServerProcess) -> bool:
-    """Return whether there is such a process, whatever multiprocessing knows of it."""
+    """Return whether the process runs. multiprocessing does not know if the fork server died."""
     assert process.pid is not None
     try:
         return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
@@ -131,27 +131,27 @@ def started(
     steps_back: bool = False,
     duplex: bool = False,
 ) -> Iterator[Child]:
-    """Start a process that calls `target` with the arguments and its end of a pipe. It does not outlive the block.
+    """Start a process that calls `target` with the arguments and its end of a pipe. Kill it at the end of the block.
 
-    Neither does what it has started, unless that has left its process group.
+    Its children are killed with it, unless they have left its process group.
 
     Args:
         context: of multiprocessing.
-        target: a function of a module, which the process imports.
+        target: a module-level function, which the process imports.
         *arguments: pickled.
-        environment: of the fork server, should it not run yet; see `fork_server.start`.
-        import_seconds: how long the fork server's imports may take; None for as long as they do.
-        steps_back: lower this process's own priority, which cannot be undone.
-        duplex: let this process write to the pipe, too.
+        environment: of the fork server if it does not run yet; see `fork_server.start`.
+        import_seconds: the time limit for the imports of the fork server; None for no limit.
+        steps_back: lower the priority of this process, which cannot be undone.
+        duplex: let this process write to the pipe.
     """
-    with fork_server.held(environment):  # started at this process's priority so far
+    with fork_server.held(environment):  # before the priority is lowered, which the fork server would inherit
         if steps_back:
             _lower_own_priority()
         connection, childs_end = context.Pipe(duplex)
         process = context.Process(target=target, args=(*arguments, childs_end))
-        try:  # from the start on: Ctrl-C may come at any time, and multiprocessing waits at exit for a child that runs
+        try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
             fork_server.start_process(process, environment, import_seconds)
-            childs_end.close()  # so that the child's death closes the pipe
+            childs_end.close()  # so that the pipe closes when the child dies
             child = Child(process, connection)
             yield child
             if child.is_over:
@@ -165,43 +165,42 @@ def started(
 
 
 def _kill(process: ForkServerProcess) -> None:
-    """Kill a process, if it runs, and what is left of its group, and wait until it is gone.
+    """Kill a process and the rest of its group, and wait until the process has ended.
 
-    The group bears the process's number, which Linux gives to no other process as long as the group has members.
+    The group has the id of the process. Linux does not reuse the id while the group has members.
     """
     if process.pid is None:
         return
     process.kill()  # it may not lead its group yet
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses it where only zombies are left
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS denies it for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
     while True:
-        process.join(_EXIT_SECONDS)  # much memory takes a while
+        process.join(_EXIT_SECONDS)  # freeing much memory takes a while
         if process.exitcode is not None:
             break
-        fork_server.kill_if_stopped()  # it is the server that says whether a process is gone
-    while _is_running(process):  # though a server that was killed has not said so
+        fork_server.kill_if_stopped()  # the fork server reports the exit code
+    while _is_running(process):  # a killed fork server reports an exit code too early
         time.sleep(_GONE_SECONDS)
 
 
 def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadline: float | None) -> None:
-    """Pass on events until the job is decided.
+    """Read messages until the status of the job is known.
 
-    That is when all processes are over, when one has failed and the others have had time to report, or when the
-    deadline has passed.
+    That is when all processes have ended, when one failed and the others have had time to report, or at the deadline.
 
     Args:
-        sources: the processes of one job, and what else is to be heard meanwhile.
+        sources: the processes of one job, and other sources to read meanwhile.
         on_event: called with every message that is not a result.
         deadline: a time of `time.monotonic`, in seconds; None for no deadline.
 
     Raises:
-        AmpTrackError: one of the processes sent it: BadInput, or a fork server that is not what it should be.
+        AmpTrackError: one of the processes sent it: BadInput, or a fault of the fork server.
     """
     while any(not source.is_over for source in sources if source.is_waited_for):
         listening = [source for source in sources if not source.is_over]
         left = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
         with interrupts.waiting():
-            ends = {end for source in listening for end in source.ends}  # ranks of other commands share one
+            ends = {end for source in listening for end in source.ends}  # other ranks share one pipe
             ready = wait(list(ends), min(left, _CHECK_SECONDS))
         if not ready:
             if left > _CHECK_SECONDS:
@@ -218,10 +217,10 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
 
 
 def _lower_own_priority() -> None:
-    """Lower the priority of this process, which tracks jobs; they keep the one that the fork server was started with.
+    """Lower the priority of this process, which tracks jobs. The jobs keep the priority of the fork server.
 
-    A step that computes on every core waits for a core that is taken from it: tracking a tiny MLP on 2 cores took a
-    tenth of its speed. At this priority a process still gets about a tenth of a core that is wanted elsewhere.
+    A step that computes on every core waits for each of them: tracking slowed a tiny MLP on 2 cores by a tenth. At this
+    priority the process still gets about a tenth of a busy core.
     """
     if sys.platform != "win32" and os.getpriority(os.PRIO_PROCESS, 0) < _TRACKING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, _TRACKING_NICENESS)

@@ -1,8 +1,8 @@
-"""Find the imports of a workload's file that can be done before it runs, without changing what it does.
+"""Find the imports of a workload file that can run in advance without changing its behavior.
 
-A file may set an environment variable or patch a module, and import afterwards what reads it. So only the imports
-above its first other statement are done in advance. To import a module that is not installed counts as such a
-statement: it is the user's own, and may do anything.
+A file may set an environment variable or patch a module, and then import a module that depends on it. So only imports
+above the first other statement run in advance. An import of a module that is not installed counts as another statement:
+it is code of the user and may do anything.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 _REQUIRED = ("torch", "numpy", "amp_track")
-"""Packages that the fork server has loaded by the end of `import torch`, or is itself."""
+"""Packages that are loaded after `import torch`, and amp_track."""
 _INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
 class LeadingImports:
-    """The import statements at the top of a workload's file."""
+    """The import statements at the top of a workload file."""
 
     statements: tuple[str, ...] = ()
-    """Those of installed packages, in the file's order; not those of Python's own modules."""
+    """Imports of installed packages, in the order of the file, without the standard library."""
     stopped_at: str = ""
-    """The first statement that is none of them: `train.py, line 3`."""
+    """The first other statement: `train.py, line 3`."""
     is_self_contained: bool = False
-    """Whether the file imports nothing else but Python's own modules and packages that every job needs. What else a
-    fork server has imported makes no difference to it."""
+    """True if the file otherwise imports only the standard library and packages that every job needs. Other imports of
+    a fork server do not affect such a file."""
 
 
 def leading_imports(workload: str) -> LeadingImports:
-    """Return the import statements that come before anything else in a workload's file, or in its module's packages.
+    """Return the import statements before any other statement in a workload file, or in the packages of its module.
 
     Args:
         workload: `train.py`, or `package.module:Class`.
     """
     module, colon, _ = workload.partition(":")
     here = os.getcwd()
-    path = sorted(sys.path, key=lambda folder: folder in ("", here))  # the working folder last, which keeps the order
+    path = sorted(sys.path, key=lambda folder: folder in ("", here))  # a stable sort: only the working folder moves
     if colon:
         path.append(here)
         files = _files_of_module(module, path)
-        if not files:  # it is in an archive, say
+        if not files:  # for example in a zip archive
             return LeadingImports((), module)
     else:
-        files = [workload] if os.path.isfile(workload) else []  # a pipe would be waited for
+        files = [workload] if os.path.isfile(workload) else []  # reading a pipe would block
         path.insert(0, os.path.realpath(os.path.dirname(workload)))  # as `workload_import` does
     statements: list[str] = []
     for file in files:
@@ -60,23 +60,23 @@ def leading_imports(workload: str) -> LeadingImports:
                 statements.append(ast.unparse(node))
     return LeadingImports(
         (*statements, "import torch"), is_self_contained=True
-    )  # nothing precedes what every job needs
+    )  # no other statement precedes the imports
 
 
 def is_of_required_package(statement: str) -> bool:
-    """Return whether a statement imports only from packages that every job needs anyway."""
+    """Return whether a statement imports only from packages that every job needs."""
     return all(name in _REQUIRED for name in _imported_packages(_parsed(statement)))
 
 
 def may_share_server(running: Sequence[str], wanted: Sequence[str], *, is_self_contained: bool = False) -> bool:
-    """Return whether a fork server that has run some statements may serve a workload that begins with others.
+    """Return whether a fork server may serve a workload with other leading imports.
 
-    It may if both begin with torch, and it has imported nothing else that this workload may import later.
+    It may if both import torch, and the server has imported nothing else that the workload may import later.
 
     Args:
         running: the statements of the server.
-        wanted: those of the workload.
-        is_self_contained: whether the workload imports nothing else, see `LeadingImports`.
+        wanted: the statements of the workload.
+        is_self_contained: as in `LeadingImports`, for the workload.
     """
     if list(running) == list(wanted):
         return True
@@ -87,14 +87,14 @@ def may_share_server(running: Sequence[str], wanted: Sequence[str], *, is_self_c
 
 
 def _imports_only(file: str, statements: Sequence[str]) -> bool:
-    """Return whether a file, its functions too, imports only what every job needs, and what some statements import."""
+    """Return whether all imports of a file, including its functions, are of required packages or in `statements`."""
     allowed = {*_REQUIRED, *(name for statement in statements for name in _imported_packages(_parsed(statement)))}
     imported = [node for node in ast.walk(_parsed_file(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
     return all(_is_of_python(name) or name in allowed for node in imported for name in _imported_packages(node))
 
 
 def _imports_torch(statement: str) -> bool:
-    """Return whether a statement imports torch, by itself or as `from amp_track import Workload` does."""
+    """Return whether a statement imports torch, directly or through `from amp_track import Workload`."""
     node = _parsed(statement)
     if isinstance(node, ast.ImportFrom) and node.module == "amp_track":
         return "Workload" in [alias.name for alias in node.names]
@@ -108,7 +108,7 @@ def _parsed(statement: str) -> ast.Import | ast.ImportFrom:
 
 
 def _files_of_module(module: str, path: Sequence[str]) -> list[str]:
-    """Return the files that Python runs to import a module: those of its packages, and its own."""
+    """Return the files that Python runs to import a module: those of its packages and of the module."""
     names = module.split(".")
     for folder in path:
         own = Path(folder, *names)
@@ -122,12 +122,12 @@ def _files_of_module(module: str, path: Sequence[str]) -> list[str]:
 def _parsed_file(file: str) -> ast.Module:
     try:
         return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # too many parentheses are the last two
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # last two: too many parentheses
         return ast.Module([], [])
 
 
 def _top_level(file: str) -> Iterator[ast.stmt]:
-    """Yield the statements of a file that do anything when it is imported."""
+    """Yield the statements of a file that have an effect when it is imported."""
     for node in _parsed_file(file).body:
         match node:
             case ast.Expr(value=ast.Constant()):  # a docstring
@@ -160,7 +160,7 @@ def _is_of_python(name: str) -> bool:
 
 
 def _is_installed(node: ast.Import | ast.ImportFrom, path: Sequence[str]) -> bool:
-    """Return whether all that a statement imports is Python's own or installed, and not the user's."""
+    """Return whether a statement imports only the standard library and installed packages, not code of the user."""
     return all(
         _is_of_python(name) or name in _REQUIRED or bool(name and _is_in_installed_folder(name, path))
         for name in _imported_packages(node)

@@ -1,4 +1,4 @@
-"""The tasks of planning in a fresh process: predict memory by running the training step on fake tensors."""
+"""The planning tasks of a job process: predict memory by running the training step on fake tensors."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
 
 _TRACED = 8, 16
-"""The batch sizes that a forecast's line goes through."""
+"""The batch sizes that define the line of a forecast."""
 _NOT_USERS = tuple(
     f"{folder}{os.sep}"
     for folder in (
         Path(__file__).parents[1], Path(torch.__file__).parent, sysconfig.get_path("stdlib"),
     )
 )  # fmt: skip
-"""Folders whose frames tell users nothing about their own code."""
+"""Folders whose stack frames are not code of the user."""
 _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", ".numpy() is not supported")
-"""What torch raises, or says, where code needs the values of a fake tensor."""
+"""Exceptions and messages of torch for code that needs the values of a fake tensor."""
 
 
 def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
-    """Send a PlanReport of this rank's share of the precisions; or BadInput; or the JobResult of a failure."""
+    """Send a PlanReport of this rank's share of the precisions, a BadInput, or the JobResult of a failure."""
     _set_up_process()
     try:
         sender.send(_report(job, task, rank))
@@ -59,12 +59,12 @@ def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
         sender.send(error)
     except Exception as error:
         sender.send(_cannot_be_planned(job, error))
-    except BaseException as error:  # SystemExit too
+    except BaseException as error:  # includes SystemExit
         sender.send(job_main.job_result_of_exception(error, "plan", None))
 
 
 def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
-    """Send Forecasts, whatever happens: a search goes on without them."""
+    """Send Forecasts, even after an exception: a search does not need them."""
     _set_up_process()
     try:
         sender.send(_forecasts(job, task))
@@ -73,14 +73,14 @@ def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
 
 
 def _set_up_process() -> None:
-    """Hide every GPU from this process: an optimizer asks CUDA for its stream, which would take memory."""
+    """Hide all GPUs from this process: an optimizer requests a CUDA stream, which would use GPU memory."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gc.freeze()  # what is there now is no garbage of a trace, before each of which it is collected
+    gc.freeze()  # garbage is collected before each trace; existing objects need not be scanned
 
 
 def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
-    """Return the step on fake tensors. Raises PlanningUnavailable, and BadInput where there is no example batch."""
-    from amp_track.memory_plan.fake_step import FakeStep  # raises where torch has changed its private interfaces
+    """Return the step on fake tensors. Raises PlanningUnavailable, or BadInput without an example batch."""
+    from amp_track.memory_plan.fake_step import FakeStep  # raises if private interfaces of torch have changed
 
     try:
         example = example_batch(workload, 2)
@@ -88,15 +88,15 @@ def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
         raise
     except Exception as error:
         raise BadInput(
-            f"{job.workload}: got {summary(error)} from example(2), expected a batch of the real shapes and dtypes; "
-            "override example() so that it needs no data",
+            f"{job.workload}: example(2) raised {summary(error)}. Override example() to return a batch of the real "
+            "shapes and dtypes without reading data.",
             detail=users_traceback(error),
         ) from error
     return FakeStep(job, workload, example, as_cuda=as_cuda)
 
 
 def _alike(precisions: Sequence[str]) -> list[list[str]]:
-    """Return the precisions in groups that allocate the same: fp32 and tf32 differ only in how they compute."""
+    """Group precisions with the same allocations: fp32 and tf32 differ only in the computation."""
     groups: dict[tuple[torch.dtype | None, bool], list[str]] = {}
     for name in precisions:
         mode = Precision.named(name)
@@ -143,9 +143,9 @@ def _plan_precision(step: FakeStep, precision: str, task: PlanTask) -> Precision
 
 
 def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
-    """Return the forecast of each precision that has one, and the reason why one has none."""
+    """Return the forecasts by precision, with the reason for a missing one."""
     if job.compile:
-        return Forecasts(reason="torch.compile fuses what a step allocates one by one")
+        return Forecasts(reason="torch.compile changes the allocations of a step")
     step = _fake_step(job, job_main.workload_of(job).without_data(), as_cuda=task.on_cuda)
     found: dict[str, Forecast] = {}
     reason = ""
@@ -162,34 +162,33 @@ def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
 
 
 def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | str:
-    """Return the forecast of a precision, or why there is none."""
+    """Return the forecast of a precision, or the reason why there is none."""
     first, second = (
         with_workspaces(step.trace(precision, batch_size).with_next_step(), task.blas_workspace_bytes)
         for batch_size in _TRACED
     )
     if first.recurrent:
-        return f"{', '.join(first.recurrent)}: what a recurrent layer keeps is not known beforehand"
+        return f"{', '.join(first.recurrent)}: the memory that a recurrent layer keeps cannot be predicted"
     family = TraceFamily.through(first, second)
     if family is None:
-        return f"{precision}: the step does something else at another batch size"
+        return f"{precision}: the operations of the step depend on the batch size"
     return predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
 
 
 def _cannot_be_planned(job: Job, error: Exception) -> BadInput:
-    """Return the error of a step that fails on fake tensors, with the line of the workload that it came from."""
+    """Return the error for a step that fails on fake tensors, with the line of the workload that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith((*_NOT_USERS, "<"))]
     own = [frame for frame in users if "site-packages" not in frame.filename] or users
     where = f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else job.workload
     if any(text in summary(error) for text in _NEEDS_VALUES):
         return BadInput(
-            f"{where}: got {summary(error)} on tensors without values, expected a training step whose shapes do not "
-            "depend on them (.numpy(), a boolean mask as an index and nonzero() do, and .item() while the model is "
-            "built, but of arange and linspace); use torch.where or a sum, and Python's numbers, or measure with "
-            "amp-track max-batch"
+            f"{where}: {summary(error)}, because a memory plan runs the step on tensors without values. Replace "
+            ".numpy(), nonzero(), boolean masks as indices, and .item() in the model's constructor (allowed on arange "
+            "and linspace) by torch.where, a sum or Python numbers, or measure with amp-track max-batch."
         )
     return BadInput(
-        f"{where}: got {summary(error)} in a training step on tensors without values, expected it to run; correct it "
-        "if it is wrong with real tensors too, or measure with amp-track max-batch",
+        f"{where}: the training step fails on tensors without values: {summary(error)}. Fix it if it also fails on "
+        "real tensors, or measure with amp-track max-batch.",
         detail=users_traceback(error),
     )

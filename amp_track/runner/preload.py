@@ -1,7 +1,7 @@
-"""Import once, in the fork server, what each job's fresh process starts with: that takes 50 ms instead of seconds.
+"""Import once, in the fork server, the modules that every job needs: a job then starts in 50 ms instead of seconds.
 
-Only the fork server imports this module, for its effect. Nothing here may start threads or touch a GPU: a process
-forked from one that has a CUDA context cannot use it.
+Only the fork server imports this module, for its side effect. Nothing here may start threads or use a GPU: a process
+forked from one with a CUDA context cannot use CUDA.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from amp_track.runner import fork_server, runner
 from amp_track.training.devices import heap
 
 failure = ""
-"""The traceback of the required module that could not be imported.
+"""The traceback of a required module that could not be imported.
 
-It is kept and not raised because the fork server ignores an ImportError: each job's process looks it up and reports it.
+It is stored and not raised because the fork server ignores an ImportError. Each job process reports it.
 """
 is_left_to_jobs = False
-"""Whether each job imports torch itself, since its workload does something before it imports torch."""
+"""True if each job imports torch, because its workload runs other statements before it imports torch."""
 
 _SECONDS_TO_DIE = 0.5
 _CHECK_SECONDS = 0.2
 
 
 def _look_here_last() -> None:
-    """Let no file of the working folder, such as `torch.py`, be imported in place of an installed package.
+    """Keep a file in the working folder, such as `torch.py`, from being imported instead of an installed package.
 
-    The variable that has kept Python from looking there so far is taken away: programs of a job are not to have it. An
-    empty part of PYTHONPATH means that folder, too.
+    Delete the variable that has kept the folder off Python's path until now, so that programs of a job do not inherit
+    it. An empty part of PYTHONPATH also means the working folder.
     """
     if os.environ.get(fork_server.SAFE_PATH_VARIABLE) == fork_server.SAFE_PATH:
         del os.environ[fork_server.SAFE_PATH_VARIABLE]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-    if first == fork_server.PACKAGE_FOLDER:  # it was for this package alone
+    if first == fork_server.PACKAGE_FOLDER:  # only needed to import this package
         os.environ["PYTHONPATH"] = others
         if not others:
             del os.environ["PYTHONPATH"]
         sys.path.remove(first)
     here = ("", os.getcwd())
-    sys.path.sort(key=lambda folder: folder in here)  # which keeps the order of the others
+    sys.path.sort(key=lambda folder: folder in here)  # stable: the order of the others stays
 
 
 def _starter() -> tuple[int, str]:
-    """Return which process has started this server, and the folder of its socket."""
+    """Return the id of the process that started this server, and the folder of its socket."""
     number, _, sockets = os.environ[fork_server.SOCKETS_VARIABLE].partition(" ")
     return int(number), sockets
 
 
 def _leave(server: int) -> None:
-    """Leave at once when the last job is done: taking torch apart takes a while, and its libraries complain on stderr.
+    """Exit immediately after the last job: the normal shutdown of torch is slow and prints complaints to stderr.
 
-    A command that was killed has left the folder of this server's socket behind.
+    If the command was killed, delete the folder of this server's socket.
 
     Args:
-        server: the number of the process that registered this; a job's process, forked from it, may come here too.
+        server: the id of the process that registered this function; a job process forked from it may call it too.
     """
     if os.getpid() != server:
         os._exit(0)
     starter, _ = _starter()
     deadline = time.monotonic() + _SECONDS_TO_DIE
-    while os.getppid() == starter and time.monotonic() < deadline:  # its files close a moment before it ends
+    while os.getppid() == starter and time.monotonic() < deadline:  # its pipe closes a moment before it ends
         time.sleep(0.01)
     _leave_orphaned()
     os._exit(0)
@@ -85,8 +85,8 @@ def _leave_orphaned(*_: object) -> None:
 
 @contextlib.contextmanager
 def _ending_with_command() -> Iterator[None]:
-    """End this server soon after its command within the block, where it does not listen yet: an import may hang."""
-    if fork_server.SOCKETS_VARIABLE not in os.environ:  # a job's process, of a server that is not ours
+    """End this server soon after its command within the block, where it does not yet listen: an import may hang."""
+    if fork_server.SOCKETS_VARIABLE not in os.environ:  # a job process of a server that amp_track did not start
         yield
         return
     signal.signal(signal.SIGALRM, _leave_orphaned)
@@ -100,9 +100,9 @@ def _ending_with_command() -> Iterator[None]:
 
 
 def import_required() -> str:
-    """Import what every job needs, and return the traceback if that fails."""
-    was_enabled = gc.isenabled()  # a workload that was imported before may not want it
-    gc.disable()  # a quarter of the time of these imports: they leave hardly any garbage, and it is collected below
+    """Import the modules that every job needs. Return the traceback if that fails, else ""."""
+    was_enabled = gc.isenabled()  # a workload imported earlier may have disabled it
+    gc.disable()  # saves a quarter of the import time; the imports leave little garbage, which is collected below
     try:
         for name in runner.REQUIRED_MODULES:
             importlib.import_module(name)
@@ -111,30 +111,30 @@ def import_required() -> str:
     gc.collect()
     if was_enabled:
         gc.enable()
-    gc.freeze()  # else the children's collector writes to, and so copies, every page of it
+    gc.freeze()  # otherwise the garbage collector of a job process writes to, and so copies, every page
     return ""
 
 
 def _run_imports() -> None:
-    """Run the import statements that the workload begins with."""
+    """Run the leading import statements of the workload."""
     for statement in os.environ.get(fork_server.PRELOAD_VARIABLE, "").splitlines():
         try:
             exec(statement, {})
-        except Exception:  # the job meets the same error, and reports it
+        except Exception:  # the job raises and reports the same error
             return
 
 
 def _preload() -> None:
-    """Import the workload's modules, and what every job needs unless the workload does something before that."""
+    """Run the imports of the workload, then import the modules that every job needs if the workload allows it."""
     global failure, is_left_to_jobs
-    # A terminal sends Ctrl-C to this process too, which would die with a traceback. It ends when its parent does.
+    # A terminal sends Ctrl-C to this process, which would print a traceback. It ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it was blocked while Python started
     _look_here_last()
     with _ending_with_command():
         gc.disable()
         try:
-            heap.keep_to_one_arena()  # before torch's libraries start a thread
+            heap.keep_to_one_arena()  # before libraries of torch start threads
             _run_imports()
         finally:
             gc.enable()

@@ -19,36 +19,37 @@ from amp_track.workers import streams
 
 
 def set_up_process(*, is_job: bool = True) -> None:
-    """Make this a job's process.
+    """Turn this forked process into a job process.
 
-    It leads a process group, so that what it starts can be ended with it. It prints to stderr, whoever reads that,
-    ignores Ctrl-C, ends with its parent, and is the kernel's first choice when memory runs out.
+    It leads a process group, so that its children can be killed with it. It prints to stderr, ignores Ctrl-C, ends with
+    its parent, and is the first process that the kernel kills when memory runs out.
 
     Args:
         is_job: False leaves out the last two.
     """
-    os.setpgid(0, 0)  # no session: where each has its share of the cores, the command's priority would mean nothing
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else, after `stty tostop`, it stops when it prints
+    os.setpgid(0, 0)  # not a session: with autogroup scheduling, priorities have no effect between sessions
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # after `stty tostop`, printing would stop the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     streams.open_closed_streams()
-    streams.make_lossy()  # before stdout is another file, which Python may take for one that it can seek in
+    streams.make_lossy()  # before dup2: Python may consider the new stdout seekable
     sys.stdout.flush()
-    os.dup2(2, 1)  # stdout belongs to the command's result
+    os.dup2(2, 1)  # stdout is for the result of the command
     if is_job:
         _raise_oom_score()
         _end_with_parent()
 
 
 def _end_with_parent() -> None:
-    """End the group with the parent, whose end of a pipe closes however it dies, SIGKILL included.
+    """Kill the process group when the parent dies: its end of a pipe closes even after SIGKILL.
 
-    A thread waits for it. On Linux the kernel kills the group, too, even while the job hangs in C and no thread runs.
+    A thread waits for that. On Linux the kernel also kills the group, which works while the job hangs in C code and no
+    thread runs.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_wait_for_end, args=(parent.sentinel,), daemon=True).start()
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a kernel that only resembles Linux may refuse it
+        with contextlib.suppress(OSError):  # emulations of Linux may reject it
             fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, -os.getpid())  # the group
             flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
@@ -61,7 +62,7 @@ def _wait_for_end(sentinel: int) -> None:
 
 
 def _raise_oom_score() -> None:
-    """Make the kernel kill this job, and not the search that started it, if it must kill a process for memory."""
+    """Make the kernel kill this job before the search that started it when memory runs out."""
     if sys.platform == "linux":
         try:
             Path("/proc/self/oom_score_adj").write_text("1000")
@@ -70,7 +71,7 @@ def _raise_oom_score() -> None:
 
 
 def announce(rank: Rank) -> None:
-    """Set the environment variables by which torchrun tells a process its rank: a workload may read them."""
+    """Set the environment variables in which torchrun passes the rank: a workload may read them."""
     if rank.count > 1:
         os.environ |= {
             "RANK": str(rank.index),
@@ -81,35 +82,35 @@ def announce(rank: Rank) -> None:
 
 
 class Sender:
-    """Sends a job's messages. Only the job's own process does: one that the workload forks ends when it tries to.
+    """Sends the messages of a job. A process that the workload forked ends when it tries to send.
 
-    Else a forked process that comes back from the workload's code would train on, and send a second outcome.
+    Otherwise a forked process that returns from the code of the workload would keep training and send a second result.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
         self._process = os.getpid()
-        os.register_at_fork(after_in_child=connection.close)  # so that it closes when the job's own process ends
+        os.register_at_fork(after_in_child=connection.close)  # so that it closes when the job process ends
 
     def send(self, message: Any) -> None:
-        """Send an event, a result or an error. If that is not possible, end the process."""
+        """Send an event, a result or an error. End the process if sending fails."""
         if os.getpid() != self._process:
-            _end("a process that the workload forked came back from its code, and ends here; end it with os._exit()")
-        # A class of the workload's own is not known where it arrives.
+            _end("a process forked by the workload returned from its code and was ended; end it with os._exit()")
+        # The receiver does not know a class that the workload defines.
         if isinstance(message, BadInput) and type(message) is not BadOption:
             detail = printable(str(getattr(message, "detail", "")))
             message = BadInput(printable(text_of(message), SUMMARY_CHARACTERS), detail)
         try:
             self._connection.send(message)
         except BrokenPipeError:
-            os._exit(1)  # nobody listens any more
+            os._exit(1)  # the command has closed the pipe
         except OSError as error:
-            _end(f"the job cannot report to its command ({error}); close only files that the workload has opened")
+            _end(f"the job cannot report to its command ({error}); close only files that the workload opened")
 
 
 def _end(why: str) -> None:
     try:
         sys.stderr.write(f"amp-track: {why}\n")
         sys.stderr.flush()
-    finally:  # whatever the workload has made of stderr
+    finally:  # even if the workload replaced stderr
         os._exit(1)

@@ -1,6 +1,6 @@
-"""The commands of the other ranks, as rank 0's command uses them, and the other way round.
+"""Messages between the command of rank 0 and the commands of the other ranks.
 
-Both are read while the command's own job process runs; messages go through the process of `store_exchange`.
+They are read while the job process runs, and pass through the process of `store_exchange`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from amp_track.runner.store_messages import (
 from amp_track.workers import interrupts
 
 _JOIN_SECONDS = 300
-"""How long the others may take to import torch and to join, once rank 0 waits for them."""
+"""Time limit for the other ranks to import torch and join, from when rank 0 waits for them."""
 _STOP_SECONDS = 60
-"""How long a command may take to end its process of a job."""
+"""Time limit for a command to end its job process."""
 _SIGNAL_SECONDS = 1.0
-"""torchrun ends all commands, one after the other: the loss of one may only be the first sign of it."""
+"""Delay before a lost rank is reported: torchrun may be ending all commands, one after the other."""
 
 
 class Link:
-    """A command's pipe to the process that exchanges its messages with torchrun's store.
+    """The pipe from a command to the process that exchanges its messages through torchrun's store.
 
     Args:
         connection: the pipe.
@@ -56,10 +56,10 @@ class Link:
 
     @classmethod
     def to(cls, child: Child, processes: ExitStack) -> Link:
-        """Return the link to a process, which ends with `processes`."""
+        """Return the link to a process that ends with `processes`."""
 
         def end() -> None:
-            child.has_died = True  # nothing more is read: it ends by itself
+            child.has_died = True  # stop reading; the process ends without help
             processes.close()
 
         link = cls(child.connection, end)
@@ -67,15 +67,15 @@ class Link:
         return link
 
     def send(self, message: Publish | Answer) -> None:
-        """Send a message. Raises AgentLost as `receive`."""
+        """Send a message. Raises AgentLost as `receive` does."""
         try:
             self.connection.send(message)
         except OSError:
-            self.receive()  # why
+            self.receive()  # raises the reason
             raise _lost_exchange() from None
 
     def receive(self) -> Any:
-        """Wait for a message and return it. Raises AgentLost or what else it says is wrong."""
+        """Wait for a message and return it. Raises AgentLost, or another error that the process sends."""
         try:
             with interrupts.waiting():
                 message = self.connection.recv()
@@ -86,7 +86,7 @@ class Link:
         return message
 
     def close(self) -> None:
-        """Close the pipe, by which the other ranks learn that this command has ended."""
+        """Close the pipe. The other ranks then learn that this command has ended."""
         if not self.connection.closed:
             self.connection.close()
             self._end()
@@ -94,9 +94,9 @@ class Link:
 
 @dataclass
 class OtherRank:
-    """Another rank's command, which rank 0's command reads beside its own job process.
+    """The command of another rank, which the command of rank 0 reads while its job process runs.
 
-    It never has "died" as a process of the job may: one that is lost raises AgentLost.
+    `has_died` stays False: a lost rank raises AgentLost.
     """
 
     index: int
@@ -109,22 +109,22 @@ class OtherRank:
 
     @property
     def ends(self) -> Sequence[Any]:
-        """Ready when any of the other ranks has answered, or is lost."""
+        """A handle that becomes ready when any other rank has answered or is lost."""
         return (self.others.link.connection,)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Read one answer, of this or of another rank, if there is one."""
+        """Read one answer, from this or another rank, if there is one."""
         if self.others.link.connection.poll():
             self.others.receive()
 
 
 class OtherRanks:
-    """The commands of the other ranks, as rank 0's command uses them.
+    """The commands of the other ranks, used by the command of rank 0.
 
     Args:
-        launch: as torchrun has started rank 0's command.
+        launch: how torchrun started the command of rank 0.
         link: to the store.
-        session: names this start of all commands in the store.
+        session: identifies this start of all commands in the store.
     """
 
     def __init__(self, launch: Launch, link: Link, session: str) -> None:
@@ -143,8 +143,8 @@ class OtherRanks:
                 is_ready = self.link.connection.poll(max(deadline - time.monotonic(), 0))
             if not is_ready:
                 raise AgentLost(
-                    f"rank {missing}: its command has not joined within {_JOIN_SECONDS} s. Look at its machine, and "
-                    f"at whether it reaches torchrun's store at {self._launch.address}:{self._launch.port}."
+                    f"rank {missing}: its command has not joined within {_JOIN_SECONDS} s. Check its machine, and that "
+                    f"it can reach torchrun's store at {self._launch.address}:{self._launch.port}."
                 )
             self.receive()
 
@@ -152,19 +152,19 @@ class OtherRanks:
     def working(
         self, task: str, job: Job, folder: JobFolder | None = None, *, once_a_machine: bool = False
     ) -> Iterator[tuple[str, Sequence[OtherRank]]]:
-        """Have them run a job within the block, and end what still runs there at its end.
+        """Run a job on the other ranks within the block, and stop it on them at the end of the block.
 
-        Yields the rendezvous of the job's processes, and the ranks that run one. After an exception there are no more
-        jobs: the other commands end by themselves.
+        Yields the rendezvous of the job processes, and the ranks that run one. After an exception there are no more
+        jobs, and the other commands end.
 
         Args:
             task: what to do with the job.
-            job: what to run.
-            folder: where the job's files go.
-            once_a_machine: order it from the first rank of each machine only.
+            job: the job.
+            folder: the folder for files of the job.
+            once_a_machine: run it only on the first rank of each machine.
 
         Raises:
-            AgentLost: one of them has ended, or does not end its process.
+            AgentLost: a command has ended, or does not end its job process.
         """
         asked = [rank for rank in self._ranks if not once_a_machine or rank.joined.local_index == 0]
         self._number += 1
@@ -188,17 +188,17 @@ class OtherRanks:
             raise
 
     def dismiss(self) -> None:
-        """Let the other commands end successfully: there are no more orders."""
+        """End the other commands successfully: there are no more orders."""
         with contextlib.suppress(AmpTrackError):
             self.link.send(Publish(Board(state="done")))
         self.link.close()
 
     def receive(self) -> None:
-        """Wait for one message of the store's process, and note it.
+        """Wait for one message of the exchange process, and record it.
 
         Raises:
             AgentLost: a rank is lost.
-            AmpTrackError: a rank's process cannot run the job, BadInput for instance.
+            AmpTrackError: a rank cannot run the job, for example BadInput.
         """
         try:
             index, message = self.link.receive()
@@ -216,7 +216,7 @@ class OtherRanks:
             rank.result = rank.result or message.job_result
 
     def _stop(self, order: Order) -> None:
-        """End what still runs of a job elsewhere."""
+        """End the job processes that still run on other ranks."""
         if all(rank.is_over for rank in self._ranks):
             return
         self.link.send(Publish(Board(state="stop", order=order)))
@@ -226,24 +226,23 @@ class OtherRanks:
                 is_ready = self.link.connection.poll(max(deadline - time.monotonic(), 0))
             if not is_ready:
                 raise AgentLost(
-                    f"rank {left[0].index}: its process of the job has not ended within {_STOP_SECONDS} s. Look at its "
-                    "machine."
+                    f"rank {left[0].index}: its job process has not ended within {_STOP_SECONDS} s. Check its machine."
                 )
             self.receive()
 
 
 class Stopped(Exception):
-    """Rank 0's command has ended the job."""
+    """The command of rank 0 stopped the job."""
 
 
 class Orders:
-    """Rank 0's command, as those of the other ranks read it beside their own job process.
+    """The orders of rank 0, which the command of another rank reads while its job process runs.
 
     Args:
-        launch: as torchrun has started this command.
+        launch: how torchrun started this command.
         link: to the store.
-        workload: the one that this command's own arguments name. Orders for another one are rejected: other users can
-            write to the store, and must not choose which file runs.
+        workload: the workload in the arguments of this command. Orders for another one are rejected: other users can
+            write to the store and must not choose the file to run.
     """
 
     result: Result | None = None
@@ -258,38 +257,37 @@ class Orders:
 
     @property
     def ends(self) -> Sequence[Any]:
-        """Ready when rank 0 has written something, or has ended."""
+        """A handle that becomes ready when rank 0 has sent a message or has ended."""
         return (self._link.connection,)
 
     def next(self) -> tuple[Order, str, str | None] | None:
         """Wait for the next order.
 
         Returns:
-            The order, the rendezvous of its processes and the checkpoint to resume from; None when there are no more.
+            The order, the rendezvous of its processes and the checkpoint to resume from; None after the last order.
 
         Raises:
-            EOFError: rank 0's command has ended early.
-            AgentLost: its machine does not answer, or the store does not.
+            EOFError: the command of rank 0 ended early.
+            AgentLost: the machine of rank 0 or the store does not answer.
         """
         while True:
             received = self._receive()
             order = received.board.order
             if received.board.state == "done":
                 return None
-            if received.board.state != "run" or order is None:  # the job that is to stop has ended
+            if received.board.state != "run" or order is None:  # an order to stop a job that has already ended
                 continue
             if order.job.workload == self._workload:
                 return order, rendezvous(self._launch, received.session, order), received.checkpoint
             self.answer(
                 order,
                 BadInput(
-                    f"WORKLOAD: the job trains {order.job.workload}, but this command names {self._workload}. Name the "
-                    "workload's file in the command, the same on all machines: torchrun … -m amp_track train FILE …"
+                    f"TARGET: rank 0 trains {order.job.workload}, but this command names {self._workload}. Name the "
+                    "same file on all machines: torchrun … -m amp_track train FILE …"
                 ),
             )
 
     def answer(self, order: Order, answer: Result | AmpTrackError | None) -> None:
-        """Answer an order."""
         self._link.send(
             Answer(
                 number=order.number,
@@ -300,7 +298,7 @@ class Orders:
         )
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive the order to stop the job, which raises Stopped. Raises EOFError and AgentLost as `next`."""
+        """Receive the order to stop the job, and raise Stopped. Raises EOFError and AgentLost as `next` does."""
         self._receive()
         raise Stopped
 
@@ -313,12 +311,12 @@ class Orders:
 
 
 def rendezvous(launch: Launch, session: str, order: Order) -> str:
-    """Return where the processes of an order's job find each other: in torchrun's store, under a name of their own."""
+    """Return the rendezvous address of an order's job processes: torchrun's store, with a unique prefix."""
     return f"tcp://{launch.address}:{launch.port}/amp_track/{session}/{order.number}"
 
 
 def _lost_exchange() -> AgentLost:
     return AgentLost(
-        "the process that talks to torchrun's store for this command was killed. Give the same command again on all "
+        "The process that connects this command to torchrun's store was killed. Run the same command again on all "
         "machines to continue."
     )

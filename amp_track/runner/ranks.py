@@ -1,4 +1,4 @@
-"""The outcomes of the processes that trained a job together are merged into one. Pure."""
+"""Merge the results of a job's ranks into one. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ _LOST_A_PEER = (
     "DistNetworkError",
     "/gloo/",
 )
-"""Parts of the messages of a process that fails because another one has left."""
+"""Parts of the messages of a rank that fails because another rank ended."""
 
 
 def merge_job_results(job_results: Sequence[JobResult | None]) -> JobResult:
-    """Return the outcome of a job from the outcomes of its processes.
+    """Return the result of a job from the results of its ranks.
 
-    If all fit, it is the first one's with the fields that the table of metrics merges, such as the peaks of memory.
-    Else it is the cause: running out of memory comes first, and a process that fails because it has lost another one
-    comes last.
+    If all fit, it is that of rank 0 with the merged fields of the metric table, such as peak memory. Otherwise it is
+    the most likely cause: out of memory first, a rank that fails because it lost another one last.
 
     Args:
-        outcomes: by rank; None for a process that was ended before it had an outcome.
+        job_results: by rank; None for a process that was killed before it had a result.
     """
     failed = [
         (rank, job_result)
@@ -36,22 +35,21 @@ def merge_job_results(job_results: Sequence[JobResult | None]) -> JobResult:
     ]
     if failed:
         rank, cause = min(failed, key=lambda each: _blame_rank(each[1]))
-        if len(job_results) == 1 or cause.status is JobStatus.TIMED_OUT:  # time ran out for all of them
+        if len(job_results) == 1 or cause.status is JobStatus.TIMED_OUT:  # all ranks time out together
             return cause
         return dataclasses.replace(cause, message=f"{cause.message} in process {rank} of {len(job_results)}")
-    whole = [job_result for job_result in job_results if job_result is not None]
-    assert len(whole) == len(job_results), "a process is ended early only because another one has failed"
-
-    return dataclasses.replace(whole[0], **merged_fields(whole))
+    complete = [job_result for job_result in job_results if job_result is not None]
+    assert len(complete) == len(job_results), "a rank is killed early only if another one failed"
+    return dataclasses.replace(complete[0], **merged_fields(complete))
 
 
 def is_conclusive(job_result: JobResult) -> bool:
-    """Return whether no outcome of another process could change the verdict."""
+    """Return whether no result of another rank can change the status of the job."""
     return not job_result.fits and _blame_rank(job_result) == 0
 
 
 def _blame_rank(job_result: JobResult) -> int:
-    """Return how sure it is that this outcome is the cause of the others; 0 is the surest."""
+    """Return the priority of this result as the cause of the failure; 0 is the most certain."""
     if job_result.status is not JobStatus.CRASHED:
         return 0
     lost_a_peer = any(text in job_result.message for text in _LOST_A_PEER)

@@ -1,7 +1,7 @@
-"""Run a Job in fresh processes under its budget, stream its events back, and return its JobResult whatever happens.
+"""Run a Job in fresh processes under its budget, stream its events, and return a JobResult even if a process dies.
 
-Memory is clean, peaks are this job's own, and a process that dies is an JobResult, not the end of a search. This module
-imports no torch: the processes are forked from a server that has.
+In a fresh process memory is clean and peaks belong to this job. A process that dies is a JobResult and does not end a
+search. This module does not import torch: the processes are forked from a server that has imported it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from amp_track.workers import processes
 
 REQUIRED_MODULES = (
     "torch",
-    "torch._dynamo",  # else the first optimizer step of every process imports it, for 0.9 s
+    "torch._dynamo",  # otherwise the first optimizer step of every process imports it, in 0.9 s
     "amp_track.runner.job_main",
     "amp_track.cli",
     "pydantic.type_adapter",
@@ -44,31 +44,32 @@ REQUIRED_MODULES = (
 """Modules that every job needs."""
 _PRELOAD_MODULE = "amp_track.runner.preload"
 """The module that imports them in the fork server."""
-_CANNOT_IMPORT = "got a fork server that cannot import what every job needs; fix this import:\n{}"
+_CANNOT_IMPORT = "The fork server cannot import a module that every job needs. Fix this import:\n{}"
 
 Task = str | PlanTask | ForecastTask
-"""What a fresh process does: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
+"""The task of a job process: `run`, `measure`, `inspect`, `dtypes`, or a prediction."""
 _FORECAST_SECONDS = 30.0
 _IMPORT_SECONDS = 120.0
-"""How long the fork server may import what the workload imports, before that is left to the jobs."""
+"""Time limit for the workload's imports in the fork server. After it, each job runs them."""
 
 _log = logging.getLogger("amp_track.runner")
 
 
 class CudaTouched(TargetFailed):
-    """The fork server has initialized CUDA: no process that is forked from it can use a GPU."""
+    """The fork server has initialized CUDA, so no process forked from it can use a GPU."""
 
 
 def ignore(event: Event) -> None:
-    """Do nothing with an event."""
+    """Ignore an event."""
 
 
 class JobRunner:
     """Runs the jobs of one workload in fresh processes.
 
     Args:
-        workload: the workload's file or module; the installed packages that it imports are imported once for all jobs.
-        steps_back: lower the priority of this process for good, so that its jobs go first.
+        workload: the file or module of the workload. The installed packages that it imports are imported once for all
+            jobs.
+        steps_back: lower the priority of this process permanently, so that its jobs run first.
     """
 
     def __init__(self, workload: str, *, steps_back: bool = False) -> None:
@@ -79,27 +80,27 @@ class JobRunner:
         self._notes: list[str] = []
         self._has_logged_notes = False
         leading = leading_imports.leading_imports(workload)
-        # The first job starts the fork server, with these. With a fixed hash seed, the same job allocates the same
-        # blocks in every command, not only within one.
+        # The environment of the fork server. With a fixed hash seed, the same job allocates the same blocks in every
+        # command.
         self._environment = {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
             fork_server.PRELOAD_VARIABLE: "\n".join(leading.statements),
             fork_server.SELF_CONTAINED_VARIABLE: "yes" if leading.is_self_contained else "",
-            # Else torch.cuda.is_available(), which packages call as they are imported, initializes CUDA.
+            # Otherwise torch.cuda.is_available(), which packages call at import, initializes CUDA.
             "PYTORCH_NVML_BASED_CUDA_CHECK": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
         }
 
     def start(self) -> None:
-        """Begin to import torch in another process, so that it is there when the first job needs it. Do not wait."""
+        """Start to import torch in the fork server, ahead of the first job. Do not wait."""
         fork_server.start(self._environment)
 
     def inspect(self, job: Job) -> Inspection:
-        """Return what the device supports and how the workload describes itself.
+        """Return what the device supports and what the workload declares.
 
         Raises:
             BadInput: this machine has no such device, or the workload cannot be loaded.
-            TargetFailed: loading the workload's data failed, or importing the workload and loading its data took
-                longer than the job's timeout.
+            TargetFailed: the data of the workload cannot be loaded, or importing the workload and loading its data
+                exceeded the timeout of the job.
         """
         rank = Rank(count=job.nproc, local_count=job.nproc)
         (result,) = self._in_fresh_processes("inspect", job, [rank], self._note)
@@ -112,7 +113,7 @@ class JobRunner:
             self._notes.append(event.text)
 
     def _log_notes(self) -> None:
-        """Log what the first inspection that succeeds has noted."""
+        """Log the notes of the first successful inspection."""
         if self._notes and not self._has_logged_notes:
             _log.warning("%s", self._notes[-1])
             self._has_logged_notes = True
@@ -124,31 +125,31 @@ class JobRunner:
         *,
         folder: JobFolder | None = None,
     ) -> JobResult:
-        """Run a resolved job, and return its outcome.
+        """Run a resolved job and return its result.
 
         Args:
-            job: the job, with nothing left open.
+            job: the resolved job.
             on_event: called in this process as events arrive.
-            folder: where the job writes files for its MLflow run; whoever gets their event moves them.
+            folder: the folder for files of its MLflow run. The receiver of a file's event moves the file.
 
         Raises:
-            KeyboardInterrupt: raised again once the job's processes are dead.
-            BadInput: the workload cannot be loaded (it was changed since it was inspected).
+            KeyboardInterrupt: re-raised after the job processes have ended.
+            BadInput: the workload cannot be loaded, because it was changed after its inspection.
         """
         return crash_diagnosis.second_opinion(job, self._run_all_ranks("run", job, on_event, folder), self.measure)
 
     def measure(self, job: Job) -> JobResult:
-        """Probe a job's batch without a limit, but with the meter of its budget, and return what it takes."""
+        """Probe the batch size of a job without a limit, and return the result, measured by the meter of its budget."""
         return self._run_all_ranks("measure", dataclasses.replace(job, probe=True))
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
-        """Return which operation of a resolved job's model runs in which dtype; or the JobResult of a failure."""
+        """Return the dtypes of the operations in the model of a resolved job, or the JobResult of a failure."""
         result = self._in_fresh_processes("dtypes", job)[0]
         assert isinstance(result, DtypesReport | JobResult)
         return result
 
     def plan(self, job: Job, task: PlanTask, *, processes: int = 1) -> PlanReport:
-        """Return the predicted memory of a resolved job's training step, from so many processes side by side.
+        """Predict the memory of the training step of a resolved job, in `processes` parallel processes.
 
         Raises:
             BadInput: the step cannot run on fake tensors.
@@ -161,24 +162,24 @@ class JobRunner:
         return PlanReport(workload=job.workload, precisions=tuple(plans[name] for name in task.precisions))
 
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
-        """Return where memory is predicted to end, or why that cannot be said. Takes half a minute at most."""
+        """Predict the max batch at each precision, or return the reason why not. Takes at most half a minute."""
         job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
         result = self._in_fresh_processes(task, job)[0]
         if isinstance(result, Forecasts):
             return result
         if isinstance(result, JobResult) and result.status is not JobStatus.TIMED_OUT:
             return Forecasts(reason=result.message)
-        return Forecasts(reason=f"it was not made within {_FORECAST_SECONDS:g} s")
+        return Forecasts(reason=f"the prediction took longer than {_FORECAST_SECONDS:g} s")
 
     def _import_seconds(self) -> float | None:
-        """Return how long the fork server's imports may take: None where nothing could be left to the jobs."""
+        """Return the time limit for imports of the fork server; None if jobs cannot run any of them instead."""
         statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
         return None if all(map(leading_imports.is_of_required_package, statements)) else _IMPORT_SECONDS
 
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
-        """Run a job in as many processes as it asks for, and merge their outcomes. Only the first one sends events."""
+        """Run a job on all its ranks and merge their results. Only rank 0 sends events."""
         with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
@@ -195,12 +196,12 @@ class JobRunner:
         folder: JobFolder | None = None,
         beside: Sequence[job_processes.Source] = (),
     ) -> list[job_processes.Result | None]:
-        """Return each process's result, and after them those of other commands that train the job with them.
+        """Return the result of each process, followed by the results of ranks in other commands.
 
-        It is None for one that was ended because another had failed.
+        The result is None for a process that was killed because another one had failed.
 
-        A fork server that has touched CUDA, because a package does that when it is imported, is of no use to any job on
-        a GPU: another one is started, which leaves those imports to the jobs. So is one whose imports do not end.
+        If a package initialized CUDA at import, the fork server is useless for jobs on a GPU. If an import does not
+        finish, it is useless for all. Both are replaced by a server that leaves those imports to the jobs.
         """
         try:
             return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
@@ -209,10 +210,10 @@ class JobRunner:
         return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
 
     def _leave_imports_to_jobs(self, error: CudaTouched | fork_server.ImportsTakeTooLong) -> None:
-        """Have the next fork server import no module that only the workload needs, or raise the error if there is none.
+        """Make the next fork server skip modules that only the workload needs. Raise the error if there are none.
 
         Args:
-            error: what is wrong with the fork server that runs.
+            error: the fault of the running fork server.
         """
         statements = self._environment[fork_server.PRELOAD_VARIABLE].splitlines()
         kept = [statement for statement in statements if leading_imports.is_of_required_package(statement)]
@@ -222,11 +223,11 @@ class JobRunner:
         left = "; ".join(statement for statement in statements if statement not in kept)
         if isinstance(error, CudaTouched):
             _log.warning(
-                "%s initializes CUDA, after which no job on a GPU can be forked; each job imports that itself, "
-                "which takes seconds each time: make it look for devices later, when it is used", left,
+                "%s initializes CUDA, so each job runs this import, which takes seconds. Delay the first use of CUDA "
+                "until after the import.", left,
             )  # fmt: skip
         else:
-            _log.warning("%s has not ended after %g s; each job runs that itself", left, _IMPORT_SECONDS)
+            _log.warning("%s did not finish within %g s, so each job runs it.", left, _IMPORT_SECONDS)
         fork_server.stop()
 
     def _in_processes_of_one_server(
@@ -239,7 +240,7 @@ class JobRunner:
         beside: Sequence[job_processes.Source],
     ) -> list[job_processes.Result | None]:
         started = time.monotonic()
-        oom_kills = cgroup.oom_kills()  # tells the kernel's SIGKILL from anyone else's
+        oom_kills = cgroup.oom_kills()  # to distinguish SIGKILL by the kernel from other senders
         with contextlib.ExitStack() as stack:
             running = [
                 stack.enter_context(
@@ -258,8 +259,8 @@ class JobRunner:
                 )
                 for rank in all_ranks
             ]
-            self._has_killed = True  # should this end by an exception
-            # Not from `started` on: the first process waits until torch is imported.
+            self._has_killed = True  # in case an exception ends this block
+            # The timeout does not start at `started`: the first process waits until torch is imported.
             job_processes.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.job_timeout_seconds))
             kills = cgroup.oom_kills() - oom_kills
             for child in running:
@@ -281,7 +282,7 @@ class JobRunner:
 
 
 def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
-    """Return an inspection. Raises TargetFailed if its process has failed."""
+    """Return the inspection. Raises TargetFailed if its process failed."""
     if isinstance(result, Inspection):
         return result
     assert isinstance(result, JobResult)
@@ -289,29 +290,29 @@ def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
 
 
 def failure(job: Job, job_result: JobResult, where: str = "") -> TargetFailed:
-    """Return the error that a failed outcome is; `where` names its process, after what went wrong."""
+    """Return the error for a failed result. `where` names its process and follows the message."""
     return TargetFailed(f"{job.workload}: {job_result.message}{where}", detail=job_result.traceback)
 
 
 def _deadline(started: float, timeout_seconds: float | None) -> float | None:
-    """Return when a job has to be over, by `time.monotonic`."""
+    """Return the deadline of a job on the clock of `time.monotonic`."""
     return None if timeout_seconds is None else started + timeout_seconds
 
 
 def missing_preload() -> str:
-    """Return what kept the fork server from importing the required modules, or "".
+    """Return why the fork server could not import the required modules, or "".
 
-    multiprocessing ignores an ImportError there. Without this check a renamed module would cost seconds in each
-    process, and nobody would know. A process has one fork server: where the user's own program has started it before,
-    for something else, each job imports the modules itself.
+    multiprocessing ignores an ImportError in the fork server. Without this check a renamed module would silently cost
+    seconds in each process. A process has only one fork server: if the program of the user started it before, each job
+    imports the modules.
     """
     if fork_server.PRELOAD_VARIABLE not in os.environ:
         importlib.import_module(_PRELOAD_MODULE)
     preload = sys.modules.get(_PRELOAD_MODULE)
     if preload is None:
         return (
-            f"got a fork server without {_PRELOAD_MODULE}, expected one that has imported it; install amp_track, so "
-            "that a new Python process can import it"
+            f"The fork server did not import {_PRELOAD_MODULE}. Install amp_track so that a new Python process can "
+            "import it."
         )
     if preload.failure:
         return _CANNOT_IMPORT.format(preload.failure)
@@ -319,7 +320,7 @@ def missing_preload() -> str:
 
 
 def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
-    """Import the workload, and then what every job needs; return why that fails, or ""."""
+    """Import the workload, then the modules that every job needs. Return the traceback of a failure, or ""."""
     started = time.monotonic()
     workload_import.import_ahead(job.workload)
     failure: str = sys.modules[_PRELOAD_MODULE].import_required()
@@ -345,13 +346,13 @@ def _child(
     after_a_kill: bool,
     connection: Connection[Any, Any],
 ) -> None:
-    """Do a task in the fresh process, where torch is already imported, and leave it at once."""
+    """Run a task in the fresh process, where torch is already imported, and exit immediately."""
     _do(task, job, folder, rank, after_a_kill, Sender(connection))
-    # Not as Python does, which waits for the threads and processes that the workload has left. What it shares between
-    # processes is removed all the same, which multiprocessing complains of otherwise.
+    # The normal exit of Python waits for threads and processes of the workload. The finalizers remove shared memory,
+    # which multiprocessing would otherwise complain about.
     try:
         multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
-        sys.stdout.flush()  # which the workload may have closed
+        sys.stdout.flush()  # raises if the workload closed it
         sys.stderr.flush()
     finally:
         os._exit(0)
@@ -379,8 +380,8 @@ def _do(
     if job.device != "cpu" and job_main.cannot_use_cuda():
         sender.send(
             CudaTouched(
-                "got a fork server that has initialized CUDA, expected one that has not, since no process forked from "
-                "it can use a GPU; look for what does so when Python starts or when torch is imported"
+                "The fork server has initialized CUDA, so no job can use a GPU. Find and remove the code that uses "
+                "CUDA when Python starts or when torch is imported."
             )
         )
         return

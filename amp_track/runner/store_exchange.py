@@ -1,10 +1,10 @@
-"""The process that exchanges a command's messages with torchrun's store.
+"""The process that exchanges the messages of a command through torchrun's store.
 
-A command imports no torch, has to end at Ctrl-C, and may be killed at any time. So a process of its own talks to the
-store, whose calls cannot be interrupted, and says there that the command has ended, however that happened.
+A command does not import torch, must end on Ctrl-C, and may be killed at any time. Calls to the store cannot be
+interrupted, so a separate process makes them. It also reports the end of the command to the store, even after a kill.
 
-Each process increments a counter in the store once a second. Another process whose counter stands still for
-`SILENT_SECONDS`, by the reader's own clock, is lost.
+Each such process increments a counter in the store once a second. A rank whose counter does not change for
+`SILENT_SECONDS`, on the clock of the reader, is lost.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ _BEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 5
 _STORE_SECONDS = 60.0
 _FIRST_SECONDS = 600.0
-"""How long rank 0 may take to its first order: it may wait for database servers."""
+"""Time limit for the first order of rank 0, which may wait for database servers."""
 _SESSION = "session"
 _LEFT = b"left"
-"""Value of the counter of a command that has ended."""
-_AGAIN = "Give the same command again on all machines to continue."
+"""The counter value of a command that has ended."""
+_AGAIN = "Run the same command again on all machines to continue."
 
 MessageKind = TypeVar("MessageKind", bound=Message)
 
 
 class _CommandEnded(Exception):
-    """The command has closed its end of the pipe."""
+    """The command closed its end of the pipe."""
 
 
 class Exchange(ABC):
-    """Exchanges the messages of one rank's command.
+    """Exchanges the messages of the command of one rank.
 
     Args:
-        store: torchrun's, with a prefix for this launch.
-        rank: whose command it is.
+        store: torchrun's store with a prefix for this launch.
+        rank: the rank of the command.
         connection: the pipe to the command.
         session: None until it is known.
     """
@@ -93,7 +93,7 @@ class Exchange(ABC):
             pass
         except AmpTrackError as error:
             self._send_last(error)
-        except RuntimeError as error:  # of torch's store
+        except RuntimeError as error:  # from the store
             self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
         finally:
             self.leave()
@@ -105,11 +105,11 @@ class Exchange(ABC):
                 self._set(f"beat/{self._rank.index}", _LEFT)
 
     def say_silent(self) -> None:
-        """Tell the command that the store gives no answer, while a call to it waits."""
+        """Report to the command, from another thread, that a call to the store does not return."""
         self._send_last(
             AgentLost(
-                f"the machine of rank 0, which has torchrun's store, has not answered for {SILENT_SECONDS:.0f} s. Look "
-                f"at that machine and at the network. {_AGAIN}"
+                f"The machine of rank 0, which has torchrun's store, has not answered for {SILENT_SECONDS:.0f} s. "
+                f"Check that machine and the network. {_AGAIN}"
             )
         )
 
@@ -118,11 +118,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def _exchange(self) -> None:
-        """Read what other ranks have written, and send it to the command."""
+        """Read messages of other ranks and send them to the command."""
 
     @abstractmethod
     def _handle(self, message: Any) -> None:
-        """Write to the store what the command has sent."""
+        """Write a message of the command to the store."""
 
     def _read_command(self) -> None:
         try:
@@ -153,7 +153,7 @@ class Exchange(ABC):
         return f"{self._session}/{name}"
 
     def _set(self, name: str, value: str | bytes) -> None:
-        self._store.set(self._key(name), value)  # type: ignore[arg-type]  # bytes are taken, too
+        self._store.set(self._key(name), value)  # type: ignore[arg-type]  # also accepts bytes
 
     def _get(self, *names: str) -> list[bytes]:
         """Return the values of keys that exist."""
@@ -164,7 +164,7 @@ class Exchange(ABC):
 
 
 class FirstExchange(Exchange):
-    """Exchanges the messages of rank 0's command."""
+    """Exchanges the messages of the command of rank 0."""
 
     def _start(self) -> None:
         assert self._session is not None
@@ -201,11 +201,11 @@ class FirstExchange(Exchange):
             self._joined[index] = silence, answer
             self._send((index, _read(Answer, answer, index)))
         if beat == _LEFT:
-            raise AgentLost(f"rank {index}: its command has ended, and its job is lost. {_AGAIN}")
+            raise AgentLost(f"rank {index}: its command has ended, so the job is lost. {_AGAIN}")
         if silence.seconds(beat) > SILENT_SECONDS:
             raise AgentLost(
-                f"rank {index}: its machine has not answered for {SILENT_SECONDS:.0f} s, and its job is lost. Look at "
-                f"that machine and at the network. {_AGAIN}"
+                f"rank {index}: its machine has not answered for {SILENT_SECONDS:.0f} s, so the job is lost. Check "
+                f"that machine and the network. {_AGAIN}"
             )
 
     def _go_on_uploading(self) -> None:
@@ -236,7 +236,7 @@ class FirstExchange(Exchange):
 
 
 class OtherExchange(Exchange):
-    """Exchanges the messages of the command of another rank than 0.
+    """Exchanges the messages of the command of a rank other than 0.
 
     Args:
         store: as for Exchange.
@@ -263,7 +263,7 @@ class OtherExchange(Exchange):
             self._join()
         if self._session is None:
             if time.monotonic() - self._started > _FIRST_SECONDS:
-                raise AgentLost(f"rank 0 has ordered nothing for {_FIRST_SECONDS:.0f} s. Look at what it prints.")
+                raise AgentLost(f"rank 0 has not started a job for {_FIRST_SECONDS:.0f} s. Check its output.")
             return
         beat, board = self._get("beat/0", "board")
         if board != self._found_board:
@@ -278,7 +278,7 @@ class OtherExchange(Exchange):
         self._go_on_downloading(self._session)
 
     def _join(self) -> None:
-        """Join the newest session. The store may still have that of an earlier start."""
+        """Join the newest session. The store may still contain an earlier one."""
         if not self._store.check([_SESSION]):
             return
         found = self._store.get(_SESSION)
@@ -330,11 +330,11 @@ class OtherExchange(Exchange):
 
 
 def main(launch: Launch, session: str, folder: str | None, connection: Connection[Any, Any]) -> None:
-    """Be the process that exchanges messages for a command, until that ends.
+    """Exchange messages for a command until it ends; the main function of the exchange process.
 
     Args:
-        launch: as torchrun has started the command.
-        session: a new one, which rank 0 begins.
+        launch: how torchrun started the command.
+        session: the id of a new session, which rank 0 starts.
         folder: for checkpoints; None for rank 0.
         connection: the pipe to the command.
     """
@@ -354,8 +354,8 @@ def main(launch: Launch, session: str, folder: str | None, connection: Connectio
         with contextlib.suppress(OSError):
             connection.send(
                 AgentLost(
-                    f"torchrun's store at {launch.address}:{launch.port} does not answer ({_first_line(error)}). Look "
-                    "at what torchrun prints."
+                    f"torchrun's store at {launch.address}:{launch.port} does not answer ({_first_line(error)}). "
+                    "Check the output of torchrun."
                 )
             )
         os._exit(0)
@@ -370,7 +370,7 @@ def main(launch: Launch, session: str, folder: str | None, connection: Connectio
 
 
 def _watch(exchange: Exchange) -> None:
-    """End this process where a call of the store waits for ever."""
+    """End this process if a call to the store never returns."""
     parent = multiprocessing.parent_process()
     silence, orphaned_seconds = Silence(), 0
     while silence.seconds(exchange.beats) <= SILENT_SECONDS and orphaned_seconds < _LEAVE_SECONDS:
@@ -382,14 +382,17 @@ def _watch(exchange: Exchange) -> None:
 
 
 def _let_go_of_fork_server() -> None:
-    """Let the fork server end before this process, which a private field of multiprocessing would keep it from."""
+    """Close the inherited pipe that keeps the fork server alive, so that it can end before this process.
+
+    Reads a private field of multiprocessing.
+    """
     descriptor = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
     if descriptor is not None:
         os.close(descriptor)
 
 
 def _read(kind: type[MessageKind], data: bytes, rank: int) -> MessageKind:
-    """Return a rank's message. Raises AgentLost if it is none."""
+    """Parse a message of a rank. Raises AgentLost if it is invalid."""
     try:
         return kind.from_json(data)
     except (ValueError, RecursionError):

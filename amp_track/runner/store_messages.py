@@ -1,7 +1,7 @@
-"""The JSON that the commands of one torchrun launch exchange through its store.
+"""The JSON messages that the commands of one torchrun launch exchange through its store.
 
-The store has no authentication, so a message is untrusted input: it is validated, and nothing in it is unpickled or
-run. A checkpoint travels in chunks beside the messages.
+The store has no authentication, so a message is untrusted input. It is validated, and nothing in it is unpickled or
+executed. Checkpoints are sent separately, in chunks.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Message(BaseModel):
-    """A value of one key of the store."""
+    """A message: the value of one key in the store."""
 
     model_config = ConfigDict(strict=True, frozen=True, ser_json_inf_nan="constants")
 
     def to_json(self) -> str:
-        """Return the message as JSON."""
         return self.model_dump_json()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        """Return the message that `to_json` was called on. Raises ValueError (pydantic's) for anything else."""
+        """Parse the output of `to_json`. Raises pydantic.ValidationError, a ValueError, for anything else."""
         return cls.model_validate_json(data)
 
 
 class Session(Message):
-    """One start of all commands; torchrun starts them again, with the same store, when one is lost."""
+    """One start of all commands. If one is lost, torchrun restarts them with the same store."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
@@ -52,24 +51,24 @@ class JoinedRank(Message):
 
 
 class CheckpointFile(Message):
-    """A checkpoint to resume from, which only rank 0's machine has."""
+    """A checkpoint to resume from, which only the machine of rank 0 has."""
 
     size: Annotated[int, Field(ge=1, le=2**44)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Order(Message):
-    """A job of which each rank runs one process.
+    """An order to run one process of a job on each rank.
 
     Args:
         number: counts the orders of a session.
-        task: what the processes do with the job.
-        job: resolved, unless it is to be inspected.
+        task: the task of the job processes.
+        job: resolved, except for the task `inspect`.
         once_a_machine: only the first rank of each machine runs a process.
-        writes_files: the job has a folder; ranks other than 0 keep in step with what rank 0 writes there.
+        writes_files: the job has a folder. Ranks other than 0 stay synchronized with the writes of rank 0.
         keep_weights: as in JobFolder.
         keep_plots: as in JobFolder.
-        checkpoint: what to resume from.
+        checkpoint: the checkpoint to resume from.
     """
 
     number: Annotated[int, Field(ge=1)]
@@ -84,7 +83,7 @@ class Order(Message):
     @field_validator("job")
     @classmethod
     def _check(cls, job: Job) -> Job:
-        """Check the texts that select code of torch."""
+        """Check the fields that select code in torch."""
         values.device(job.device)
         values.precision(job.precision)
         return job
@@ -94,8 +93,8 @@ class Board(Message):
     """The newest order and its state.
 
     Args:
-        state: `run` the order, `stop` it, or `done`: all went well and there are no more orders.
-        order: None before the first.
+        state: `run` the order, `stop` it, or `done`: success, and no more orders.
+        order: None before the first one.
     """
 
     state: Literal["run", "stop", "done"] = "run"
@@ -103,14 +102,14 @@ class Board(Message):
 
 
 class Progress(Message):
-    """How many chunks of an order's checkpoint a rank has."""
+    """The number of checkpoint chunks of an order that a rank has."""
 
     number: Count = 0
     chunks: Count = 0
 
 
 class Failure(Message):
-    """An error that ended a rank's part of a job."""
+    """An error that ended the job on a rank."""
 
     kind: str
     message: str
@@ -118,18 +117,18 @@ class Failure(Message):
 
     @classmethod
     def of(cls, error: AmpTrackError) -> Failure:
-        """Return the failure that an error is."""
+        """Return the message for an error."""
         kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), "")
         return cls(kind=kind, message=str(error), detail=str(getattr(error, "detail", "")))
 
     def error(self, rank: int) -> AmpTrackError:
-        """Return the error, which names the rank."""
+        """Return the error, with the rank in its text."""
         kind, message = _ERRORS.get(self.kind, AmpTrackError), f"rank {rank}: {self.message}"
         return kind(message, self.detail) if kind in (BadInput, TargetFailed) else kind(message)
 
 
 class Answer(Message):
-    """What a rank's part of a job ended with: one of the three, or none if it was stopped."""
+    """The result of a job on a rank: one of three kinds, or none if it was stopped."""
 
     number: Count
     job_result: JobResult | None = None
@@ -138,13 +137,13 @@ class Answer(Message):
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        """As Message.from_json, without characters that would steer the terminal where the texts are printed."""
+        """Parse as Message.from_json does, and escape characters that control a terminal."""
         return super().from_json(json.dumps(_printable(json.loads(data))).encode())
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Rank 0's command sets the board, with a checkpoint that the order resumes from."""
+    """From the command of rank 0: a new board, with the checkpoint file that its order resumes from."""
 
     board: Board
     checkpoint: str | None = None
@@ -152,7 +151,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Received:
-    """A changed board for another rank's command, sent once the checkpoint is on its machine."""
+    """To the command of another rank: a changed board, sent after the checkpoint has arrived on its machine."""
 
     session: str
     board: Board
@@ -161,14 +160,14 @@ class Received:
 
 @dataclass(frozen=True)
 class FirstEnded:
-    """Rank 0's command has ended early, and has printed why."""
+    """The command of rank 0 ended early and has printed the reason."""
 
 
 def damaged(rank: int) -> AgentLost:
-    """Return the error of a rank whose message is not what it should be."""
+    """Return the error for an invalid message of a rank."""
     return AgentLost(
-        f"rank {rank}: its message in torchrun's store is damaged, or is another program's. Start the same version of "
-        "amp_track everywhere, and let nobody else reach that store."
+        f"rank {rank}: its message in torchrun's store is damaged, or from another program. Run the same version of "
+        "amp_track on all machines, and restrict access to that store."
     )
 
 

@@ -33,7 +33,7 @@ class Machine:
 
 
 def describe(device: str, *, smoke: bool) -> Machine:
-    """Inspect a device in a job process: this one must not start CUDA. Raises BadInput or WorkloadFailed."""
+    """Inspect a device in a job process: this one must not start CUDA. Raises BadInput or TargetFailed."""
     workload = "benchmarks.models:Mlp"
     job = Job(workload=workload, device=device, precision="fp32", synthetic=True, job_timeout_seconds=300.0)
     found = JobRunner(workload).inspect(job)

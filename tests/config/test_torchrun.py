@@ -107,7 +107,7 @@ def test_machines_that_differ_are_rejected_with_both(inspected: Callable[[Job], 
             found, versions=(*((name, text) for name, text in found.versions if name != "torch"), ("torch", "1"))
         )
     )
-    with pytest.raises(BadInput, match=r"torchrun: got rank 8 with .*, expected .* as rank 0 has; start it on"):
+    with pytest.raises(BadInput, match=r"torchrun: the .* of rank 8 is .*, but that of rank 0 is "):
         distributed.check_alike(8, other, found)
 
 

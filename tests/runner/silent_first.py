@@ -1,4 +1,4 @@
-"""A rank 0 whose machine goes silent, in a network of this process's own: print what another rank's command reads."""
+"""Simulate a rank 0 whose machine stops answering, in a separate network; print the error of the other rank."""
 
 import fcntl
 import multiprocessing
@@ -19,7 +19,7 @@ SESSION = "0123456789abcdef"
 
 
 def set_loopback(*, up: bool) -> None:
-    """Let messages to this machine arrive, or get lost without a word."""
+    """Let messages to this machine arrive, or drop them silently."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         known = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
         (flags,) = struct.unpack_from("h", known, 16)

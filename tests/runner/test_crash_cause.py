@@ -1,4 +1,4 @@
-"""What a crash was, by what the same job does without its limit and with one sample."""
+"""The cause of a crash, found by running the same job without its budget and with one sample."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def answering(*, same: JobResult, one_sample: JobResult) -> Callable[[Job], JobR
 
 
 def never(asked: Job) -> JobResult:
-    raise AssertionError(f"asked for batch {asked.batch_size}, where nothing is in doubt")
+    raise AssertionError(f"measured batch {asked.batch_size}, although the cause is known")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def never(asked: Job) -> JobResult:
         FITS,
         OOM,
         crashed("ValueError: the labels are off by one (in forward)"),
-        crashed("the job's process was killed by SIGKILL", "SIGKILL"),
+        crashed("the job process was killed by SIGKILL", "SIGKILL"),
         crashed("RuntimeError: \"cross_entropy\" not implemented for 'Long' (in forward)"),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_kernel_that_fails_at_one_sample_makes_the_precision_impossible(
 
 @pytest.mark.parametrize("two", [SMALL, crashed(ONEDNN)])
 def test_a_model_that_rejects_one_sample_is_tried_with_two(two: JobResult) -> None:
-    """Batch norm over features alone does."""
+    """Batch norm rejects a single sample without spatial dimensions."""
     crash, rejected = crashed(ONEDNN), crashed("ValueError: Expected more than 1 value per channel (in forward)")
     answers = {1: rejected, 2: two}
     found = second_opinion(job(budget_bytes=None), crash, lambda asked: answers[asked.batch_size or 0])

@@ -1,4 +1,4 @@
-"""Processes that are killed, that hang, or that lose the one they were forked from: one line, and nothing is left."""
+"""Job processes that are killed, that hang, or that lose the fork server: one line of error, and nothing stays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
 
 HOSTILE = str(WORKLOADS / "hostile.py")
-KILLED = "the job's process was killed by "
+KILLED = "the job process was killed by "
 DEATHS = {
     "sigkill in model": f"{KILLED}SIGKILL",
     "sigkill in forward": f"{KILLED}SIGKILL",
@@ -33,8 +33,8 @@ DEATHS = {
     "alarm": f"{KILLED}SIGALRM",
     "signal 40": f"{KILLED}signal 40",
     "kill the group": f"{KILLED}SIGKILL",
-    "os._exit": "the job's process exited with code 0",
-    "kill the fork server": "the process that jobs are forked from was killed, and this job with it",
+    "os._exit": "the job process exited with code 0",
+    "kill the fork server": "the fork server was killed, which ended this job",
 }
 
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
 
 
 def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
-    """Start a process that has run one job, and then does this."""
+    """Start a process that runs one job and then these lines."""
     body = _PROGRAM + "".join(f"    {line}\n" for line in lines)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, "-c", body], **pipes | settings)  # type: ignore[call-overload, no-any-return]
@@ -93,7 +93,7 @@ def program(*lines: str, **settings: Any) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Kill a process and all that it has started, whatever the test finds."""
+    """Kill a process and its descendants at the end of the block."""
     try:
         yield process
     finally:
@@ -107,7 +107,7 @@ def killed_in_the_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Pop
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.05)
 
 
@@ -138,9 +138,7 @@ def test_fork_servers_that_die_at_once_are_told_in_one_line(tmp_path: Path) -> N
     folders = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     with killed_in_the_end(program(env=os.environ | {"PYTHONPATH": folders})) as process:
         _, stderr = process.communicate(timeout=120)
-    assert stderr.splitlines()[-1].startswith(
-        "amp_track.records.errors.AmpTrackError: the process that jobs are forked from died 3 times"
-    )
+    assert stderr.splitlines()[-1].startswith("amp_track.records.errors.AmpTrackError: The fork server died 3 times")
 
 
 @pytest.mark.nightly

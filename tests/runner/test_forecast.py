@@ -1,4 +1,4 @@
-"""Where memory is predicted to end, by a fresh process: or why that cannot be said, and never an exception."""
+"""The predicted max batch, from a fresh process: a prediction or a reason, never an exception."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def forecast_of(
     job = Job(workload=WORKLOADS, options=(("act", act),), learning_rate=1e-3, batch_size=8, device="cpu", **fields)  # type: ignore[arg-type]
     task = ForecastTask(precisions=precisions, budget_bytes=64 * MIB, max_batch_size=10**6, on_cuda=on_cuda)
     runner = JobRunner(WORKLOADS)
-    runner.inspect(dataclasses.replace(job, synthetic=True))  # as a command does: then torch is imported
+    runner.inspect(dataclasses.replace(job, synthetic=True))  # as a command does, so that torch is imported
     return runner.forecast(job, task)
 
 
@@ -32,14 +32,14 @@ def test_it_ends_below_the_budget() -> None:
     assert [name for name, _ in found.by_precision] == ["fp32", "bf16"]
     for _, of_one in found.by_precision:
         assert 0.8 * 64 * MIB < of_one.allocated_bytes <= 0.85 * 64 * MIB
-        tensors = of_one.allocated_bytes - 24 * MIB  # which libraries take
+        tensors = of_one.allocated_bytes - 24 * MIB  # memory of libraries
         assert of_one.slope_bytes * of_one.batch_size == pytest.approx(tensors, rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        ("recurrent", "recurrent: what a recurrent layer keeps is not known beforehand"),
+        ("recurrent", "recurrent: the memory that a recurrent layer keeps cannot be predicted"),
         ("numpy", ".numpy() is not supported"),
         pytest.param("mask", "DynamicOutputShapeException", marks=pytest.mark.nightly),
         ("built-with-item", "DataDependentOutputException"),
@@ -58,4 +58,4 @@ def test_one_precision_that_cannot_be_planned_leaves_the_others() -> None:
 
 
 def test_a_compiled_step_has_none() -> None:
-    assert "torch.compile fuses" in forecast_of("relu", compile=True).reason
+    assert "torch.compile" in forecast_of("relu", compile=True).reason

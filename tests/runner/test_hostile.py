@@ -1,4 +1,4 @@
-"""Workloads that misuse their process: what is told is theirs, what they start ends with them, the next job runs."""
+"""Workloads that misuse their process: the error is attributed to them, their children end, and the next job runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HARMLESS = (
 
 @pytest.fixture
 def run(runner: JobRunner) -> Run:
-    """`run("sys.exit", job_timeout_seconds=1.0)` runs a job of `hostile.py`, then one in which nothing goes wrong."""
+    """Return a function that runs a job of `hostile.py` and then one without a fault: `run("sys.exit", …)`."""
 
     def job_result_of(fault: str, *, options: tuple[tuple[str, str], ...] = (), **settings: Any) -> JobResult:
         job = Job(workload=HOSTILE, options=(("fault", fault), *options), precision="fp32", epochs=1, **settings)
@@ -102,7 +102,7 @@ def test_what_a_workload_does_to_its_own_process_stays_there(run: Run, fault: st
 
 
 def test_a_job_that_has_reported_waits_for_no_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_processes, "_REPORTED_EXIT_SECONDS", 900)  # of the thread's 1,000
+    monkeypatch.setattr(job_processes, "_REPORTED_EXIT_SECONDS", 900)  # the thread sleeps for 1,000
     assert run("threads").fits
 
 
@@ -118,8 +118,8 @@ def test_what_a_workload_starts_ends_with_its_job(run: Run, tmp_path: Path, faul
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("close files", "the job's process exited with code 1"),
-        ("hang without files", "the job's process closed its connection to this command, or wrote something else"),
+        ("close files", "the job process exited with code 1"),
+        ("hang without files", "the job process closed or corrupted its pipe to this command"),
     ],
 )
 def test_a_job_that_closes_its_connection_is_given_up(run: Run, fault: str, message: str) -> None:

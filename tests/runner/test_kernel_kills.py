@@ -1,4 +1,4 @@
-"""The kernel kills a job for memory, in a real control group; and it kills a neighbour, which is none of ours."""
+"""The kernel kills a job for memory in a real control group, or a process of another group."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EATS = "import mmap; m = mmap.mmap(-1, 2**31); [m.write(bytes(2**20)) for _ in 
 
 @contextlib.contextmanager
 def group(name: str) -> Iterator[Path]:
-    """A control group of its own within ours, with a limit; skips where none can be made."""
+    """Return a new control group with a limit within that of this process; skip if none can be created."""
     version_1 = Path("/sys/fs/cgroup/memory")
     root = version_1 if version_1.is_dir() else Path("/sys/fs/cgroup")
     folder = root / f"amp_track-{name}-{os.getpid()}"
@@ -55,7 +55,7 @@ def group(name: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a control group once the last process in it has ended."""
+    """Remove a control group after its last process has ended."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -82,11 +82,11 @@ def test_a_job_that_the_kernel_kills_is_out_of_memory() -> None:
 
 @pytest.mark.nightly
 def test_a_neighbour_that_it_kills_is_not_taken_for_the_job(tmp_path: Path) -> None:
-    """The job is killed by someone else, in the moment in which the kernel kills a process of another group."""
+    """Another process kills the job while the kernel kills a process of another group."""
     with group("neighbour") as neighbours:
         eater = tmp_path / "eats.sh"
         eater.write_text(f'echo $$ > {neighbours}/cgroup.procs; exec {sys.executable} -c "{_EATS}"\n')
         command = [sys.executable, "-c", _RUN, "sigkill after a command"]
         environment = os.environ | {"AMP_TRACK_TEST_COMMAND": f"sh {eater}"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.splitlines() == ["crashed: the job's process was killed by SIGKILL", "fits"], done.stderr
+    assert done.stdout.splitlines() == ["crashed: the job process was killed by SIGKILL", "fits"], done.stderr

@@ -1,4 +1,4 @@
-"""Which imports of a workload's file are done before it runs: none that something else in the file comes before."""
+"""The imports of a workload file that run in advance: none after another statement of the file."""
 
 import itertools
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_package_is_looked_into_as_a_module_is(tmp_path: Path, monkeypatch: py
     found = leading_imports("whole:Mine")
     assert found.statements == ()
     assert found.stopped_at.endswith("__init__.py, line 2")
-    assert leading_imports("not_there.at_all:Mine").statements == (), "nothing is known of it"
+    assert leading_imports("not_there.at_all:Mine").statements == (), "the module does not exist"
 
 
 def test_the_packages_of_a_module_are_imported_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

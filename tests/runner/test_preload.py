@@ -1,4 +1,4 @@
-"""What the fork server imports for every job: a module that it cannot find fails each job, and is not passed over."""
+"""The imports of the fork server: a missing module fails each job and is not ignored."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ def install(folder: Path, name: str, source: str) -> None:
 
 
 def with_installed(folder: Path) -> dict[str, str]:
-    """Return an environment in which Python finds what `install` has put into a folder."""
+    """Return an environment in which Python finds the packages that `install` wrote to a folder."""
     return os.environ | {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(folder / "site-packages")])}
 
 
@@ -50,7 +50,10 @@ runner.REQUIRED_MODULES = ("amp_track.runner.renamed_since",)
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
-        (["amp_track.runner.no_such_module"], f"AmpTrackError: got a fork server without {runner._PRELOAD_MODULE}"),
+        (
+            ["amp_track.runner.no_such_module"],
+            f"AmpTrackError: The fork server did not import {runner._PRELOAD_MODULE}",
+        ),
         (
             ["renamed", runner._PRELOAD_MODULE],
             "ModuleNotFoundError: No module named 'amp_track.runner.renamed_since'",
@@ -58,7 +61,7 @@ runner.REQUIRED_MODULES = ("amp_track.runner.renamed_since",)
     ],
 )
 def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: str) -> None:
-    """With a fork server of its own, which imports the modules that it is told to."""
+    """In a process with its own fork server and preload list."""
     (tmp_path / "renamed.py").write_text(_RENAMED)
     done = subprocess.run(
         [sys.executable, "-c", _INSPECT.format(preload=preload)], capture_output=True, text=True, timeout=120,
@@ -66,7 +69,7 @@ def test_a_wrong_name_fails_the_job(tmp_path: Path, preload: list[str], said: st
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "AmpTrackError: got a fork server" in done.stderr
+    assert "AmpTrackError: The fork server" in done.stderr
     assert said in done.stderr
 
 
@@ -85,7 +88,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_socket_along(
     tmp_path: Path, package_source: str
 ) -> None:
-    """Ctrl-C reaches it while its Python starts, where it would show a traceback."""
+    """Ctrl-C during the start of its Python would print a traceback."""
     install(tmp_path, "some_package", package_source)
     workload = tmp_path / "workload.py"
     workload.write_text("import some_package\n" + Path(FAULTS).read_text())
@@ -102,8 +105,8 @@ def test_a_server_whose_command_was_killed_ends_without_a_word_and_takes_its_soc
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["random", "torch", "numpy"])
 def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Path, name: str) -> None:
-    """Python looks there first. A `torch.py` made budgets wrong by what the real one takes; a `random.py` was imported
-    by the server before it could do anything about it."""
+    """Python searches there first. A `torch.py` made budgets wrong by the memory of the real one, and the server
+    imported a `random.py` before it could prevent that."""
     program, folder = tmp_path / "bin" / "program.py", tmp_path / "working"
     for file in (program, folder / f"{name}.py"):
         file.parent.mkdir()
@@ -115,7 +118,7 @@ def test_no_file_of_the_working_folder_takes_the_place_of_a_package(tmp_path: Pa
 
 @pytest.mark.nightly
 def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -> None:
-    """Programs that it starts look for modules where they always do."""
+    """Programs that a job starts have the usual module search path."""
     workload = tmp_path / "workload.py"
     workload.write_text(Path(FAULTS).read_text() + "\nassert 'PYTHONSAFEPATH' not in os.environ\n")
     program = tmp_path / "program.py"
@@ -129,12 +132,12 @@ def test_a_job_sees_nothing_of_how_the_fork_server_was_started(tmp_path: Path) -
 
 _TOUCHES_CUDA = """
 import torch
-torch.cuda._is_in_bad_fork = lambda: True  # what torch sees in a process forked from one that has initialized CUDA
+torch.cuda._is_in_bad_fork = lambda: True  # the value after a fork from a process with CUDA
 """
 
 
 def runs_of_a_workload_that_imports(package_source: str, folder: Path, *, device: str) -> tuple[list[str], list[str]]:
-    """Return the verdicts of two jobs whose workload imports a package, and the lines about CUDA that were said."""
+    """Return the statuses of two jobs whose workload imports a package, and the log lines about CUDA."""
     install(folder, "touches_cuda", package_source)
     workload = folder / "workload.py"
     workload.write_text(Path(FAULTS).read_text().replace("import torch\n", "import torch\nimport touches_cuda\n", 1))
@@ -228,7 +231,7 @@ if __name__ == "__main__":
 
 
 def metrics(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.0) -> tuple[list[str], list[str]]:
-    """Return how workloads name their qualities, one after the other in one program, and the lines that were logged."""
+    """Return the metric names of several workloads, inspected in turn by one program, and the log lines."""
     files = [folder / f"workload{number}.py" for number in range(len(sources))]
     for file, source in zip(files, sources, strict=True):
         file.write_text(source)
@@ -244,7 +247,7 @@ def metrics(folder: Path, sources: Sequence[str], *, import_seconds: float = 60.
 
 @pytest.mark.slow
 def test_what_a_workload_sets_before_an_import_is_seen_by_that_import(tmp_path: Path) -> None:
-    """Also where a workload before it, in the same program, has begun with that import."""
+    """Also after another workload of the same program that begins with that import."""
     install(tmp_path, "reads_environment", "import os\nSEEN = os.environ.get('READ_AT_IMPORT')\n")
     sets = "import os\nos.environ['READ_AT_IMPORT'] = 'set'\nos.environ['OMP_NUM_THREADS'] = '2'\n"
     tops = [
@@ -266,11 +269,11 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
         tmp_path, ["import torch\nimport reads_environment\n" + _SAYS_WHAT_IT_SAW], import_seconds=2.0
     )
     assert said == ["seen - 1 threads"]
-    assert logged == ["import reads_environment has not ended after 2 s; each job runs that itself"]
+    assert logged == ["import reads_environment did not finish within 2 s, so each job runs it."]
 
 
 def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
-    """All that is imported before `workload_import.import_ahead`."""
+    """These modules are imported before `workload_import.import_ahead`."""
     modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"
     program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -279,10 +282,10 @@ def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None
 
 @pytest.mark.nightly
 def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_path: Path) -> None:
-    """As under `mlflow run`, which starts the command in the project's folder and has installed the project once."""
+    """As under `mlflow run`, which starts the command in the project folder and has installed a copy of the project."""
     installed = tmp_path / "site-packages"
     shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
-    job_process = installed / "amp_track" / "sandbox" / "job_process.py"
+    job_process = installed / "amp_track" / "runner" / "job_main.py"
     job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
     command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

@@ -1,4 +1,4 @@
-"""A workload whose method returns something wrong: one sentence names the method and what it must return."""
+"""Methods of a workload that return an invalid value: one sentence names the method and the expected value."""
 
 from __future__ import annotations
 

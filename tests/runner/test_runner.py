@@ -1,4 +1,4 @@
-"""Fresh processes that run out of memory, raise, exit, hang and are killed: each comes back as what it is."""
+"""Fresh processes that run out of memory, raise, exit, hang or are killed: each returns the right status."""
 
 import contextlib
 import dataclasses
@@ -174,7 +174,7 @@ from amp_track.config.job import Job
 from amp_track.runner import job_processes
 from amp_track.runner.runner import JobRunner
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
     box = JobRunner({workload!r})
     job = Job(workload={workload!r}, options=(("fault", "hang"),), precision="fp32")
     job = resolve(job, box.inspect(job))
@@ -196,7 +196,7 @@ if __name__ == "__main__":
 
 @contextlib.contextmanager
 def _hanging_search(folder: Path, *, interrupts_itself: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Start a process whose sandbox runs a hanging job. With `interrupts_itself` it gets Ctrl-C as the job starts."""
+    """Start a process that runs a hanging job. With `interrupts_itself` it receives SIGINT when the job starts."""
     script = folder / "hanging.py"
     script.write_text(_INTERRUPTED.format(workload=FAULTS, interrupts_itself=interrupts_itself))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder) as parent:
@@ -209,14 +209,14 @@ def _hanging_search(folder: Path, *, interrupts_itself: bool = False) -> Iterato
 
 
 def _processes_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return the children of a hanging search, once its job has started."""
+    """Return the children of a hanging search after its job has started."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         children = psutil.Process(parent.pid).children(recursive=True)
         if len(children) >= 3:  # resource tracker, fork server, job
             return children
         time.sleep(0.05)
-    raise AssertionError("the job's process did not start")
+    raise AssertionError("the job process did not start")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_job_dies_with_its_parent(tmp_path: Path, ending: signal.Signals) -> N
 
 @pytest.mark.nightly
 def test_ctrl_c_as_a_job_starts_ends_it_too(tmp_path: Path) -> None:
-    """multiprocessing waits at exit for a child that was started and not ended: the command would hang."""
+    """Otherwise the command hangs, because multiprocessing waits at exit for running children."""
     with _hanging_search(tmp_path, interrupts_itself=True) as parent:
         output, _ = parent.communicate(timeout=60)
     assert output == "interrupted\n"
@@ -264,14 +264,14 @@ def _printed_by_a_command_of_its_own(folder: Path, script: str, **environment: s
 
 @pytest.mark.nightly
 def test_a_job_takes_the_same_memory_in_every_command(tmp_path: Path) -> None:
-    """Whatever program, folder and environment it is started from; a script needs no `if __name__ == "__main__"`."""
+    """In any program, folder and environment. A script needs no `if __name__ == "__main__"`."""
     here = _printed_by_a_command_of_its_own(tmp_path / "one", _WITHOUT_A_GUARD)
     there = _printed_by_a_command_of_its_own(tmp_path / "a folder elsewhere", _WITHOUT_A_GUARD, SOMETHING="x" * 3000)
     assert int(here) == pytest.approx(int(there), rel=0.002)
 
 
 def within_and_below(runner: JobRunner, precision: str, batch_size: int) -> tuple[str, str]:
-    """How two trainings end: with a budget of just what such a training took, and with two pages less."""
+    """Return the statuses of two trainings: with a budget of exactly the measured peak, and with two pages less."""
     budget_bytes = 100 * MEBIBYTE
     job = Job(workload=DIGITS, precision=precision, batch_size=batch_size, epochs=1, memory_budget_bytes=budget_bytes)
     job = resolve(job, runner.inspect(job))
@@ -293,18 +293,18 @@ def within_and_below(runner: JobRunner, precision: str, batch_size: int) -> tupl
     ],
 )
 def test_the_limit_and_the_meter_agree(runner: JobRunner, precision: str, batch_size: int) -> None:
-    """Else a batch that fits by the meter fails by the limit, or the other way round, and the edge is off by one."""
+    """Otherwise the max batch is off by one."""
     assert within_and_below(runner, precision, batch_size) == ("fits", "oom")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_they_agree_whatever_the_threads(tmp_path: Path, threads: str) -> None:
-    """torch's threads once had heaps of their own, which the limit counted and the meter did not."""
+    """Separate heaps of torch's threads were once counted by the limit and not by the meter."""
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_sandbox import within_and_below
+from test_runner import within_and_below
 from support import DIGITS
 from amp_track.runner.runner import JobRunner
 for precision, batch_size in (("fp32", 512), ("amp", 512), ("bf16", 946)):

@@ -1,4 +1,4 @@
-"""The messages of the commands that torchrun has started, over a real TCPStore: orders, answers, losses, forgeries."""
+"""The messages between commands of one torchrun launch, over a real TCPStore: orders, answers, losses, forgeries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def launch(index: int, count: int = 3) -> Launch:
 
 
 class Network:
-    """A store such as torchrun's, and what joins it."""
+    """A store like that of torchrun, and the commands that use it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class Network:
         self.store = self.client()
 
     def client(self) -> PrefixStore:
-        seconds = datetime.timedelta(seconds=60)  # to connect, beside other tests
+        seconds = datetime.timedelta(seconds=60)  # to connect while other tests run
         store = TCPStore("127.0.0.1", self._server.port, is_master=False, timeout=seconds)
         store.set_timeout(datetime.timedelta(seconds=5))
         return PrefixStore("launch", store)
@@ -68,7 +68,7 @@ class Network:
         return Orders(launch(index, count), link, JOB.workload)
 
     def forge(self, name: str, value: str | bytes) -> None:
-        """Write what anyone may write who reaches the store."""
+        """Write a value as any process that reaches the store can."""
         self.store.set(f"{SESSION}/{name}", value)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network
 
 @pytest.fixture
 def joined(network: Network) -> tuple[OtherRanks, list[Orders]]:
-    """Rank 0's command of three, and the two others."""
+    """Return the command of rank 0 and those of the two other ranks."""
     others = [network.other(1), network.other(2)]
     first = network.first()
     first.wait_until_joined()
@@ -139,7 +139,7 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
                 each.answer(received[0], replace(FITS, message=f"rank {index}"))
             assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
         rendezvous.add(place)
-    assert len(rendezvous) == 2, "each job has a rendezvous of its own"
+    assert len(rendezvous) == 2, "each job has a separate rendezvous"
     first.dismiss()
     assert [each.next() for each in others] == [None, None]
 
@@ -237,13 +237,13 @@ def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, li
         run()
     with pytest.raises(EOFError) as ended:
         one.next()
-    assert not isinstance(ended.value, AgentLost), "rank 0 says why"
+    assert not isinstance(ended.value, AgentLost), "rank 0 prints the reason"
 
 
 def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_exchange, "SILENT_SECONDS", 0.5)
     first = network.first(count=2)
-    other = network.other(1, count=2)  # its counter goes on
+    other = network.other(1, count=2)  # its counter still increments
     first.wait_until_joined()
 
     def run() -> None:
@@ -266,9 +266,9 @@ def test_a_rank_0_whose_counter_stands_still_is_lost(network: Network, monkeypat
 
 
 def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Network) -> None:
-    """torchrun starts all commands again when one is lost."""
+    """torchrun restarts all commands if one is lost."""
     old = network.first("a" * 16, count=2)
-    early = network.other(1, count=2)  # joins what is about to end
+    early = network.other(1, count=2)  # joins the session that is about to end
     old.wait_until_joined()
     new = network.first("b" * 16, count=2)
     new.wait_until_joined()
@@ -301,7 +301,7 @@ def test_an_order_that_is_none_is_rejected(network: Network, change: dict[str, o
 
 
 class Exploit:
-    """Leaves a file behind where it is unpickled."""
+    """Creates a file when unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -355,7 +355,7 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
         with first.working("run", replace(JOB, workload="other.py")) as (_, asked):
             listen(asked)
 
-    with pytest.raises(BadInput, match=r"rank .: WORKLOAD: the job trains other.py, but this command names mine.py"):
+    with pytest.raises(BadInput, match=r"rank .: TARGET: rank 0 trains other.py, but this command names mine.py"):
         run()
     for each in running:
         with pytest.raises(EOFError):
@@ -371,7 +371,7 @@ def test_texts_of_other_machines_steer_no_terminal() -> None:
 
 
 def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:
-    """Before, rank 0 listened on all interfaces unless that address was of the loopback interface."""
+    """Rank 0 once listened on all interfaces unless that address belonged to the loopback interface."""
 
     def listening() -> set[object]:
         return {each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
@@ -388,9 +388,9 @@ def test_nothing_listens_whatever_torchruns_address(network: Network) -> None:
 
 @pytest.mark.nightly
 def test_a_machine_of_rank_0_that_is_silent_is_noticed() -> None:
-    """Messages get lost as on a machine without power: no process of it lives to end a connection."""
+    """Messages are dropped as after a power cut: no process closes the connection."""
     in_own_network = ("unshare", "--user", "--map-root-user", "--net")
     skip_without_namespaces(in_own_network)
     script = Path(__file__).with_name("silent_first.py")
     done = subprocess.run([*in_own_network, sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("AgentLost the machine of rank 0, which has torchrun's store, has not"), done.stderr
+    assert done.stdout.startswith("AgentLost The machine of rank 0, which has torchrun's store, has not"), done.stderr

@@ -85,10 +85,10 @@ def test_an_overflow_in_one_process_skips_the_step_in_both(runner: JobRunner) ->
         pytest.param(
             "exit",
             JobStatus.CRASHED,
-            "the job's process exited with code 7 in process 1 of 2",
+            "the job process exited with code 7 in process 1 of 2",
             marks=pytest.mark.nightly,
         ),
-        ("sigkill", JobStatus.CRASHED, "the job's process was killed by SIGKILL in process 1 of 2"),
+        ("sigkill", JobStatus.CRASHED, "the job process was killed by SIGKILL in process 1 of 2"),
         pytest.param("hang", JobStatus.TIMED_OUT, "gave up after 3 s (--job-timeout)", marks=pytest.mark.nightly),
     ],
 )

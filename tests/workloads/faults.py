@@ -1,4 +1,4 @@
-"""A small regression whose training goes wrong in the way its option says."""
+"""A small regression whose training fails as its option says."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class _Model(nn.Module):
 
 @dataclass(frozen=True)
 class Faults(Workload):
-    """What goes wrong, and for which batch sizes."""
+    """A fault and the batch sizes that trigger it."""
 
     fault: str = "none"
     above: int = 0
-    """Only batches larger than this go wrong."""
+    """Only larger batches fail."""
 
     batch_size: int = 4
     metric = Metric("error", higher_is_better=False)
@@ -92,7 +92,7 @@ class Faults(Workload):
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "sigkill":
                     os.kill(os.getpid(), signal.SIGKILL)
-                case "shared memory":  # which no limit of the process counts
+                case "shared memory":  # not counted by any limit of the process
                     shared = mmap.mmap(-1, SHARED_BYTES)
                     for start in range(0, SHARED_BYTES, 2**20):
                         shared[start : start + 2**20] = bytes(2**20)

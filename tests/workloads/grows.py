@@ -36,12 +36,12 @@ class _Model(nn.Module):
 
 @dataclass(frozen=True)
 class Grows(Workload):
-    """Takes 64 KiB for each sample, and 1 MiB more from some step on."""
+    """Uses 64 KiB per sample, and 1 MiB more from some step on."""
 
     more_after: int = 70
     """More training steps than a probe has."""
     evaluates_large: bool = False
-    """Evaluation takes twice as much as training."""
+    """Evaluation uses twice as much memory as training."""
 
     batch_size: int = 16
 

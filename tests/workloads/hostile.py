@@ -1,4 +1,4 @@
-"""A small regression whose code misuses its process in the way that its option says."""
+"""A small regression whose code misuses its process as its option says."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ Fault = Literal[
     "len is NaN", "len is negative", "len is huge", "len is a text", "item raises", "loader dies",
 ]  # fmt: skip
 ESCAPES = "\x1b[2Jcleared\x1b]0;title\x07 \0 \udcff \x9b31m"
-"""What would clear a terminal and name its window, end a C string, and cannot be encoded."""
+"""Text that clears a terminal, sets its title, ends a C string and cannot be encoded."""
 ENDLESS_SECONDS = 1000.0
 FILLER = "filler"
-"""The file that fills a folder."""
+"""The file that fills the disk of a folder."""
 
 
 class _TextRaises(Exception):
@@ -80,13 +80,13 @@ def _die() -> None:
 
 
 def _hold_the_interpreter() -> None:
-    """Hang in C, where no other thread of Python runs."""
+    """Hang in C code without releasing the GIL."""
     _note(os.getpid())
     sum(itertools.repeat(0))
 
 
 def _send_half(then: Callable[[], None]) -> None:
-    """Make every message of this process end in its middle."""
+    """Truncate every message of this process."""
 
     def send(self: Any, content: Any, write: Any = os.write) -> None:
         whole = bytes(content)
@@ -97,7 +97,7 @@ def _send_half(then: Callable[[], None]) -> None:
 
 
 def _start_program() -> None:
-    """Leave a program that outlives this process."""
+    """Start a program that outlives this process."""
     _note(subprocess.Popen(["sleep", str(ENDLESS_SECONDS)]).pid)
 
 
@@ -109,7 +109,7 @@ def _fork_and_sleep() -> None:
 
 
 def _note(process: int) -> None:
-    """Write the number of a process for a test to read, if that has named a file."""
+    """Write the id of a process to the file that the test named, if any."""
     if _notes:
         Path(_notes).write_text(str(process))
 
@@ -150,11 +150,11 @@ def _ignore_signals() -> None:
 
 
 def _kill_tracker() -> None:
-    """Kill the resource tracker of multiprocessing, which the fork server's parent has started."""
+    """Kill the resource tracker of multiprocessing, a child of the fork server's parent."""
     import psutil
 
     for process in psutil.Process(os.getppid()).parent().children():  # type: ignore[union-attr]
-        # Not by its name alone: the folder of a test, which is in the fork server's command line, may have it too.
+        # Its name is not enough: the command line of the fork server contains the test's folder, which may have it.
         if "multiprocessing.resource_tracker import main" in " ".join(process.cmdline()):
             process.kill()
 
@@ -179,7 +179,7 @@ def _shared_value() -> None:
 
 
 _losses = 0
-"""How many losses this process has computed."""
+"""The number of losses that this process has computed."""
 _notes = ""
 _kept: Any = None
 
@@ -246,7 +246,7 @@ class _DiesInStep(torch.optim.SGD):
 
 
 class _Data(Dataset[Any]):
-    """Sixty-four samples, and a fault."""
+    """A dataset of 64 samples with a fault."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
@@ -267,15 +267,15 @@ class _Data(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Hostile(Workload):
-    """What the workload does to its process, in its first training step if the fault does not say otherwise."""
+    """The misuse, in the first training step unless the fault defines another moment."""
 
     fault: Fault = "none"
     after: int = 0
-    """How many losses are computed before it."""
+    """The number of losses before the fault."""
     unless: str = ""
-    """A file; while it is there, nothing goes wrong."""
+    """A file that disables the fault while it exists."""
     notes: str = ""
-    """A file that gets the number of a process that the workload has started, or of its own before it hangs."""
+    """A file for the id of a process that the workload starts, or of the job process before it hangs."""
 
     batch_size: int = 4
     metric = Metric("error", higher_is_better=False)

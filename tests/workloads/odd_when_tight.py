@@ -1,4 +1,4 @@
-"""Fails otherwise than a careful program where an allocation fails: as some libraries do."""
+"""Handles a failed allocation badly, as some libraries do."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from faults import Faults
 
 @dataclass(frozen=True)
 class OddWhenTight(Faults):
-    """One MiB for each sample."""
+    """Uses 1 MiB per sample."""
 
     says: str = ""
-    """What it raises then; it dies of SIGSEGV where that is empty."""
+    """The message of its exception; if empty, it dies of SIGSEGV."""
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         try:

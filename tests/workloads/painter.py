@@ -1,4 +1,4 @@
-"""Fits a stripe of grey, and shows what it has learnt beside what it should have."""
+"""Learns a gray stripe, and plots the result next to the target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Painter(Workload):
     hidden: int = 8
     kind: str = "tanh"
     spoils: str = ""
-    """What is wrong with its pictures: it `raises`, takes too much `memory`, or has another `shape`."""
+    """The fault of its plots: it `raises`, uses too much `memory`, or returns another `shape`."""
 
     learning_rate: float = 1e-1
     batch_size: int = 32

@@ -1,5 +1,5 @@
-"""A regression without batch norm, so that several processes train it as one does; and what may go wrong in one of them
-alone."""
+"""A regression without batch norm, so that several ranks train exactly as one process does; and faults of a single
+rank."""
 
 import os
 import signal
@@ -45,12 +45,12 @@ class Net(nn.Module):
 class Parallel(Workload):
     samples: int = 61
     large_every: int = 0
-    """One sample in so many has gradients that overflow float16 at a high scale."""
+    """One in this many samples has gradients that overflow float16 at a high scale."""
     fault: str = "none"
     faulty_rank: int = 1
-    """The process that has the fault."""
+    """The rank with the fault."""
     seconds: float = 0.0
-    """What each batch takes at least."""
+    """Minimum seconds of each batch."""
 
     learning_rate: float = 0.05
     batch_size: int = 4

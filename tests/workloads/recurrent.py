@@ -1,4 +1,4 @@
-"""A small LSTM, which a CPU without AVX-512 has no kernel for in bfloat16."""
+"""A small LSTM, for which a CPU without AVX-512 has no bfloat16 kernel."""
 
 from __future__ import annotations
 

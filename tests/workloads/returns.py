@@ -1,4 +1,4 @@
-"""A tiny classification, one of whose methods returns something that it must not."""
+"""A tiny classification with a method that returns an invalid value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A two-layer MLP on made-up numbers: within 3 MiB, a few pages more or less move its edge by dozens of samples."""
+"""A two-layer MLP on random data: within 3 MiB, a few pages change its max batch by dozens of samples."""
 
 from __future__ import annotations
 

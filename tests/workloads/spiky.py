@@ -1,4 +1,4 @@
-"""Overflows now and then, draws from every random generator, and can be killed at any step."""
+"""Overflows sometimes, draws from every random generator, and can be killed at any step."""
 
 import os
 import random
@@ -25,13 +25,13 @@ class Net(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self.calls += self.training
         if self.calls == int(os.environ.get("KILL_AT_BATCH", "0")):
-            time.sleep(1)  # by then the tracking process has stored what it was sent
-            os.killpg(os.getsid(0), signal.SIGKILL)  # the command; the job has a group of its own
+            time.sleep(1)  # the tracking process stores its events meanwhile
+            os.killpg(os.getsid(0), signal.SIGKILL)  # the command; the job has another process group
         return self.layers(input)
 
 
 class Samples(Dataset[Any]):
-    """One in eleven is so large that float16 gradients overflow at a high scale, while the loss stays finite."""
+    """One sample in eleven overflows float16 gradients at a high scale, while the loss stays finite."""
 
     def __init__(self, count: int, noise: float) -> None:
         generator = torch.Generator().manual_seed(1)

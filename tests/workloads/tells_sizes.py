@@ -1,4 +1,4 @@
-"""Writes the size of every batch that it trains on to a file. Its model is not compiled, which would take seconds."""
+"""Writes the size of each training batch to a file. The model is not compiled, which would take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight samples of made-up numbers, and an option of every type: whatever a command does with it takes moments."""
+"""Eight random samples and an option of every type: every command on it is fast."""
 
 from __future__ import annotations
 
