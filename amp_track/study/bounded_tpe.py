@@ -1,4 +1,4 @@
-"""TPE in constant time: it looks at the trials that say most, however many there are."""
+"""Run TPE in constant time: it uses only the hundred most informative trials."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from optuna.trial import FrozenTrial, TrialState
 from amp_track.study.trial_cache import SoFar
 
 _MOST_TRIALS = 100
-"""On all trials, a proposal of two params took 14 ms with 100, 0.1 s with 1,000, 0.4 s with 10,000 (AMD EPYC, n=3)."""
+"""With all trials, a proposal of two params took 14 ms for 100, 0.1 s for 1,000, 0.4 s for 10,000 (AMD EPYC, n=3)."""
 _RUNNING, _OF_EACH_OBJECTIVE = 40, 20
-"""The newest that run, and the best of each objective. TPE takes at most 25 of all trials for good ones."""
+"""The newest running trials, and the best of each objective. TPE considers at most 25 trials good."""
 
 
 class BoundedTPE(BaseSampler):
-    """Optuna's TPE on a hundred trials: forty that run, the twenty best of each objective, and the newest.
+    """Optuna's TPE on a hundred trials: forty running ones, the twenty best of each objective, and the newest.
 
     Args:
-        seed: what it draws depends on this and on the trials.
-        looks_at: these trials, as `TellingTrials` returns them; None for all of the study.
+        seed: the seed of the draws.
+        looks_at: the trials to use, from `TellingTrials`; None for all of the study.
     """
 
     def __init__(self, *, seed: int, looks_at: Sequence[FrozenTrial] | None) -> None:
         self._tpe = TPESampler(seed=seed)
         self._looks_at = looks_at
         self._looked_at: optuna.Study | None = None
-        """The study in memory that has these trials: each param of a trial is drawn from the same one."""
+        """An in-memory study of these trials, shared by all params of a trial."""
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return nothing: each param is drawn on its own, since the range of one depends on another."""
+        """Return nothing: params are drawn independently, because the range of one depends on another."""
         return {}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return nothing, as above."""
+        """Return nothing: params are drawn independently."""
         return {}
 
     def sample_independent(
@@ -55,27 +55,27 @@ class BoundedTPE(BaseSampler):
 
 
 class TellingTrials:
-    """Choose the trials of a study that TPE looks at. Of the finished ones each is looked at once.
+    """Chooses the trials that TPE uses. Each finished trial is read only once.
 
     Args:
-        directions: of the study's objectives.
-        so_far: the trials, as the search has looked at them last.
+        directions: the directions of the study's objectives.
+        so_far: the trials of the study at the last look.
     """
 
     def __init__(self, directions: Sequence[StudyDirection], so_far: SoFar) -> None:
         self._directions, self._so_far = directions, so_far
         self._looked_at = 0
-        """How many of the finished trials."""
+        """Number of finished trials that have been read."""
         self._finished = 0
-        """How many of these have values."""
+        """Number of these that have values."""
         self._telling: list[FrozenTrial] = []
-        """The best and the newest of these, in their order: no other can be among the hundred any more."""
+        """The best and the newest of these, in order: only they can still be among the hundred."""
 
     def beside(self, drawn: int) -> list[FrozenTrial] | None:
-        """Return the hundred trials that say most; None where there are no more than that.
+        """Return the hundred most informative trials; None if the study has no more than that.
 
         Args:
-            drawn: the number of the one that is drawn, which is left out.
+            drawn: the number of the trial that is being drawn, which is left out.
         """
         complete = self._so_far.complete
         finished = [trial for trial in complete[self._looked_at :] if self._has_values(trial)]
@@ -89,12 +89,12 @@ class TellingTrials:
         return which_say_most(_in_order([*self._telling, *running]), self._directions)
 
     def _has_values(self, trial: FrozenTrial) -> bool:
-        """Return False for what a damaged database holds, which whoever reads its outcome tells."""
+        """Return False for a trial of a damaged database, which is reported when its result is read."""
         return trial.values is not None and len(trial.values) == len(self._directions)
 
 
 class _OfTheseTrials(InMemoryStorage):
-    """A storage of a study that has these trials. `add_trials` would copy them, with all that is noted on them."""
+    """A storage of one study with these trials. `add_trials` would copy them and their attributes."""
 
     def __init__(self, trials: Sequence[FrozenTrial]) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _OfTheseTrials(InMemoryStorage):
 
 
 def which_say_most(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
-    """Return a hundred of finished and running trials, in their order."""
+    """Return a hundred of the finished and running trials, in order."""
     finished = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     chosen = {trial.number: trial for trial in [*running[-_RUNNING:], *_best(finished, directions)]}
@@ -119,7 +119,7 @@ def which_say_most(trials: Sequence[FrozenTrial], directions: Sequence[StudyDire
 
 
 def _best(finished: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
-    """Return the best of each objective, of equal ones the first; those of both are there twice."""
+    """Return the best trials of each objective, the first among equal ones. May contain a trial twice."""
     values, best = [trial.values for trial in finished], []
     for index, direction in enumerate(directions):
         of_objective = [each[index] for each in values]
@@ -131,6 +131,6 @@ def _best(finished: Sequence[FrozenTrial], directions: Sequence[StudyDirection])
 
 
 def _in_order(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials by their numbers, each once."""
+    """Return the trials ordered by number, without duplicates."""
     by_number = {trial.number: trial for trial in trials}
     return [by_number[number] for number in sorted(by_number)]

@@ -1,8 +1,8 @@
-"""Trials, read from Optuna's tables without an object of SQLAlchemy for each row.
+"""Read trials from Optuna's tables without an SQLAlchemy object for each row.
 
-Of 10,000 trials Optuna makes 150,000 such objects: that took 4.7 s and 300 MiB, this 1.1 s and 50 MiB (AMD EPYC, n=1).
-It is as private as what is in `private.py`: should Optuna's tables or what they hold change, no study can be read, and
-`tests/study/test_private_trials.py` fails.
+For 10,000 trials Optuna creates 150,000 objects: 4.7 s and 300 MiB, against 1.1 s and 50 MiB here (AMD EPYC, n=1). Like
+`optuna_internals.py`, this depends on private parts: if Optuna's tables change, no study can be read, and
+`tests/study/test_trial_reader.py` fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
 _AT_A_TIME = 500
-"""Trials whose rows are asked for at a time: a database takes no more than some thousand numbers in one question."""
+"""Number of trials per query: databases limit the number of values in a query to some thousands."""
 _TRIALS = models.TrialModel.__table__.c
 _A_TRIAL = sqlalchemy.select(
     _TRIALS.trial_id, _TRIALS.number, _TRIALS.state, _TRIALS.datetime_start, _TRIALS.datetime_complete
@@ -37,15 +37,15 @@ _OF_A_TRIAL = (
     (models.TrialSystemAttributeModel, _ATTRIBUTE),
     (models.TrialIntermediateValueModel, ("step", "intermediate_value", "intermediate_value_type")),
 )
-"""The tables with rows of a trial, and the columns that are read, in the order in which `_build_trial` takes them."""
+"""The tables with rows of a trial and the columns to read, in the order of the parameters of `_build_trial`."""
 Row = tuple[Any, ...]
 
 
 class Memory(_CachedStorage):
-    """Optuna's memory of finished trials, which sorts the trials' numbers, and not the trials, at each look.
+    """Optuna's cache of finished trials, but it sorts numbers instead of trials on each read.
 
-    Of 10,000 trials that saves 2 ms (AMD EPYC, n=5). Every study that is opened with a storage without it gets a memory
-    of its own, and reads all trials for it. Should what it remembers them in change, no study can be read.
+    For 10,000 trials that saves 2 ms (AMD EPYC, n=5). Every study that is opened with an uncached storage creates its
+    own cache and reads all trials into it. If the internals of the cache change, no study can be read.
     """
 
     def get_all_trials(
@@ -55,7 +55,7 @@ class Memory(_CachedStorage):
             return super().get_all_trials(study_id, deepcopy, states)
         self._read_trials_from_remote_storage(study_id)
         with self._lock:
-            known = self._studies[study_id].trials  # one's own new trials are in it before those of others are read
+            known = self._studies[study_id].trials  # not sorted: new trials of this process come first
             trials = [known[number] for number in sorted(known)]
         return trials if states is None else [trial for trial in trials if trial.state in states]
 
@@ -63,15 +63,15 @@ class Memory(_CachedStorage):
 def read_trials(
     storage: RDBStorage, study_id: int, states: Container[TrialState] | None, older_ids: Collection[int], above_id: int
 ) -> list[FrozenTrial]:
-    """Return trials of a study by their ids: those above `above_id`, and of the others the `older_ids`.
+    """Return the trials of a study with ids above `above_id` and the `older_ids`.
 
     Raises:
         KeyError: there is no such study.
     """
     is_wanted: Any = _TRIALS.trial_id > above_id
-    if older_ids:  # as numbers in the text of the question, which no limit on the values of one ends
+    if older_ids:  # literals in the query text: not limited in number
         older: Any = sqlalchemy.bindparam("older", sorted(older_ids), expanding=True, literal_execute=True)
-        # That none is below the lowest follows, and is said because SQLite looks through the whole study else.
+        # The lower bound is redundant, but without it SQLite scans all trials of the study.
         is_wanted = sqlalchemy.and_(
             _TRIALS.trial_id >= min(above_id + 1, *older_ids), sqlalchemy.or_(is_wanted, _TRIALS.trial_id.in_(older))
         )
@@ -94,11 +94,11 @@ def read_trials(
 def _rows_by_trial(
     session: Session, model: type[Any], names: Sequence[str], trial_ids: Sequence[int]
 ) -> dict[int, list[Row]]:
-    """Return the columns of a table's rows, by the id of their trial."""
+    """Return the rows of a table by trial id."""
     columns = model.__table__.c
     by_trial: dict[int, list[Row]] = defaultdict(list)
     asked = sqlalchemy.select(columns.trial_id, *(columns[name] for name in names))
-    for row in session.execute(asked.where(columns.trial_id.in_(trial_ids))).all():  # all at once: half the time
+    for row in session.execute(asked.where(columns.trial_id.in_(trial_ids))).all():  # faster than one by one
         by_trial[row[0]].append(row[1:])
     return by_trial
 
@@ -111,7 +111,7 @@ def _build_trial(
     system_attributes: Iterable[Row],
     steps: Iterable[Row],
 ) -> FrozenTrial:
-    """Return a trial as Optuna builds it."""
+    """Return the same trial that Optuna builds from these rows."""
     objectives = [0.0] * len(values)
     for objective, value, kind in values:
         objectives[objective] = models.TrialValueModel.stored_repr_to_value(value, kind)
@@ -137,16 +137,16 @@ def _build_trial(
 
 @functools.lru_cache(maxsize=1024)
 def _distribution(text: str) -> BaseDistribution:
-    """Return a distribution, which the trials that were drawn from it share: none of them changes it."""
+    """Return a distribution, shared by its trials because nothing changes it."""
     return json_to_distribution(text)
 
 
 @functools.lru_cache(maxsize=1024)
 def _decoded(text: str) -> Any:
-    """Return what an attribute holds. Trials share what is equal, such as their process: nobody changes it."""
+    """Return the value of an attribute, shared by trials with an equal one because nothing changes it."""
     return json.loads(text)
 
 
 def _local_time(in_utc: datetime | None) -> datetime | None:
-    """Return a time in the machine's zone without its name, as Optuna's trials have it."""
+    """Return a time as a naive datetime in the local time zone, like those of Optuna's trials."""
     return in_utc.replace(tzinfo=UTC).astimezone().replace(tzinfo=None) if in_utc is not None else None
