@@ -130,7 +130,7 @@ class Studies:
         )
         speed: tuple[str, Direction] = "samples/s", "maximize"
         of_parts: dict[str, list[tuple[str, Direction]]] = {
-            "max-batch": [("largest batch that fits", "maximize")],
+            "max-batch": [("max batch", "maximize")],
             "train": [metric, speed],
             "seeds": [metric],
             "compare": [speed],

@@ -1,1 +1,1 @@
-"""The studies: their storage, samplers, and what each kind of study runs. The only package that imports optuna."""
+"""Store and sample studies, and run the trials of each kind. The only package that imports optuna."""

@@ -1,4 +1,4 @@
-"""The sampler of the fit study: it decides which job comes next, at which precision, for which search worker.
+"""Sample the max-batch study: choose the next job and its precision for each search worker.
 
 A search worker is one of several processes that run the same command on the same study at the same time.
 """
@@ -27,16 +27,16 @@ _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
 _SHORT = ("probe", "multiple", "repeat")
 _RUNS_AT_THE_MAX_BATCH = 3
-"""In how many fresh processes an edge has to run before it is reported, the confirming one among them."""
+"""Number of fresh processes in which a max batch must run before it is reported, including the confirmation run."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One job of the fit study.
+    """One job of the max-batch study.
 
-    `kind` is `probe`; `multiple`, a probe of the largest multiple below the edge; `beyond`, a probe above the first
-    batch that fails; `confirm`, a longer training at the edge; or `repeat`, one more probe of a confirmed edge. All but
-    `probe` make the end of an epoch.
+    `kind` is one of: `probe`; `multiple`, a probe of the largest multiple up to the max batch; `beyond`, a probe above
+    the first failing batch; `confirm`, the confirmation run; `repeat`, another probe of a confirmed max batch. All but
+    `probe` include the end of an epoch.
     """
 
     precision: str
@@ -46,31 +46,31 @@ class Proposal:
     predicted_bytes: int | None = None
     should_fit: bool = True
     is_planned: bool = False
-    """Whether a plan has chosen it, before anything was measured."""
+    """Whether a memory plan chose it, before the first measurement."""
 
 
 _PROPOSAL = TypeAdapter(Proposal)
 Done = Sequence[tuple[Proposal, JobResult, FrozenTrial]]
-"""Every finished job with its outcome and its trial."""
+"""Every finished job with its result and its trial."""
 
 
 class Busy(Exception):
-    """Every job that is left depends on one that another search worker is running."""
+    """Every remaining job depends on one that another search worker is running."""
 
 
 class Forecasting(Protocol):
-    """What predicts where memory ends, by precision, when it is first asked."""
+    """Makes memory plans by precision, on the first call."""
 
     @property
     def seconds(self) -> float | None:
-        """How long that took; None if nobody has asked."""
+        """The duration of making the plans; None if they were not needed."""
 
     def __call__(self) -> Mapping[str, Forecast]:
-        """Return the forecasts, which may be none."""
+        """Return the forecasts by precision; possibly empty."""
 
 
 class NoForecasts:
-    """Predicts nothing: the search begins at the workload's own batch size."""
+    """Predicts nothing: the search starts at the workload's batch size."""
 
     seconds: float | None = None
 
@@ -80,19 +80,19 @@ class NoForecasts:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a fit study looks for.
+    """The goal of a max-batch study.
 
     Args:
         precisions: the precisions, in the order in which they are searched.
-        limit: the largest batch worth trying.
-        budget_bytes: what the memory model aims at; the sandbox enforces what a job may really take.
-        first_batch: the workload's own batch size.
-        multiple_of: beside the edge, the largest multiple of this is probed.
-        confirm: whether a longer training confirms each edge.
-        whole_probes: whether probes make the end of an only epoch too, which the confirming training makes otherwise.
-        forecasts: what a plan predicts; asked before the first probe of a precision.
-        beyond: how many batches above the first that runs out of memory are probed too. With workspaces and segments
-            of a caching allocator a larger batch may fit where a smaller one does not.
+        limit: the largest batch size to try.
+        budget_bytes: the target of the memory model; the job process enforces the real budget.
+        first_batch: the workload's batch size.
+        multiple_of: the largest multiple of this up to the max batch is probed, too.
+        confirm: whether a confirmation run follows at each max batch.
+        whole_probes: whether probes include the end of the epoch; otherwise only the confirmation run does.
+        forecasts: makes memory plans; called before the first probe of a precision.
+        beyond: number of batches above the first failing one that are probed, too. With workspaces and allocator
+            segments, a larger batch may fit although a smaller one does not.
     """
 
     precisions: tuple[str, ...]
@@ -106,31 +106,31 @@ class Goal:
     beyond: int = 0
 
     def multiple_up_to(self, max_batch: int) -> int:
-        """Return the largest multiple of `multiple_of` up to `max_batch`; 0 where there is none."""
+        """Return the largest multiple of `multiple_of` up to `max_batch`; 0 if there is none."""
         return max_batch // self.multiple_of * self.multiple_of
 
 
 class BatchSampler(optuna.samplers.BaseSampler):
-    """Picks the next job from the trials in the storage. It has no state of its own, so a study can be resumed.
+    """Chooses the next job from the trials in the storage. It is stateless, so a study can be resumed.
 
-    Search workers take turns: the one whose trial has the lowest number picks first and claims its pick in a system
-    attribute, so that no two run the same job. While one precision's probe is running, another search worker takes
-    another precision, or plans as if that probe had ended as predicted.
+    Search workers take turns: the one with the lowest trial number chooses first and claims its job in a system
+    attribute, so that no two run the same job. While a probe of one precision is running, another search worker takes
+    another precision, or assumes that the running probe ends as predicted.
     """
 
     def __init__(self, goal: Goal) -> None:
         self.goal = goal
 
     def max_batch(self, done: Done, precision: str) -> MaxBatch | None:
-        """Return the edge of one precision, or None until it is proven and, where asked for, confirmed."""
+        """Return the max batch of one precision, or None until it is proven and, if required, confirmed."""
         step = self._explore(done, precision, [])
         return step if isinstance(step, MaxBatch) else None
 
     def next(self, trials: Sequence[FrozenTrial]) -> Proposal | None:
-        """Return the next job that no search worker runs yet; None when every edge is proven.
+        """Return the next job that no search worker is running; None when every max batch is proven.
 
         Raises:
-            Busy: there is none now, and there may be one when a running job has ended.
+            Busy: every remaining job depends on a running one.
         """
         running = [claim for trial in trials if trial.state is TrialState.RUNNING and (claim := _claim_of(trial))]
         done = done_proposals(trials)
@@ -166,16 +166,17 @@ class BatchSampler(optuna.samplers.BaseSampler):
         confirmed = {proposal.batch_size for proposal in proposals if proposal.kind == "confirm"}
         if multiple and multiple not in (confirmed if is_refuted else whole):
             kind = "confirm" if is_refuted else "multiple"
-            return Proposal(precision, multiple, kind, f"the largest multiple of {self.goal.multiple_of}")
+            reason = f"largest multiple of {self.goal.multiple_of} up to the max batch"
+            return Proposal(precision, multiple, kind, reason)
         return self._beyond(done, proposals, step, precision)
 
     def _beyond(
         self, done: Done, proposals: Sequence[Proposal], max_batch: MaxBatch, precision: str
     ) -> Proposal | None:
-        """Return the next job above the first batch that runs out of memory, to see whether a larger one fits.
+        """Return the next job above the first batch that ran out of memory: a larger one may fit.
 
-        Where a longer training has refuted what the probes said, only another one can tell: one sample more leaves
-        another remainder of the data set, and may fit.
+        If a confirmation run has refuted the probes, this is another confirmation run: with one sample more, the
+        remainder of the data set differs, and the batch may fit.
         """
         if max_batch.bound != "memory" or not max_batch.batch_size or max_batch.first_failing_batch is None:
             return None
@@ -199,17 +200,17 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return None
 
     def _explore(self, done: Done, precision: str, running: Sequence[Proposal]) -> Proposal | MaxBatch:
-        """Return the edge of one precision, or the next job that helps to prove it.
+        """Return the max batch of one precision, or the next job towards its proof.
 
-        A few short probes come first, then a longer training at their edge. Where that runs out of memory, longer
-        trainings below it follow until one fits and one more sample does not.
+        Short probes come first, then a confirmation run at their max batch. If it runs out of memory, confirmation runs
+        below it follow, until one fits and one more sample does not.
         """
         short, long = (
             _probes(done, precision, kinds) + _as_predicted(running, kinds) for kinds in (_SHORT, ("confirm",))
         )
         goal = self.goal
         step = explore(short, goal.limit, budget_bytes=goal.budget_bytes)
-        if isinstance(step, Next):  # only now is a plan of any use, which takes seconds to make
+        if isinstance(step, Next):  # make a memory plan only now: it takes seconds
             hint = self._hint(done, precision)
             step = explore(short, goal.limit, budget_bytes=goal.budget_bytes, hint=hint)
             assert isinstance(step, Next), "a hint proves nothing"
@@ -232,14 +233,14 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return Proposal(precision, step.batch_size, "confirm", step.reason, step.predicted_bytes)
 
     def _repeated(self, max_batch: MaxBatch, precision: str, probes: Sequence[Probe]) -> Proposal | MaxBatch:
-        """Return a confirmed edge once it has run in three fresh processes, or the job that is lacking."""
+        """Return a confirmed max batch once it has run in three fresh processes, or else the next repeat."""
         ran = [probe for probe in probes if probe.batch_size == max_batch.batch_size and probe.fits]
         if not max_batch.batch_size or len(ran) >= _RUNS_AT_THE_MAX_BATCH:
             return max_batch
         return Proposal(precision, max_batch.batch_size, "repeat", "repeat, to verify the limit", ran[0].peak_bytes)
 
     def _hint(self, done: Done, precision: str) -> Hint:
-        """Return where to begin: as a plan says, else at another precision's edge, else at the workload's own batch."""
+        """Return the first batch: from a memory plan, another precision's max batch, or the workload's batch size."""
         first = Hint(self.goal.first_batch, "the workload's batch size")
         if (planned := self.goal.forecasts().get(precision)) is not None:
             return Hint(
@@ -249,7 +250,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
                 slope_bytes=planned.slope_bytes,
             )
         hints = []
-        for other in PRECISIONS:  # those of an earlier command among them
+        for other in PRECISIONS:  # includes those of an earlier command
             probes = _probes(done, other, ("probe",)) if other != precision else []
             max_batch = explore(probes, self.goal.limit, budget_bytes=self.goal.budget_bytes, hint=first)
             if isinstance(max_batch, MaxBatch) and max_batch.batch_size and (line := line_of(probes)) is not None:
@@ -264,7 +265,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return IntDistribution(1, self.goal.limit.batch_size, log=True)
 
     def suggest(self, trial: optuna.Trial) -> Proposal:
-        """Return the job that `sample_relative` has claimed for this trial; prune the trial when nothing is left."""
+        """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
         return storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
@@ -294,12 +295,12 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        # Nothing was picked: another search worker has proven the last edge since this trial was asked for.
+        # No job was claimed: another search worker has proven the last max batch since this trial was created.
         raise optuna.TrialPruned("nothing is left to probe")
 
 
 def _claim_of(trial: FrozenTrial) -> Proposal | None:
-    """Return the job that a trial runs; None before it has picked one."""
+    """Return the job that a trial has claimed; None before that."""
     claim = trial.system_attrs.get(_CLAIM)
     return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job") if claim is not None else None
 
@@ -316,7 +317,7 @@ def done_proposals(trials: Sequence[FrozenTrial]) -> Done:
 
 
 def was_refuted(done: Done, precision: str) -> bool:
-    """Return whether a longer training ran out of memory where a probe had not."""
+    """Return whether a confirmation run did not fit."""
     return any(
         proposal.precision == precision and proposal.kind == "confirm" and not job_result.fits
         for proposal, job_result, _ in done
@@ -324,7 +325,7 @@ def was_refuted(done: Done, precision: str) -> bool:
 
 
 def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
-    """Return the probes of one precision that jobs of these kinds have made."""
+    """Return the results of the jobs of these kinds at one precision as probes."""
     return [
         Probe(
             proposal.batch_size,
@@ -338,7 +339,7 @@ def _probes(done: Done, precision: str, kinds: Sequence[str]) -> list[Probe]:
 
 
 def _as_predicted(running: Sequence[Proposal], kinds: Sequence[str]) -> list[Probe]:
-    """Return what the other search workers run now as probes that end as the memory model predicts."""
+    """Return the running jobs of other search workers as probes that end as predicted."""
     probes = []
     for proposal in running:
         if proposal.kind in kinds and proposal.predicted_bytes is not None:
@@ -348,14 +349,14 @@ def _as_predicted(running: Sequence[Proposal], kinds: Sequence[str]) -> list[Pro
 
 
 def _step_down(short: list[Probe], long: list[Probe], goal: Goal) -> Next | MaxBatch:
-    """Return the next longer training where one ran out of memory though its probe fitted, or the edge they prove.
+    """Return the next confirmation run after one ran out of memory, or the max batch that they prove.
 
-    Until one fits, the memory that was lacking is taken off by the line through the probes, twice as much each time.
+    Until one fits, the batch is reduced by the missing memory along the line through the probes, doubled each time.
     """
     lowest = min((probe for probe in long if not probe.fits), key=lambda probe: probe.batch_size)
     line = line_of(short)
     if any(probe.fits for probe in long) or lowest.batch_size == 1 or line is None:
-        failed = [probe for probe in short if not probe.fits]  # a training would fail there too
+        failed = [probe for probe in short if not probe.fits]  # a confirmation run would fail there, too
         return explore([*long, *failed], goal.limit, budget_bytes=goal.budget_bytes)
     lacking = max((lowest.peak_bytes or 0) - line.at(lowest.batch_size), line.slope_bytes)
     guess = line.reaches(goal.budget_bytes - lacking * 2 ** (len(long) - 1))

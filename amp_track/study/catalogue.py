@@ -13,16 +13,16 @@ from amp_track.study import storage as storages
 from amp_track.study.opening import reading
 
 PARTS = ("max-batch", "train", "seeds", "compare")
-"""The parts of a study, in the order in which they are made."""
+"""The parts of a study, in the order in which they are created."""
 _NEAREST = 3
 """How many names an error lists."""
 
 
 def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the studies that amp_track has made: by NAME, the names of its parts in Optuna, in the order of `PARTS`.
+    """Return the names of the parts of each study in Optuna, in the order of `PARTS`, by NAME.
 
     Args:
-        names: those of all studies of a storage; what another program has made is left out.
+        names: the names of all studies of a storage; those of other programs are left out.
     """
     found: dict[str, list[str]] = {}
     for name in names:
@@ -33,29 +33,27 @@ def parts_by_study(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def known_study(asked: str, known: Iterable[str], *, storage: str, flag: str = "STUDY") -> str:
-    """Return the name of a study that exists; a part of it, such as NAME/max-batch, stands for the study.
+    """Return the name of an existing study; accept a part of it, such as NAME/max-batch.
 
     Args:
-        asked: what the user has given.
-        known: the names of the studies that there are.
-        storage: where they are, without a password.
-        flag: what the user has given it for.
+        asked: the name that the user typed.
+        known: the names of the existing studies.
+        storage: the storage address, without a password.
+        flag: the flag or argument that the user typed it for.
 
     Raises:
-        BadInput: there is no such study; the message names the nearest ones.
+        BadInput: there is no such study. The message lists the nearest names.
     """
     names = list(known)
     study = asked.partition("/")[0]
     if study in names:
         return study
     if not names:
-        raise BadInput(
-            f"{flag}: got {asked}, expected a study in {storage}, which holds none; amp-track max-batch makes one"
-        )
+        raise BadInput(f"{flag}: got {asked}, but {storage} holds no studies. Create one with amp-track max-batch.")
     nearest = difflib.get_close_matches(study, names, n=_NEAREST, cutoff=0.0)
     raise BadInput(
-        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}; name one of "
-        "its studies, or another --storage"
+        f"{flag}: got {asked}, expected a study in {storage}, such as {', '.join(nearest)}. Use one of its studies, "
+        "or another --storage."
     )
 
 
@@ -73,17 +71,17 @@ class Part:
     name: str
     study_id: int
     parent_run_id: str | None
-    """Of the MLflow run that stands for the study, where this part remembers it."""
+    """The id of the study's MLflow parent run, if this part has stored it."""
 
 
 def studies(url: str) -> dict[str, tuple[Part, ...]]:
-    """Return the studies of a storage: by NAME its parts, in the order in which they are made.
+    """Return the parts of each study of a storage, in the order in which they are created, by NAME. Write nothing.
 
     Args:
-        url: the storage's address, which the command has checked.
+        url: the storage address, already checked.
 
     Raises:
-        BadInput: there is no storage yet, or another version of Optuna has made it.
+        BadInput: there is no storage yet, or another version of Optuna created it.
     """
     with reading(url) as storage:
         attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
@@ -97,7 +95,7 @@ def studies(url: str) -> dict[str, tuple[Part, ...]]:
 
 
 def have_measured(url: str, parts: Iterable[Part]) -> bool:
-    """Return whether any trial of these parts of a study has an outcome. Raises BadInput if there is no storage."""
+    """Return whether any trial of these parts of a study has a job result. Raise BadInput if there is no storage."""
     with reading(url) as storage:
         return any(
             storages.job_result_of(trial) is not None

@@ -1,4 +1,4 @@
-"""optuna-dashboard as a server: several requests at a time, for pages of this machine alone, with MLflow's pictures."""
+"""Serve optuna-dashboard: multi-threaded, only to this machine, with the plots of MLflow's runs."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ if TYPE_CHECKING:
 
 
 class _ThreadedServer(ThreadingMixIn, WSGIServer):
-    """Answers several requests at a time: a study with many trials takes seconds."""
+    """Answers several requests at a time: one for a study with many trials takes seconds."""
 
     daemon_threads = True
 
 
 class _QuietHandler(WSGIRequestHandler):
-    """Says nothing of requests that are answered; the log is for errors."""
+    """Logs errors only."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""
 
 
 class _Pictures:
-    """What optuna-dashboard takes for its store of artifacts: the pictures of MLflow's runs, which are only read."""
+    """A read-only artifact store for optuna-dashboard: the plots of MLflow's runs."""
 
     def __init__(self, open_plot: Callable[[str], BinaryIO]) -> None:
         self._open_plot = open_plot
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
-        """Return a picture. Answers 404 where there is none: an error of the store's own would be one of the server."""
+        """Return a plot, or answer 404: another error would become a 500."""
         try:
             return self._open_plot(artifact_id)
         except FileNotFoundError as error:
             raise bottle.HTTPError(404, str(error)) from error
 
     def write(self, artifact_id: str, content_body: BinaryIO) -> None:
-        """Refuse what is uploaded."""
-        raise bottle.HTTPError(403, "pictures are added to a run in MLflow, and not here")
+        """Reject uploads."""
+        raise bottle.HTTPError(403, "Plots are read-only here. Add them to the run in MLflow.")
 
     def remove(self, artifact_id: str) -> None:
-        """Leave the picture in MLflow: a study that is deleted here is shown no longer, and that is all."""
+        """Keep the plot in MLflow, although its study is deleted here."""
 
 
 def serve(host: str, port: int, *, storage_url: str, open_plot: Callable[[str], BinaryIO]) -> None:
     """Serve optuna-dashboard until the process is stopped.
 
     Args:
-        host: where to listen.
-        port: the same.
-        storage_url: of the storage whose studies are shown.
-        open_plot: returns the picture of the MLflow run of a study or trial. Raises FileNotFoundError without one.
+        host: the host name or IP address to listen on.
+        port: the port to listen on.
+        storage_url: the storage whose studies are shown.
+        open_plot: returns the plot of the MLflow run of a study or trial; raises FileNotFoundError without one.
     """
     import optuna_dashboard
 
@@ -69,22 +69,22 @@ def serve(host: str, port: int, *, storage_url: str, open_plot: Callable[[str], 
 
 
 def _for_hosts(hosts: set[str], app: WSGIApplication) -> WSGIApplication:
-    """Return the application for requests to these hosts alone, as MLflow's UI does it.
+    """Accept only requests with these host names, as MLflow's UI does.
 
-    A page of the Internet whose name begins to mean 127.0.0.1 while a browser shows it could otherwise delete studies.
+    Otherwise a website could delete studies by DNS rebinding: its name resolves to 127.0.0.1 later.
     """
 
     def checked(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("HTTP_HOST", "").partition(":")[0] in hosts:
             return app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain")])
-        return [b"this is served to 127.0.0.1 and localhost alone"]
+        return [b"Only 127.0.0.1 and localhost are served."]
 
     return checked
 
 
 def _without_sharing(app: WSGIApplication) -> WSGIApplication:
-    """Return the application, whose pictures no page of another address may read: optuna-dashboard lets all of them."""
+    """Remove the CORS header by which optuna-dashboard lets every website read its plots."""
 
     def kept(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Callable[[bytes], object]:

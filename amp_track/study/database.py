@@ -1,8 +1,8 @@
-"""Optuna's database, shared by search workers: it may be gone for minutes, and so may a worker.
+"""Share Optuna's database between search workers, although it or a worker may be away for minutes.
 
-A database that is restarted is waited for, and the call is made again. A commit whose answer was lost may have
-happened: making it again changes nothing but for a new trial, of which one too many is made. It has no search worker,
-and is failed like the trial of any worker that has died.
+Calls wait for a database that is restarted, and are repeated. A commit whose answer was lost may have succeeded. To
+repeat it changes nothing, except for a new trial: one too many is created. It has no search worker, and becomes FAIL
+like the trial of a dead search worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 WORKER = "worker"
-"""The user attribute of a trial that says which process runs it."""
+"""The user attribute of a trial that identifies the process that runs it."""
 _log = logging.getLogger("amp_track.study")
 _LONGEST_PAUSE_SECONDS = 2.0
 _LIBPQ = {
@@ -40,23 +40,23 @@ _LIBPQ = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""So that a server whose machine is gone is noticed within half a minute; by default that takes two hours."""
+"""Detect an unreachable server within half a minute instead of the default two hours."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long search workers wait for each other and for their database, in seconds."""
+    """Time limits of search workers, in seconds."""
 
     heartbeat: int = 10
-    """Between two signs of life of a search worker."""
+    """The time between two heartbeats of a search worker."""
     grace: int = 40
-    """Without a sign of life for so long, its trial is failed, and its job goes to another."""
+    """After this time without a heartbeat, a trial becomes FAIL, and another search worker takes its job."""
     silence: float = 5
-    """A database that does not answer is waited for so long without a word."""
+    """The time before a warning that the database does not answer."""
     database: float = 600
-    """A database that has not answered for so long ends the command."""
+    """The time after which a command fails because the database does not answer."""
     after_interrupt: float = 5
-    """The same once Ctrl-C or SIGTERM has come."""
+    """The same after Ctrl-C or SIGTERM."""
 
 
 TIMES = Times()
@@ -68,13 +68,13 @@ def engine_arguments(url: str) -> dict[str, Any]:
     if address.get_backend_name() == "sqlite":
         return {"connect_args": {"timeout": 5}}
     uses_libpq = address.get_driver_name() in ("psycopg", "psycopg2")
-    # What the address says goes first.
+    # Settings in the address take precedence.
     settings = {name: value for name, value in _LIBPQ.items() if name not in address.query} if uses_libpq else {}
     return {"pool_pre_ping": True, "connect_args": settings}
 
 
 class SharedStorage(RDBStorage):
-    """A storage that waits for a database which is gone, and does not take for dead what is seen to work."""
+    """A storage that waits for an unreachable database, and does not fail trials of processes that are alive here."""
 
     def __init__(self, url: str, **arguments: Any) -> None:
         self._lost_since: float | None = None
@@ -84,15 +84,15 @@ class SharedStorage(RDBStorage):
 
     @functools.cached_property
     def cached(self) -> BaseStorage:
-        """The same storage for the studies of a process, which together read each finished trial once."""
-        return optuna_internals.with_cache(self)
+        """This storage with a cache that all studies of a process share, so that each finished trial is read once."""
+        return trial_reader.Memory(self)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.engine.dispose()
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """End a trial, or take it from the queue. To set what is set already is no error: an answer may be lost."""
+        """Set the state of a trial. Repeating the same change is no error, because an answer may have been lost."""
         try:
             return self.patiently(super().set_trial_state_values, trial_id, state, values)
         except optuna.exceptions.UpdateFinishedTrialError:
@@ -113,9 +113,9 @@ class SharedStorage(RDBStorage):
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period.
 
-        Clocks may jump, and machines sleep: that of the database makes heartbeats look old, or lie in the future. One
-        in the future, or none at all, counts from now. To a process that is seen to work here, its next heartbeats are
-        given the grace period once more, by a clock that does not jump.
+        Clocks may jump and machines sleep, so a heartbeat may look old or lie in the future by the database's clock.
+        One in the future, or none, counts from now. A process that is known to be alive here gets the grace period once
+        more, by a monotonic clock.
         """
         assert self.grace_period is not None
         for trial_id in self.patiently(optuna_internals.trials_without_heartbeat, self, study_id):
@@ -134,8 +134,8 @@ class SharedStorage(RDBStorage):
         """Call until the database answers.
 
         Raises:
-            StoreFailed: it has not for too long.
-            KeyboardInterrupt: Ctrl-C or SIGTERM has come.
+            StoreFailed: it has not answered for too long.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM.
         """
         pause = 0.1
         while True:
@@ -160,8 +160,8 @@ class SharedStorage(RDBStorage):
         longest = TIMES.after_interrupt if interrupts.have_come() else TIMES.database
         if lost_seconds > longest:
             raise StoreFailed(
-                f"--storage: got {masked(self.url)}, expected a database that answers, and it has not for "
-                f"{lost_seconds:.0f} seconds; the same command resumes ({reason})"
+                f"The database {masked(self.url)} has not answered for {lost_seconds:.0f} seconds ({reason}). "
+                "Run the same command again to resume."
             )
         if lost_seconds > TIMES.silence and not self._has_said_so:
             self._has_said_so = True
@@ -174,7 +174,7 @@ class SharedStorage(RDBStorage):
 
 
 def is_seen_to_work(user_attributes: Mapping[str, Any]) -> bool:
-    """Return whether the process that runs a trial with these user attributes is seen to work on this machine."""
+    """Return whether the process of a trial with these user attributes is alive on this machine."""
     worker = user_attributes.get(WORKER)
     return worker is not None and processes.is_at_work(worker)
 
@@ -195,7 +195,7 @@ for _name in BaseStorage.__abstractmethods__ | optuna_internals.CALLED_BY_CACHE:
 
 
 def _why_no_answer(error: BaseException | None) -> str | None:
-    """Return what a database said that was not there, or locked; None for an error of another kind."""
+    """Return the message of an unreachable or locked database; None for any other error."""
     while isinstance(error, SQLAlchemyError | optuna.exceptions.StorageInternalError):
         if isinstance(error, DBAPIError):
             if isinstance(error.orig, sqlite3.Error):

@@ -1,4 +1,4 @@
-"""A study that trains a grid: a list of settings, each exactly once, however many search workers share it."""
+"""Train a grid of settings, each exactly once, for any number of search workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
 Point = dict[str, Any]
-"""The settings that identify one training of the grid: names with numbers or text."""
+"""The settings of one training of the grid, by name: numbers or text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One point of the grid with the outcome of its training."""
+    """One point of the grid with the result of its training."""
 
     point: Point
     job_result: JobResult
@@ -42,23 +42,23 @@ def train_grid(
 ) -> list[Trained]:
     """Train every point, in the order given.
 
-    What the study holds is not trained again; what another search worker trains is waited for.
+    Stored results are reused, and points that another search worker is training are awaited.
 
     Args:
         study: a study with one objective.
         points: the grid; all points have the same names.
         distributions: the distribution of each name that becomes a param of the trials. The other names become user
-            attributes: their values are text, and a categorical could take no more of them later.
-        run_training: runs one training as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
-        value: returns the objective of an outcome; NaN for none, which Optuna shows as FAIL.
-        is_known: returns whether an outcome counts; where it does not, the training is repeated.
-        is_time_up: returns whether no more trainings are to be started.
+            attributes: their values are text, and the choices of a categorical could not be extended later.
+        run_training: runs one training as a trial; returns its result and the id of its MLflow run. Raises on a crash.
+        value: returns the objective of a job result; NaN for none, which Optuna shows as FAIL.
+        is_known: returns whether a job result counts; if not, the training is repeated.
+        is_time_up: returns whether to start no more trainings.
 
     Returns:
-        One result for each point, in the same order; for each that is finished where time was up.
+        One result for each point, in the same order; only for the finished ones if time was up.
 
     Raises:
-        BadInput: the study was made with other choices of a categorical.
+        BadInput: the study was created with other choices of a categorical.
     """
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), distributions)
     is_over = _is_over(value, is_known)
@@ -94,9 +94,9 @@ def trained(
     value: Callable[[JobResult], float],
     is_known: Callable[[JobResult], bool] = lambda job_result: True,
 ) -> list[Trained]:
-    """Return one result for each point that a study has trained, in the order of the points; see `train_grid`."""
+    """Return one result for each trained point, in the order of the points; see `train_grid`."""
     finished = [(_point_of(trial), trial) for trial in _finished(study, _is_over(value, is_known))]
-    # A study made by an older version may hold a point twice, from two search workers: the first counts.
+    # A study of an older version may hold a point twice, from two search workers: the first counts.
     firsts = (next((trial for known, trial in finished if known == point), None) for point in points)
     return [_trained(trial) for trial in firsts if trial is not None]
 
@@ -104,26 +104,25 @@ def trained(
 def _claimed(
     study: optuna.Study, trial: optuna.Trial, points: Sequence[Point], is_over: Callable[[FrozenTrial], bool]
 ) -> Point:
-    """Return the point that a trial, taken from the queue, is to train.
+    """Return the point of a trial that was taken from the queue.
 
     Raises:
-        optuna.TrialPruned: there is nothing to train. Another search worker was faster with this point or with the last
-            of the queue, or a command that wanted other points has queued it; should that command still run, it queues
-            the point again.
+        optuna.TrialPruned: there is nothing to train. Another search worker was faster, or a command with another grid
+            has queued the point; if that command is still running, it queues the point again.
     """
     trials = study.get_trials(deepcopy=False)
     point = _point_of(trials[trial.number])
     for other in trials:
         is_first = other.number < trial.number and other.state is TrialState.RUNNING
         if (is_first or is_over(other)) and _point_of(other) == point:
-            raise optuna.TrialPruned(f"trial {other.number} is the same")
+            raise optuna.TrialPruned(f"same point as trial {other.number}")
     if point not in points:
-        raise optuna.TrialPruned("it is no point of this grid")
+        raise optuna.TrialPruned("not a point of this grid")
     return point
 
 
 def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseDistribution]) -> None:
-    """Record the settings of a point where Optuna and its dashboard look for them."""
+    """Record the settings of a point as params and user attributes of its trial."""
     for name, value in point.items():
         match distributions.get(name):
             case CategoricalDistribution(choices=choices):
@@ -137,7 +136,6 @@ def _record(trial: optuna.Trial, point: Point, distributions: Mapping[str, BaseD
 
 
 def _point_of(trial: FrozenTrial) -> Point:
-    """Return the point as it was queued."""
     return optuna_internals.asked_params(trial)
 
 
@@ -148,10 +146,10 @@ def _without(wanted: Sequence[Point], known: Sequence[Point]) -> list[Point]:
 def _is_over(
     value: Callable[[JobResult], float], is_known: Callable[[JobResult], bool]
 ) -> Callable[[FrozenTrial], bool]:
-    """Return what tells whether a trial has ended with an outcome that counts; one without a value counts too.
+    """Return a function that checks whether a trial has ended with a job result that counts.
 
-    Optuna shows a trial without a value as FAIL. Any other trial that failed has died, perhaps between its outcome and
-    its end: it does not count, and its point is trained again.
+    A trial without a value counts, although it is FAIL in Optuna. Any other FAIL trial has died, perhaps after its job
+    result was stored: it does not count, and its point is trained again.
     """
 
     def is_over(trial: FrozenTrial) -> bool:

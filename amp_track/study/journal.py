@@ -32,20 +32,20 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, optuna_internals
 
 LOCK_SECONDS = 15
-"""A lock is broken after so long in which nobody has written. A heartbeat that waits for it still comes in time."""
+"""Break a lock after this time without a write. A heartbeat that waits for the lock is still in time."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
 _LAST_BYTES = 256
-"""How much of what was read last tells a journal from another: each of its writers has a name of its own."""
+"""The last bytes read identify a journal: each writer has a unique name."""
 _AT_A_TIME_BYTES = 64 * 2**10
 
 
 class JournalLock(JournalFileSymlinkLock):
-    """The lock that every program of Optuna's takes to write into a journal: a link beside it.
+    """The lock that every Optuna program takes to write to a journal: a symbolic link next to the file.
 
-    Whoever holds this one finds whole lines only.
+    It also cuts off an incomplete last line once the lock is held.
 
     Args:
-        file: the journal's.
+        file: the journal.
     """
 
     def __init__(self, file: Path) -> None:
@@ -55,11 +55,11 @@ class JournalLock(JournalFileSymlinkLock):
         self._held: tuple[int, int] | None = None
 
     def acquire(self) -> bool:
-        """Wait for the lock, which no signal interrupts: what is to be written may be the end of a long training."""
+        """Wait for the lock. No signal interrupts this: the write may be the result of a long training."""
         pause_seconds, watched_seconds, seen = _FIRST_PAUSE_SECONDS, 0.0, None
         while not self._is_made():
             found = _identity(self._link), self._file.stat().st_mtime_ns
-            # Not by a clock: while this process is stopped, or the file system is away, so may be the lock's holder.
+            # No clock: when this process or the file system is suspended, the lock's holder may be, too.
             watched_seconds = watched_seconds + pause_seconds if found == seen else 0.0
             seen = found
             if watched_seconds > LOCK_SECONDS:
@@ -75,25 +75,25 @@ class JournalLock(JournalFileSymlinkLock):
         return True
 
     def release(self) -> None:
-        """Let go of the lock, unless another process has broken it."""
+        """Release the lock, unless another process has broken it."""
         if self._held is not None and _identity(self._link) == self._held:
             self._take_away(self._held)
         self._held = None
 
     def _is_made(self) -> bool:
         try:
-            os.symlink(self._file.name, self._link)  # found from whatever place the folder is mounted at
+            os.symlink(self._file.name, self._link)  # relative: valid wherever the folder is mounted
         except FileExistsError:
             return False
         return True
 
     def _take_away(self, wanted: tuple[int, int] | None) -> None:
-        """Remove the link if it is the one that is wanted.
+        """Remove the link if it is the wanted one.
 
-        It may have become another one meanwhile, which is given back, unless a third process has been quicker.
+        If another process has replaced it meanwhile, restore it, unless a third process has created a new one.
         """
         taken = Path(f"{self._link}{uuid.uuid4()}.rename")
-        with contextlib.suppress(FileNotFoundError):  # its holder has let go of it
+        with contextlib.suppress(FileNotFoundError):  # its holder has released it
             self._link.rename(taken)
             try:
                 if _identity(taken) != wanted:
@@ -104,7 +104,7 @@ class JournalLock(JournalFileSymlinkLock):
 
 
 def _identity(link: Path) -> tuple[int, int] | None:
-    """Return what one link has and no other; None where there is none."""
+    """Return the unique identity of a link; None if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         status = link.lstat()
         return status.st_ino, status.st_mtime_ns
@@ -112,7 +112,7 @@ def _identity(link: Path) -> tuple[int, int] | None:
 
 
 def _cut_off_part_of_a_line(file: Path) -> None:
-    """Cut off the end of a journal that is no whole line: its writer has been killed, or was told that it failed."""
+    """Cut off an incomplete last line of a journal: its writer was killed, or got an error."""
     with file.open("r+b") as journal:
         size = end = journal.seek(0, os.SEEK_END)
         journal.seek(max(size - 1, 0))
@@ -129,19 +129,19 @@ def _cut_off_part_of_a_line(file: Path) -> None:
 
 
 class JournalFile(JournalFileBackend):
-    """A journal's file. It is refused when another takes its place: what is known would not go with its lines.
+    """The file of a journal. A replaced file is rejected: it would not match the lines already read.
 
     Args:
-        file: made if it is not there.
+        file: the journal, created if it does not exist.
 
     Raises:
-        StoreFailed: it cannot be read or written, or is another one than before. Any method may raise it.
+        StoreFailed: the file cannot be read or written, or was replaced. Any method may raise it.
     """
 
     def __init__(self, file: Path) -> None:
         self._shown, self._file = file, file.absolute()
         self._known = (0, b"")
-        """How many bytes have been read, and the last of them."""
+        """The number of bytes read, and the last of them."""
         with self._failures_told():
             super().__init__(str(self._file), lock_obj=JournalLock(self._file))
 
@@ -150,8 +150,8 @@ class JournalFile(JournalFileBackend):
         with self._failures_told():
             self._check()
             yield from super().read_logs(log_number_from)
-            read_bytes = next(reversed(self._log_number_offset.values()))  # where Optuna goes on to read
-            if read_bytes != self._known[0]:  # search workers look ten times a second, and mostly nothing is new
+            read_bytes = next(reversed(self._log_number_offset.values()))  # Optuna continues to read here
+            if read_bytes != self._known[0]:  # search workers poll ten times a second, mostly without news
                 self._known = read_bytes, self._last_bytes_before(read_bytes)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -161,10 +161,10 @@ class JournalFile(JournalFileBackend):
             super().append_logs(logs)
 
     def _check(self) -> None:
-        """Raise OSError if the file no longer holds what was read last."""
+        """Raise OSError if the file no longer holds the bytes that were read last."""
         read_bytes, last = self._known
         if self._last_bytes_before(read_bytes) != last:
-            raise OSError(errno.ESTALE, "another file has taken its place")
+            raise OSError(errno.ESTALE, "the file was replaced")
 
     def _last_bytes_before(self, place: int) -> bytes:
         start = max(place - _LAST_BYTES, 0)
@@ -177,12 +177,12 @@ class JournalFile(JournalFileBackend):
         try:
             yield
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else f"a line of it is no JSON: {error}"
+            reason = error.strerror if isinstance(error, OSError) else f"a line is not JSON: {error}"
             if getattr(error, "errno", None) in (errno.ENOENT, errno.ESTALE):
-                advice = "put it back, or start over"
+                advice = "Restore it, or start over"
             else:
-                advice = "see to its folder and its disk, then run the same command again"
-            raise StoreFailed(f"{self._shown}: the journal cannot be read or written ({reason}); {advice}") from error
+                advice = "Check its folder and disk, then run the same command again"
+            raise StoreFailed(f"The journal {self._shown} cannot be read or written ({reason}). {advice}.") from error
 
 
 _HEARTBEAT = "amp_track:heartbeat"
@@ -192,33 +192,32 @@ class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
     """A journal whose trials have heartbeats, each a line of it.
 
     Args:
-        file: made if it is not there.
+        file: the journal, created if it does not exist.
 
     Raises:
-        BadInput: it holds what cannot be read.
-        StoreFailed: its file cannot be read or written. Any method may raise it.
+        BadInput: it is not a journal of Optuna, or it is damaged.
+        StoreFailed: the file cannot be read or written. Any method may raise it.
     """
 
     def __init__(self, file: Path) -> None:
         self._beats = itertools.count(1)
         self._seen: dict[int, tuple[object, float]] = {}
-        """By trial, its last heartbeat and when this process first saw that one."""
+        """The last heartbeat of each trial, and the time at which this process first saw it."""
         self.heartbeat_stale_trial_callback: Callable[[optuna.Study, FrozenTrial], None] | None = None
         try:
             super().__init__(JournalFile(file))
             self._check_values()
-        except Exception as error:  # whatever a line makes that is not one of Optuna's
+        except Exception as error:  # Optuna raises anything for a line that is not its own
             cause = error.__cause__ if isinstance(error, StoreFailed) else error
             if isinstance(cause, OSError):
                 raise
             said = " ".join(str(cause).split()) or type(cause).__name__
             raise BadInput(
-                f"--storage: got {file}, expected a journal of Optuna's that can be read; restore a copy of it, or "
-                f"name another ({said})"
+                f"--storage: {file} is no valid journal of Optuna ({said}). Restore a backup, or use another storage."
             ) from error
 
     def _check_values(self) -> None:
-        """Raise ValueError where a trial has other values than its study has objectives, which Optuna lets pass."""
+        """Raise ValueError if the values of a trial do not match the study's objectives: Optuna does not check it."""
         for study in self.get_all_studies():
             objectives = len(study.directions)
             for trial in self.get_all_trials(self.get_study_id_from_name(study.study_name), deepcopy=False):
@@ -228,22 +227,22 @@ class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
 
     @property
     def cached(self) -> SharedJournal:
-        """The same storage, which has all of the journal in memory and reads what is new."""
+        """This storage: it keeps the journal in memory and reads only new lines."""
         return self
 
     def close(self) -> None:
-        """Do nothing: the file is open only while it is read or written."""
+        """Do nothing: the file is open only during reads and writes."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Write a sign of life of a trial, unless it has ended."""
+        """Write a heartbeat of a trial, unless it has ended."""
         with contextlib.suppress(UpdateFinishedTrialError):
             self.set_trial_system_attr(trial_id, _HEARTBEAT, next(self._beats))
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
         """Return the trials without a heartbeat for the grace period, by the clock of this process.
 
-        No clock is compared with that of another machine. To a process that is seen to work here, the grace period is
-        given twice.
+        Clocks of other machines are not used. A process of this machine that is known to be alive gets twice the grace
+        period.
         """
         now, grace = time.monotonic(), database.TIMES.grace
         running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
@@ -259,9 +258,9 @@ class SharedJournal(JournalStorage, optuna_internals.BaseHeartbeat):
         return stale
 
     def get_heartbeat_interval(self) -> int:
-        """Return the seconds between two heartbeats of a trial."""
+        """Return the seconds between two heartbeats."""
         return database.TIMES.heartbeat
 
     def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None] | None:
-        """Return what is called with each trial that has been failed for want of heartbeats."""
+        """Return the callback for trials that were failed because they had no heartbeat."""
         return self.heartbeat_stale_trial_callback

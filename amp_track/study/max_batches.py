@@ -1,4 +1,4 @@
-"""The study `NAME/max-batch` finds the largest batch that fits at each precision. Its best value is the answer."""
+"""Run the study `NAME/max-batch`, which finds the max batch of each precision."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def find_max_batches(
     *,
     run_proposal: Callable[[optuna.Trial, Proposal], tuple[JobResult, str]],
 ) -> dict[str, PrecisionResult]:
-    """Probe until every edge is proven and confirmed.
+    """Probe until every max batch is proven and confirmed.
 
     Args:
-        study: the study that samples with `sampler` and maximizes.
-        sampler: decides what to run next; its goal names the precisions in the order of the result.
-        run_task: runs one job as a trial; returns its outcome and the id of its MLflow run. Raises on a crash.
+        study: a maximizing study that uses `sampler`.
+        sampler: chooses the next job; its goal lists the precisions in the order of the result.
+        run_proposal: runs one job as a trial; returns its result and the id of its MLflow run. Raises on a crash.
     """
 
     def objective(trial: optuna.Trial) -> float:
@@ -47,7 +47,7 @@ def find_max_batches(
 
 
 def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
-    """Return the edges that a study has proven so far, by precision, in the order of the sampler's goal."""
+    """Return the max batches that a study has proven so far, by precision, in the order of the sampler's goal."""
     done = done_proposals(study.get_trials(deepcopy=False))
     max_batches = {precision: sampler.max_batch(done, precision) for precision in sampler.goal.precisions}
     return {
@@ -58,7 +58,7 @@ def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionRes
 
 
 def _is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
-    """Return whether a job is left for this search worker; wait while every job depends on what others run."""
+    """Return whether a job is left for this search worker; wait while every job depends on a running one."""
     while True:
         try:
             return sampler.next(study.get_trials(deepcopy=False)) is not None
@@ -68,9 +68,10 @@ def _is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
 
 
 def memory_violation(job_result: JobResult, budget_bytes: int | None) -> float:
-    """Return by what fraction of the budget a job exceeds it; at most 0 when it fits.
+    """Return by which fraction of the budget a job exceeds it; at most 0 if it fits.
 
-    The violation is graded so that TPE learns the direction: out of memory as FAIL or PRUNED kept it from the optimum.
+    The violation is graded so that TPE learns the direction. With out of memory as FAIL or PRUNED, it missed the
+    optimum.
     """
     if job_result.fits:
         return min((job_result.peak_bytes or 0) / budget_bytes - 1, 0.0) if budget_bytes else 0.0
@@ -87,7 +88,7 @@ def _fit_of(done_everywhere: Done, precision: str, max_batch: MaxBatch, sampler:
     speeds = {
         proposal.batch_size: job_result.samples_per_second or 0.0
         for proposal, job_result, _ in done
-        # More may have run for a few steps. A longer training's speed counts loading and small batches, a probe's not.
+        # A confirmation run's speed includes data loading and smaller last batches, a probe's does not.
         if job_result.fits and proposal.batch_size <= max_batch.batch_size and proposal.kind != "confirm"
     }
     multiple = sampler.goal.multiple_up_to(max_batch.batch_size)
@@ -108,7 +109,7 @@ def _fit_of(done_everywhere: Done, precision: str, max_batch: MaxBatch, sampler:
 
 
 def _plan_error(done: Done) -> float | None:
-    """Return by which fraction the probe that a plan has chosen took more than the plan said."""
+    """Return by which fraction the measured memory of a planned probe exceeds the memory plan."""
     for proposal, job_result, _ in done:
         measured = job_result.peak_allocated_bytes or job_result.peak_bytes
         if proposal.is_planned and job_result.fits and proposal.predicted_bytes and measured:
@@ -117,7 +118,7 @@ def _plan_error(done: Done) -> float | None:
 
 
 def probes_of(trials: Sequence[FrozenTrial], proposal: Proposal) -> list[JobResult]:
-    """Return the outcomes of the probes at a task's precision, those at the batch nearest to its own last."""
+    """Return the results of the probes at the precision of a job, sorted so that the nearest batch size comes last."""
     done = [
         (abs(other.batch_size - proposal.batch_size), job_result)
         for other, job_result, _ in done_proposals(trials)
@@ -127,7 +128,7 @@ def probes_of(trials: Sequence[FrozenTrial], proposal: Proposal) -> list[JobResu
 
 
 def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int | None]:
-    """Return the largest batch that has fitted so far, 0 for none, and the smallest that has not, if there is one."""
+    """Return the largest fitting batch so far (0 for none), and the smallest failing one (None for none)."""
     own = [
         (proposal.batch_size, job_result.fits)
         for proposal, job_result, _ in done_proposals(trials)
@@ -139,9 +140,9 @@ def bracket_of(trials: Sequence[FrozenTrial], precision: str) -> tuple[int, int 
 
 
 def _beyond(max_batch: MaxBatch, done: Done, precision: str) -> tuple[tuple[int, bool], ...]:
-    """Return (batch size, whether it fits) of what was tried above the first batch that fails.
+    """Return (batch size, whether it fits) of the jobs above the first failing batch.
 
-    Where a longer training ran out of memory, a probe proves nothing: only the longer trainings count.
+    If a confirmation run ran out of memory, probes prove nothing: only confirmation runs count.
     """
     if max_batch.first_failing_batch is None:
         return ()
@@ -156,7 +157,7 @@ def _beyond(max_batch: MaxBatch, done: Done, precision: str) -> tuple[tuple[int,
 
 
 def _failure_at(max_batch: MaxBatch, done: Done) -> JobResult | None:
-    """Return the outcome that ended the search: at one sample more, or at any batch where none is possible."""
+    """Return the failure that ended the search: at one sample more, or at any batch if none is supported."""
     for proposal, job_result, _ in done:
         if job_result.status is JobStatus.UNSUPPORTED or (
             proposal.batch_size == max_batch.first_failing_batch and not job_result.fits
@@ -166,7 +167,7 @@ def _failure_at(max_batch: MaxBatch, done: Done) -> JobResult | None:
 
 
 def probe_results(trials: Sequence[FrozenTrial]) -> tuple[ProbeResult, ...]:
-    """Return every finished job of the fit study, in the order of the trials."""
+    """Return every finished job of the max-batch study, in the order of the trials."""
     return tuple(
         ProbeResult(
             trial=trial.number,

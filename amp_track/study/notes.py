@@ -12,16 +12,16 @@ from amp_track.study import optuna_internals
 
 
 def note_on(study: optuna.Study, text: str) -> None:
-    """Replace the note on a study, unless it is the same."""
+    """Replace the note on a study, unless it is unchanged."""
     optuna_internals.write_note(optuna_internals.storage_of(study), optuna_internals.study_id_of(study), None, text)
 
 
 def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> None:
-    """Show the picture of MLflow's run on a study, and on some of its trials.
+    """Link the plots of MLflow runs to a study and to some of its trials.
 
     Args:
-        study: a part of a study, whose trials are trainings.
-        run_id: of the MLflow run that stands for the study; its pictures are kept there and not here.
+        study: a part of a study whose trials are trainings.
+        run_id: the id of the study's MLflow run, which holds the plots.
         trials: the run ids of trials, by number.
     """
     storage, study_id = optuna_internals.storage_of(study), optuna_internals.study_id_of(study)
@@ -32,7 +32,7 @@ def show_plots(study: optuna.Study, run_id: str, trials: Mapping[int, str]) -> N
 
 
 def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
-    """Say on a trial that did not fit what happened to it."""
+    """Write a note on a trial that did not fit: the status, the phase and the memory."""
     optuna_internals.write_note(
         trial.storage, optuna_internals.study_id_of(trial.study), optuna_internals.id_of(trial), _failure(job_result)
     )
@@ -43,7 +43,7 @@ def _failure(job_result: JobResult) -> str:
     lines = [f"**{job_result.status}**{where}"]
     if job_result.peak_allocated_bytes and job_result.requested_bytes:
         had, asked = format_bytes(job_result.peak_allocated_bytes), format_bytes(job_result.requested_bytes)
-        lines.append(f"It had {had}, and asked for {asked} more.")
+        lines.append(f"{had} were allocated when a request for {asked} more failed.")
     if job_result.message:
         lines.append("\n".join(f"    {line}" for line in job_result.message.splitlines()))
     return "\n\n".join(lines)
@@ -53,7 +53,7 @@ _MEBIBYTE = 2**20
 
 
 def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
-    """Set the columns of a training."""
+    """Set user attributes of a training, which optuna-dashboard shows as columns."""
     columns: dict[str, str | float | None] = {
         "status": job_result.ended,
         "wall seconds": round(job_result.wall_seconds, 1),
@@ -66,5 +66,5 @@ def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:
 
 
 def mebibytes(size_bytes: int | None) -> float | None:
-    """Return a size as people read it in a column."""
+    """Return a size in MiB, rounded for display."""
     return round(size_bytes / _MEBIBYTE, 1) if size_bytes is not None else None

@@ -21,25 +21,25 @@ from amp_track.study.journal import SharedJournal
 from amp_track.study.study_lock import alone
 
 Storage = SharedStorage | SharedJournal
-"""What several search workers share, and each of them opens."""
+"""A storage that several search workers share."""
 
-# Constraints and heartbeats are experimental, stable enough, and have no other interface in Optuna 5.
+# Constraints and heartbeats are experimental in Optuna 5, and there is no other interface.
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are ours to report
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # amp_track reports failures itself
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def warm_up(url: str) -> None:
-    """Do what takes a while before the database at `url` can be opened, by making one in memory. Writes nothing."""
+    """Import and prepare everything that opening the database at `url` needs, which takes a while. Write nothing."""
     if addresses.journal_file(url) is None:
         _statements()
 
 
 def open_storage(url: str) -> Storage:
-    """Return the storage at `url`, which the command has checked, with its tables made: all of them or none.
+    """Open the storage at `url`, already checked, and create its tables: all of them or none.
 
     Raises:
-        BadInput: another version of Optuna has made the storage, or it is damaged. Nothing is written then.
+        BadInput: another version of Optuna created the storage, or it is damaged. Nothing is written then.
     """
     if (journal_file := addresses.journal_file(url)) is not None:
         return SharedJournal(journal_file)
@@ -54,7 +54,7 @@ def open_storage(url: str) -> Storage:
                 engine_kwargs=database.engine_arguments(url),
                 heartbeat_interval=times.heartbeat,
                 grace_period=times.grace,
-                skip_table_creation=file is not None,  # else it would mend another version's before it complains
+                skip_table_creation=file is not None,  # else Optuna alters another version's tables
             )
         except RuntimeError as error:
             raise _of_another_version(url, error) from None
@@ -65,35 +65,35 @@ def open_storage(url: str) -> Storage:
 
 
 def _of_another_version(url: str, error: RuntimeError) -> BadInput:
-    return BadInput(f"--storage: got {masking.masked(url)}, expected one of this version; {error}")
+    return BadInput(f"--storage: {masking.masked(url)} was created by another version of Optuna. {error}")
 
 
 def _empty(url: str) -> BadInput:
     return BadInput(
-        f"--storage: got {masking.masked(url)}, expected a storage that holds studies, and there is none yet; "
-        "name another, or make a study with amp-track max-batch"
+        f"--storage: {masking.masked(url)} holds no studies yet. Use another storage, or create a study with "
+        "amp-track max-batch."
     )
 
 
 def _lacking(url: str, missing: set[str]) -> BadInput:
     return BadInput(
-        f"--storage: got {masking.masked(url)}, which lacks the table {min(missing)}, expected all that Optuna "
-        "makes; restore a copy of it, or name another"
+        f"--storage: {masking.masked(url)} has no table {min(missing)}, which Optuna needs. Restore a backup, or use "
+        "another storage."
     )
 
 
 def open_existing_storage(url: str) -> Storage:
-    """Return the storage at `url`, which the command has checked, to read what it holds. Writes nothing.
+    """Open the storage at `url`, already checked, for reading. Write nothing.
 
     Raises:
-        BadInput: there is none yet, another version of Optuna has made it, or it is damaged.
+        BadInput: there is no storage yet, another version of Optuna created it, or it is damaged.
     """
     if (journal_file := addresses.journal_file(url)) is not None:
-        if not journal_file.exists() or not journal_file.stat().st_size:  # to open it would make it
+        if not journal_file.exists() or not journal_file.stat().st_size:  # opening it would create it
             raise _empty(url)
         return SharedJournal(journal_file)
     file = addresses.sqlite_file(url)
-    if file is not None:  # to connect to a file would make it
+    if file is not None:  # connecting to a file would create it
         tables = set(sqlite_files.read(file).tables)
     else:
         engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
@@ -111,7 +111,7 @@ def open_existing_storage(url: str) -> Storage:
 
 @functools.cache
 def _statements() -> tuple[str, ...]:
-    """Return the statements that make Optuna's tables in SQLite, where one is killed between two of its own steps."""
+    """Return the SQL statements that create Optuna's tables in SQLite, to run them in one transaction."""
     storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs={"poolclass": StaticPool})  # in memory
     connection = storage.engine.raw_connection()
     try:
@@ -123,7 +123,7 @@ def _statements() -> tuple[str, ...]:
 
 @contextmanager
 def reading(url: str) -> Iterator[Storage]:
-    """Open the storage at `url`, which the command has checked, for the block. Raises BadInput if there is none yet."""
+    """Open the storage at `url`, already checked, for reading in a block. Raise BadInput if there is none yet."""
     storage = open_existing_storage(url)
     try:
         yield storage
@@ -132,12 +132,11 @@ def reading(url: str) -> Iterator[Storage]:
 
 
 def study_names(storage: Storage) -> list[str]:
-    """Return the names of all studies of a storage."""
     return optuna.get_all_study_names(storage)
 
 
 def load_study(name: str, storage: Storage) -> optuna.Study | None:
-    """Return a study; None if there is none of that name."""
+    """Return the study of this name, or None."""
     try:
         return optuna.load_study(study_name=name, storage=storage.cached)
     except KeyError:

@@ -1,6 +1,6 @@
-"""The private parts of Optuna that the studies need, in one place. Each function says what breaks when they change.
+"""Access private parts of Optuna, all in this module. Each function documents what breaks if they change.
 
-Optuna gives a sampler, and a process that looks at another one's trials, no public way to write a trial's attributes.
+Optuna has no public way for a sampler, or for another process, to write the attributes of a trial.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.orm import Session
 
 CALLED_BY_CACHE = frozenset({"_create_new_trial", "_set_trial_param", "_get_trials", "_get_best_trial_id"})
-"""The private methods of a storage that Optuna's cache of it calls, beside the public ones.
+"""The private methods of a storage that Optuna's cache calls, besides the public ones.
 
-Should it call others, those do not wait for a database that is restarted, and `tests/integration/test_postgresql.py`
-fails.
+If it calls others, they do not wait for a database that is restarted, and `tests/integration/test_postgresql.py` fails.
 """
 
 
 _NOTE_PIECE = 2045
-"""Characters of a piece of a note."""
+"""Number of characters in each piece of a note."""
 
 
 def storage_of(study: optuna.Study) -> optuna.storages.BaseStorage:
     """Return the storage of a study.
 
-    Should `_storage` change, no other study of the same storage can be opened, and no attribute of a frozen trial set.
+    If `_storage` changes, no other study of the same storage can be opened, and no attribute of a frozen trial set.
     """
     return study._storage
 
@@ -48,10 +47,9 @@ def with_cache(storage: optuna.storages.RDBStorage) -> optuna.storages.BaseStora
 
 
 def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials of a study that none is better than, in their order.
+    """Return the trials on the Pareto front of a study, in order.
 
-    `best_trials` returns the same, and copies all of a study's trials first. Should the function move, the import of
-    this module fails.
+    `best_trials` returns the same, but copies all trials first. If the function moves, the import of this module fails.
     """
     return _get_pareto_front_trials_by_trials(trials, study.directions, consider_constraint=True)
 
@@ -59,7 +57,7 @@ def pareto_front(study: optuna.Study, trials: Sequence[FrozenTrial]) -> list[Fro
 def tables() -> set[str]:
     """Return the names of Optuna's tables.
 
-    Should `BaseModel` move, no storage can be opened.
+    If `BaseModel` moves, no storage can be opened.
     """
     from optuna.storages._rdb import models
 
@@ -67,42 +65,42 @@ def tables() -> set[str]:
 
 
 def asked_params(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the params that a trial was queued with; empty where it was not queued.
+    """Return the params of a queued trial; empty for others.
 
-    Should `fixed_params` change, grids and landmarks of a study are queued again, and `tests/study/test_grid.py` fails.
+    If `fixed_params` changes, grids and landmarks of a study are queued again, and `tests/study/test_grid.py` fails.
     """
     params: dict[str, Any] = trial.system_attrs.get("fixed_params", {})
     return params
 
 
 def set_user_attr(study: optuna.Study, trial: FrozenTrial, name: str, value: Any) -> None:
-    """Set a user attribute of a trial that its sampler is asked about.
+    """Set a user attribute of a trial from its sampler.
 
-    Should `_trial_id` change, a search worker cannot name itself before it waits, and is taken for dead.
+    If `_trial_id` changes, a search worker cannot identify itself before it waits, and is considered dead.
     """
     storage_of(study).set_trial_user_attr(trial._trial_id, name, value)
 
 
 def claim(study: optuna.Study, trial: FrozenTrial, name: str, value: Any) -> None:
-    """Set a system attribute of a trial that its sampler is asked about.
+    """Set a system attribute of a trial from its sampler.
 
-    Should `_trial_id` change, two search workers may probe the same batch.
+    If `_trial_id` changes, two search workers may probe the same batch.
     """
     storage_of(study).set_trial_system_attr(trial._trial_id, name, value)
 
 
 def claimed(trial: optuna.Trial, name: str) -> Any:
-    """Return a system attribute of the trial that runs, as its sampler has set it.
+    """Return a system attribute that the sampler has set on the running trial.
 
-    A trial reads its attributes only when it is made. Should `_trial_id` change, it does not know what to run.
+    A trial reads its attributes only when it is created. If `_trial_id` changes, it does not know which job to run.
     """
     return trial.storage.get_trial(trial._trial_id).system_attrs[name]
 
 
 def keep(trial: optuna.Trial, name: str, value: Any) -> None:
-    """Set a system attribute of the trial that runs, which optuna-dashboard shows to nobody.
+    """Set a system attribute of the running trial, which optuna-dashboard does not show.
 
-    Should `_trial_id` change, no trial has an outcome.
+    If `_trial_id` changes, no trial has a job result.
     """
     trial.storage.set_trial_system_attr(trial._trial_id, name, value)
 
@@ -110,30 +108,30 @@ def keep(trial: optuna.Trial, name: str, value: Any) -> None:
 def set_dashboard_constraint(trial: optuna.Trial, violation: float) -> None:
     """Set the constraint in the older list, the only one that optuna-dashboard 0.21 reads.
 
-    Should `_trial_id` or the name of the list change, the dashboard shows an out-of-memory trial as feasible.
+    If `_trial_id` or the name of the list changes, the dashboard shows an out-of-memory trial as feasible.
     """
     for name, value in dashboard_constraint(violation).items():
         trial.storage.set_trial_system_attr(trial._trial_id, name, value)
 
 
 def dashboard_constraint(violation: float) -> dict[str, Any]:
-    """Return the same as the system attributes of a trial that is yet to be made."""
+    """Return the same constraint as system attributes for a new trial."""
     return {"constraints": [violation]}
 
 
 def study_id_of(study: optuna.Study) -> int:
-    """Return the number under which a storage knows a study.
+    """Return the id of a study in its storage.
 
-    Should `_study_id` change, no note can be written.
+    If `_study_id` changes, no note can be written.
     """
     return study._study_id
 
 
 def write_note(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, text: str) -> None:
-    """Write the note that optuna-dashboard 0.21 shows, in pieces as its `save_note` does, unless it is the same.
+    """Write the note that optuna-dashboard 0.21 shows, in pieces like its `save_note`, unless it is unchanged.
 
-    Its own function is not used because the import of the package takes two seconds. Should the names or the length of
-    the pieces change, the dashboard shows no note, and `tests/study/test_notes.py` fails.
+    `save_note` is not used because the import of the package takes two seconds. If the names or the length of the
+    pieces change, the dashboard shows no note, and `tests/study/test_notes.py` fails.
     """
     prefix = "dashboard:" if trial_id is None else f"dashboard:{trial_id}:"
     known = storage.get_study_system_attrs(study_id)
@@ -149,10 +147,10 @@ def write_note(storage: optuna.storages.BaseStorage, study_id: int, trial_id: in
 
 
 def link_plot(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int | None, run_id: str) -> None:
-    """Name the picture of an MLflow run as an artifact of a study, or of one of its finished trials.
+    """Register the plot of an MLflow run as an artifact of a study, or of one of its finished trials.
 
-    Optuna's own function takes no finished trial. Should the names that optuna-dashboard 0.21 reads change, it shows no
-    picture, and `tests/integration/test_ui.py` fails.
+    Optuna's own function does not accept finished trials. If the names that optuna-dashboard 0.21 reads change, it
+    shows no plot, and `tests/integration/test_ui.py` fails.
     """
     name = f"artifacts:{run_id}" if trial_id is None else f"dashboard:artifacts:{trial_id}:{run_id}"
     if name not in storage.get_study_system_attrs(study_id):
@@ -161,26 +159,26 @@ def link_plot(storage: optuna.storages.BaseStorage, study_id: int, trial_id: int
 
 
 def heartbeat_of(study: optuna.Study) -> BaseHeartbeat | None:
-    """Return what takes the heartbeats of a study's trials; None where its storage takes none.
+    """Return the heartbeat interface of a study's storage; None if it has no heartbeats.
 
-    Should `BaseHeartbeat` move, the import of this module fails.
+    If `BaseHeartbeat` moves, the import of this module fails.
     """
     storage = storage_of(study)
     return storage if isinstance(storage, BaseHeartbeat) and storage.get_heartbeat_interval() is not None else None
 
 
 def id_of(trial: optuna.Trial | FrozenTrial) -> int:
-    """Return the number under which a storage knows a trial.
+    """Return the id of a trial in its storage.
 
-    Should `_trial_id` change, trials have no heartbeats, and no search worker can run one.
+    If `_trial_id` changes, trials have no heartbeats, and no search worker can run one.
     """
     return trial._trial_id
 
 
 def trials_without_heartbeat(storage: optuna.storages.RDBStorage, study_id: int) -> list[int]:
-    """Return the ids of the RUNNING trials that have no heartbeat, or one that is in the future.
+    """Return the ids of the RUNNING trials without a heartbeat, or with one in the future.
 
-    Optuna waits for ever for such a trial. Should its tables change, this raises, and no study can be opened.
+    Optuna would wait for such a trial forever. If its tables change, this raises, and no study can be opened.
     """
     assert storage.grace_period is not None
     with Session(storage.engine) as session:

@@ -1,4 +1,4 @@
-"""The study `NAME/train` searches precision and batch size inside the proven edges, for quality and for speed."""
+"""Run the study `NAME/train`, which searches precision and batch size up to the max batches, for metric and speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amp_track.study.trials import run_one
 from amp_track.workers import interrupts
 
 _SEEDS_APART = 1000
-"""Between the seeds that two trials draw their settings with."""
+"""Difference between the sampler seeds of consecutive trials."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,19 +30,19 @@ class Space:
     """The settings that a search may choose from.
 
     Args:
-        edges: the largest batch at each precision.
-        reference_batch_size: the workload's own batch size; every precision is tried at it.
-        lr_range: the interval of learning rates to search, or None for the job's own.
+        max_batches: the max batch of each precision.
+        reference_batch_size: the workload's batch size; every precision is tried at it.
+        lr_range: the interval of learning rates to search, or None for the learning rate of the job.
     """
 
     max_batches: Mapping[str, int]
     reference_batch_size: int
     lr_range: tuple[float, float] | None = None
     emulated: frozenset[str] = frozenset()
-    """The precisions that the device computes in others: trained last, as they say least for their time."""
+    """The precisions that the device emulates: trained last, because they are the least informative."""
 
     def smallest_batch(self, precision: str) -> int:
-        """Return a quarter of the workload's own batch: a step at fewer samples costs as much and teaches less."""
+        """Return a quarter of the workload's batch size: a smaller step costs as much and learns less."""
         return min(max(self.reference_batch_size // 4, 1), self.max_batches[precision])
 
     def suggest(self, trial: optuna.Trial, job: Job) -> Job:
@@ -57,12 +57,12 @@ class Space:
         return dataclasses.replace(job, precision=precision, batch_size=batch_size, learning_rate=learning_rate)
 
     def enqueue_landmarks(self, study: optuna.Study, known: Sequence[FrozenTrial]) -> None:
-        """Queue the landmarks first: the workload's own batch and the largest one, at each precision.
+        """Queue the landmarks: the workload's batch size and the max batch, at each precision.
 
-        A resumed study keeps those it has; one whose process died is queued again.
+        A resumed study keeps its landmarks. One whose process died is queued again.
 
         Args:
-            study: takes them.
+            study: the study.
             known: its trials.
         """
         missing: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ class Space:
                 missing.append(landmark)
         for trial in known:
             if not missing:
-                return  # mostly after the first few: landmarks are the first trials of a study
+                return  # usually after a few trials: landmarks are the first trials of a study
             params = optuna_internals.asked_params(trial) or trial.params
             if params in missing and trial.state not in (TrialState.FAIL, TrialState.PRUNED):
                 missing.remove(params)
@@ -79,7 +79,7 @@ class Space:
             study.enqueue_trial(landmark)
 
     def landmarks(self) -> list[dict[str, str | int]]:
-        """Return the settings that are tried in any case, those first that tell most: time may run out."""
+        """Return the settings that are always tried, the most informative first, because time may run out."""
         natively = [name for name in self.max_batches if name not in self.emulated]
         emulated = [name for name in self.max_batches if name in self.emulated]
         own = self.reference_batch_size
@@ -100,22 +100,22 @@ def train_inside(
     run_training: Callable[[optuna.Trial, Job, int], tuple[JobResult, str]],
     is_time_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train until the study holds `trials` finished trainings, which `trainings` returns.
+    """Train until the study holds `trials` finished trials, which `trainings` returns.
 
-    The trainings of other search workers are waited for, since one of them may die.
+    Wait for the trials of other search workers, because one of them may die.
 
     Args:
-        study: a study with two objectives, the quality and samples per second.
+        study: a study with two objectives, the metric and samples per second.
         space: the settings to choose from.
         job: the job to train; the space replaces the settings that it chooses.
-        trials: how many trainings in all, those of an earlier command included.
-        higher_is_better: the direction of the quality.
-        run_training: runs one job as a trial, where so many trainings are finished; returns its outcome and the id of
-            its MLflow run. Raises on a crash.
-        is_time_up: returns whether no more trainings are to be started.
+        trials: the total number of trials, including those of an earlier command.
+        higher_is_better: the direction of the metric.
+        run_training: runs one job as a trial, given the number of finished trials; returns its result and the id of its
+            MLflow run. Raises on a crash.
+        is_time_up: returns whether to start no more trials.
 
     Raises:
-        BadInput: the study was made with edges of other precisions.
+        BadInput: the study was created with max batches of other precisions.
     """
     precisions = CategoricalDistribution(tuple(space.max_batches))
     storage.check_choices(study.study_name, study.get_trials(deepcopy=False), {"precision": precisions})
@@ -137,7 +137,7 @@ def train_inside(
         storage.constrain(trial, "trains", violation)
         if metric is not None:
             return metric, job_result.samples_per_second or 0.0
-        # optuna-dashboard's Pareto front ignores constraints: a value that cannot win, in either direction.
+        # optuna-dashboard's Pareto front ignores constraints, so use values that cannot win in either direction.
         return -math.inf if higher_is_better else math.inf, 0.0
 
     while True:
@@ -145,27 +145,30 @@ def train_inside(
         begun = _begun(all_trials := study.get_trials(deepcopy=False))
         if sum(trial.state is TrialState.COMPLETE for trial in begun) >= trials or is_time_up():
             return
-        if len(begun) < trials:
-            space.enqueue_landmarks(study, all_trials)  # again where the worker that had one has died
+        if so_far.begun < trials:
+            space.enqueue_landmarks(study, all_trials)  # again if the search worker of one has died
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
 
 
-def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the trials that have trained or are training."""
-    return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
+def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -> BoundedTPE:
+    """Return the sampler of one trial, with a seed that depends on the trial's number.
+
+    With one seed, a resumed study or another search worker would repeat earlier draws.
+    """
+    return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
 
 
 def _known(same: FrozenTrial | None) -> tuple[JobResult, str] | None:
-    """Return the outcome of a training with the same settings, which another one would have too, and its run's id."""
+    """Return the result and run id of a trial with the same settings, which a repetition would reproduce."""
     if same is None or (job_result := storage.job_result_of(same)) is None:
         return None
     return job_result, storage.run_id_of(same)
 
 
 def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float | None]:
-    """Return by how much a training is infeasible, and its quality; None if it has none that could be compared."""
+    """Return the constraint violation of a training, and its metric; None without a finite one."""
     metric = job_result.metric
     if job_result.fits and (metric is None or not math.isfinite(metric)):
         return 1.0, None  # it diverged
@@ -173,21 +176,21 @@ def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float
 
 
 def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
-    """Return the finished trainings of a study, and the numbers of those on the Pareto front."""
+    """Return the finished trials of a study, and the numbers of those on the Pareto front."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return [_result_of(trial) for trial in finished], [
         trial.number for trial in optuna_internals.pareto_front(study, finished)
     ]
 
 
-def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) -> None:
-    """Raise TrialPruned where another search worker, with an earlier trial, has begun the same, or the last one."""
-    asked = next((optuna_internals.asked_params(trial) for trial in begun if trial.number == number), None)
-    earlier = [trial for trial in begun if trial.number < number]
+def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
+    """Raise TrialPruned if an earlier trial of another search worker has the same settings or is the last one."""
+    asked = next((optuna_internals.asked_params(trial) for trial in so_far.running if trial.number == number), None)
+    earlier = (trial for trial in (*so_far.complete, *so_far.running) if trial.number < number)
     if asked and any(optuna_internals.asked_params(trial) == asked for trial in earlier):
-        raise optuna.TrialPruned("another search worker has queued it too")
-    if len(earlier) >= wanted:
-        raise optuna.TrialPruned("another search worker trains the last one")
+        raise optuna.TrialPruned("another search worker has queued the same settings")
+    if so_far.begun_before(number) >= wanted:
+        raise optuna.TrialPruned("another search worker is training the last trial")
 
 
 def _result_of(trial: FrozenTrial) -> TrialResult:

@@ -1,7 +1,7 @@
-"""Studies are opened and their trials written here.
+"""Open studies, and write and read their trials.
 
-A study is made by one process at a time, keeps the settings it was made with, and has no trial left RUNNING by a
-process that is gone.
+Only one process at a time creates a study. A study keeps the settings that it was created with, and trials whose
+process has died do not stay RUNNING.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _TEXT, _NUMBER = TypeAdapter(str), TypeAdapter(float)
 _OVER_ALL_PRECISIONS = ("max-batch", "compare")
 """The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_JOB_RESULTS = 10_000
-"""Parsed outcomes are kept in memory up to this number."""
+"""Number of parsed job results that are kept in memory."""
 
 
 def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> Value:
-    """Return what is stored, which a damaged database, or another version of amp_track, may have as something else."""
+    """Return a validated stored value. A damaged database or another version of amp_track may hold something else."""
     try:
         return adapter.validate_python(stored)
     except ValidationError as error:
@@ -53,8 +53,8 @@ def read(adapter: TypeAdapter[Value], stored: object, whose: str, what: str) -> 
 
 def _unreadable(whose: str, what: str) -> StoreFailed:
     return StoreFailed(
-        f"--study: got {whose} with {what} that this version of amp-track cannot read, expected what it has written; "
-        "name another --study, or restore a copy of the storage"
+        f"This version of amp-track cannot read {what} of {whose}. Use another --study, or restore a backup of the "
+        "storage."
     )
 
 
@@ -66,14 +66,13 @@ def open_study(
     objectives: Sequence[tuple[str, Direction]],
     settings: dict[str, str],
 ) -> optuna.Study:
-    """Open a study, new or resumed. Trials of dead processes are ended as FAIL.
+    """Create or resume a study. End trials of dead processes as FAIL.
 
     Args:
-        objectives: of each the name that optuna-dashboard shows, and whether it is wanted high or low.
+        objectives: the name that optuna-dashboard shows, and the direction, of each objective.
 
     Raises:
-        BadInput: it exists and was made with other settings, so that its results would not hold for this command, or
-            when other precisions were known, which Optuna cannot change.
+        BadInput: the study exists with other settings or precisions, so its results do not hold for this command.
     """
     names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
@@ -88,10 +87,10 @@ def open_study(
 
 
 def ask_in_turn(study: optuna.Study, url: str) -> None:
-    """Let one search worker of this machine at a time take a trial from the queue.
+    """Lock the queue of a study while a search worker of this machine takes a trial from it.
 
-    SQLite locks no rows, so two search workers could take the same trial, and the slower one would end with "Cannot
-    tell a COMPLETE trial".
+    SQLite locks no rows: two search workers could take the same trial, and the slower one would fail with "Cannot tell
+    a COMPLETE trial".
     """
     ask = study.ask
 
@@ -110,17 +109,17 @@ def check_settings(
     *,
     joins: bool = False,
 ) -> None:
-    """Raise BadInput when a study of this name was made with other settings or precisions. Write nothing.
+    """Raise BadInput if a study of this name was created with other settings or precisions. Write nothing.
 
     Args:
         name: the name of the study.
-        storage: where it is.
-        settings: by name, what the results of this command depend on.
-        directions: of its objectives.
-        joins: whether the command has read from the study what can be read: what differs is then this machine.
+        storage: the storage of the study.
+        settings: the settings that the results of this command depend on, by name.
+        directions: the directions of its objectives.
+        joins: whether the command takes its settings from the study, so that a difference is due to this machine.
 
     Raises:
-        StoreFailed: what is stored of it cannot be read.
+        StoreFailed: the stored settings cannot be read.
     """
     try:
         study_id = storage.get_study_id_from_name(name)
@@ -128,37 +127,39 @@ def check_settings(
         return
     stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
     known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
-    # Another device is why others differ, too.
+    # The device first: another device changes other settings, too.
     for setting in sorted(known.keys() | settings.keys(), key=lambda setting: (setting != "device", setting)):
         if known.get(setting) != settings.get(setting):
-            flag = f"STUDY: got {name} on a machine with" if joins else "--study: got"
-            advice = "start its workers where it is so" if joins else "use that setting or name another --study"
+            fix = f"Set OMP_NUM_THREADS={known.get(setting)}" if setting == "threads" else "Use that setting"
+            if joins and setting != "threads":
+                fix = "Start its workers on matching machines"
             raise BadInput(
-                f"{flag} {setting} {settings.get(setting)}, expected the {known.get(setting)} that "
-                f"{'it' if joins else f'study {name}'} was made with; {advice}"
+                f'Study "{name}" was created with {setting} {known.get(setting)}; '
+                f"this {'machine' if joins else 'command'} has {settings.get(setting)}. "
+                f"{fix}{'' if joins else ' or use another --study'}."
             )
     found = [direction.name.lower() for direction in storage.get_study_directions(study_id)]
     if not found or "not_set" in found:
         raise _unreadable(name, "objectives")
     if found != list(directions):
         raise BadInput(
-            f"--study: got {name}, which was made to {' and '.join(found)}, expected to {' and '.join(directions)} its "
-            "objectives; name another --study"
+            f'Study "{name}" was created to {" and ".join(found)}; this command needs to {" and ".join(directions)}. '
+            "Use another --study."
         )
-    # The trainings of a search choose among their own edges: those are compared when they are known.
+    # NAME/train chooses among the max batches, which are compared once they are known.
     if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
         trials = storage.cached.get_all_trials(study_id, deepcopy=False)
         check_choices(name, trials, {"precision": CategoricalDistribution(PRECISIONS)})
 
 
 def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
-    """Raise BadInput when the trials of a study know other choices of a categorical than `expected`.
+    """Raise BadInput if the trials of a study have other choices of a categorical than `expected`.
 
-    Optuna takes no other choices into a stored study: it would raise a bare ValueError at the next trial.
+    Optuna cannot change the choices of a stored study: it would raise a bare ValueError at the next trial.
 
     Args:
         name: the name of the study.
-        trials: all of its trials.
+        trials: all trials of the study.
         expected: the distributions of this command, by param; only categoricals are compared.
     """
     for trial in trials:
@@ -169,46 +170,46 @@ def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[st
             if stored.choices != asked.choices:
                 known, wanted = (", ".join(map(str, each.choices)) for each in (stored, asked))
                 raise BadInput(
-                    f"--study: got {name}, which was made with the choices {known} of {param}, expected {wanted}, as "
-                    "this command has them; name another --study, because the choices of a study cannot change"
+                    f'Study "{name}" was created with the choices {known} of {param}, which cannot change; '
+                    f"this command needs {wanted}. Use another --study."
                 )
 
 
 def name_worker(trial: optuna.Trial) -> None:
-    """Record which process runs a trial, so that a later search worker can tell whether it is still alive."""
+    """Record which process runs a trial, so that other search workers can check whether it is alive."""
     trial.set_user_attr(WORKER, processes.this_process())
 
 
 def end_stale_trials(study: optuna.Study) -> None:
-    """End as FAIL every RUNNING trial whose process is gone, and the run that stands for it.
+    """End every RUNNING trial whose process has died as FAIL, and its MLflow run.
 
-    On this host that is known at once. On another, and of a process that stands still, it is when the grace period has
-    passed since the last heartbeat.
+    A dead process of this host is detected at once. One of another host, or one that is stopped, is detected when the
+    grace period since its last heartbeat has passed.
     """
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         worker = trial.user_attrs.get(WORKER)
         if worker is None or not processes.is_gone(worker):
             continue
-        # It may have ended, and its process after it, since the trials were read.
+        # The trial may have ended, and then its process, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:
             bury(study, trial)
 
 
 def when_buried(shared: Storage, end_run: Callable[[str, int], None]) -> None:
-    """From here on, call `end_run(name of the study, number)` for each trial whose measurement stays out of its study.
+    """Register a callback `end_run(study name, trial number)` for trials whose measurement is discarded.
 
-    It is called where this process has found the trial's process dead, or has been taken for dead itself.
+    It is called if this process finds the trial's process dead, or was itself considered dead.
     """
 
     def callback(study: optuna.Study, trial: FrozenTrial) -> None:
-        end_run(study.study_name, trial.number)  # it may have finished: its trial has not, and is run again
+        end_run(study.study_name, trial.number)  # the run may have finished, but the trial has not: it runs again
 
     shared.heartbeat_stale_trial_callback = callback
 
 
 def bury(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Do for a trial that was failed here what Optuna does for one that had no heartbeat."""
+    """Call the stale-trial callback of Optuna for a trial that this process has failed."""
     heartbeat = optuna_internals.heartbeat_of(study)
     callback = heartbeat.get_heartbeat_stale_trial_callback() if heartbeat is not None else None
     if callback is not None:
@@ -216,32 +217,32 @@ def bury(study: optuna.Study, trial: FrozenTrial) -> None:
 
 
 def remember(trial: optuna.Trial, job_result: JobResult, run_id: str) -> None:
-    """Store the outcome with the trial, so that the study alone is enough to resume and to report."""
+    """Store the job result with the trial: the study is then enough to resume and to report."""
     optuna_internals.keep(trial, JOB_RESULT, json.dumps(dataclasses.asdict(job_result)))
     if not job_result.fits:
         notes.note_failure(trial, job_result)
-    if trial.user_attrs.get(RUN_ID) != run_id:  # where the run was made it is known: each attribute is a commit
+    if trial.user_attrs.get(RUN_ID) != run_id:  # often known already, and each attribute is a commit
         trial.set_user_attr(RUN_ID, run_id)
 
 
 def measured(trial: FrozenTrial) -> JobResult:
-    """Return the outcome of a trial that has run, and check that its values are there."""
+    """Return the job result of a trial that has run, and check that it has values."""
     job_result = job_result_of(trial)
     if job_result is None or (trial.state is TrialState.COMPLETE and not trial.values):
-        raise _unreadable(f"trial {trial.number}", "values or an outcome")
+        raise _unreadable(f"trial {trial.number}", "values or a job result")
     return job_result
 
 
 def param_of(trial: FrozenTrial, name: str) -> Any:
-    """Return a param that a trial was made with."""
+    """Return a param of a trial. Raise StoreFailed if it is missing."""
     if name not in trial.params:
         raise _unreadable(f"trial {trial.number}", f"a param {name}")
     return trial.params[name]
 
 
 def job_result_of(trial: FrozenTrial) -> JobResult | None:
-    """Return the outcome that `remember` has stored; None for a trial that died first."""
-    # Among the attributes for people in studies that an older version has made.
+    """Return the job result that `remember` has stored; None for a trial that died before."""
+    # Older versions stored it as a user attribute.
     text = trial.system_attrs.get(JOB_RESULT, trial.user_attrs.get(JOB_RESULT))
     if text is None:
         return None
@@ -250,34 +251,34 @@ def job_result_of(trial: FrozenTrial) -> JobResult | None:
 
 @functools.lru_cache(maxsize=_MOST_JOB_RESULTS)
 def _parsed_job_result(text: str) -> JobResult:
-    """Parse an outcome once: search workers read all of a study's at every poll, and none of them ever changes."""
+    """Parse a job result once: search workers read all of a study at every poll, and stored ones never change."""
     return read(_JOB_RESULTS, text, "a trial", JOB_RESULT)
 
 
 def parent_run_id_of(study: optuna.Study) -> str | None:
-    """Return the id of the MLflow run that stands for a study; None if it has none yet."""
+    """Return the id of the MLflow parent run of a study; None if it has none yet."""
     return parent_run_id(study.study_name, study.user_attrs)
 
 
 def parent_run_id(name: str, user_attributes: Mapping[str, Any]) -> str | None:
-    """Return the same from a study's name and user attributes."""
+    """Return the id of the MLflow parent run from the name and user attributes of a study."""
     stored = user_attributes.get(PARENT_RUN_ID)
     return None if stored is None else read(_TEXT, stored, name, PARENT_RUN_ID)
 
 
 def free_bytes_of(study: optuna.Study) -> int | None:
-    """Return the bytes that were free when a study without a budget began; None where that is not known."""
+    """Return the free bytes at the start of a study without a budget; None if unknown."""
     stored = study.user_attrs.get(FREE_BYTES)
     return None if stored is None else read(_BYTES, stored, study.study_name, FREE_BYTES)
 
 
 def remember_command(study: optuna.Study, command_as_json: str) -> None:
-    """Store what a study is asked, so that it can be reported without its workload."""
+    """Store the command of a study, so that it can be reported without its workload."""
     study.set_user_attr(_COMMAND, command_as_json)
 
 
 def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None:
-    """Return what `remember_command` has stored, as `adapter` reads it; None for a study of an older version."""
+    """Return the stored command, validated by `adapter`; None for a study of an older version."""
     stored = study.user_attrs.get(_COMMAND)
     if stored is None:
         return None
@@ -285,19 +286,19 @@ def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None
 
 
 def learning_rate_of(trial: FrozenTrial) -> float:
-    """Return the learning rate that a search has trained with."""
+    """Return the learning rate of a trial of a search."""
     return read(_NUMBER, trial.user_attrs.get(LEARNING_RATE), f"trial {trial.number}", LEARNING_RATE)
 
 
 def run_id_of(trial: FrozenTrial) -> str:
-    """Return the id of the trial's MLflow run; empty where it has none."""
+    """Return the id of the MLflow run of a trial, or an empty string."""
     return str(trial.user_attrs.get(RUN_ID, ""))
 
 
 def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
-    """Set a constraint of a trial: a violation of at most 0 is feasible.
+    """Set a constraint of a trial. A violation of at most 0 is feasible.
 
-    It is written twice, because optuna-dashboard 0.21 reads only the older list.
+    It is stored twice, because optuna-dashboard 0.21 reads only the older list.
     """
     trial.set_constraint(name, violation)
     optuna_internals.set_dashboard_constraint(trial, violation)
@@ -306,8 +307,8 @@ def constrain(trial: optuna.Trial, name: str, violation: float) -> None:
 def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
     """Return whether a study has the measurement of a trial that has ended.
 
-    Optuna shows a training over seeds without a quality as FAIL. Any other trial that failed has died, perhaps between
-    its outcome and its end, and its job is run again.
+    A trial of NAME/seeds without a metric is FAIL in Optuna. Any other FAIL trial has died, perhaps with its job result
+    stored, and its job runs again.
     """
     if trial.state is not TrialState.FAIL:
         return trial.state.is_finished()
@@ -320,9 +321,9 @@ def is_measured(study: optuna.Study, trial: FrozenTrial) -> bool:
 
 
 def finished_trials(study: optuna.Study, *others: str) -> dict[str, dict[int, bool]]:
-    """Return the finished trials of this study and of those `others` that exist.
+    """Return whether the measurement of each finished trial is stored, by study name and trial number.
 
-    By study name and number, whether the study has the trial's measurement.
+    The trials are those of `study` and of the existing studies among `others`.
     """
     shared = optuna_internals.storage_of(study)
     known = [name for name in optuna.get_all_study_names(shared) if name in others]

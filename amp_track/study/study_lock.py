@@ -1,4 +1,4 @@
-"""What only one search worker may do at a time, wherever the others run: make tables, a study, its MLflow run."""
+"""Lock a storage: only one search worker on any machine may create tables, a study or its MLflow run."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _log = logging.getLogger("amp_track.study")
 _OURS = zlib.crc32(b"amp_track") >> 1
 """The first half of the keys of these advisory locks, which PostgreSQL takes as signed numbers of 32 bits."""
 _HOLD_SECONDS = 60
-"""PostgreSQL ends the transaction of a holder that is stopped, or whose machine is gone, after so long."""
+"""PostgreSQL ends the transaction of a holder that is stopped or unreachable after this time."""
 _POLL_SECONDS, _SILENT_SECONDS = 0.05, 20
 
 
 @contextlib.contextmanager
 def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterator[None]:
-    """Keep the other search workers of a storage out of a block: of this machine, and with PostgreSQL of all.
+    """Lock a block of code for one search worker: of this machine, or with PostgreSQL of all machines.
 
-    Those of a journal are kept out as far as its file system locks files: of all machines by NFS 4.
+    For a journal, the lock reaches as far as the file locks of its file system: with NFS 4 to all machines.
 
-    A worker that is in it for longer than a minute, or while PostgreSQL is restarted, is not alone any more.
+    A search worker loses the lock after a minute, or when PostgreSQL is restarted.
 
     Args:
         url: the address of Optuna's storage.
-        part: names the block: another one may be entered meanwhile.
-        storage: that of PostgreSQL waits for a database that does not answer; without it that is an error.
+        part: the name of the block; blocks of other names are not locked.
+        storage: with PostgreSQL, waits for a database that does not answer; without it that is an error.
     """
     with store_lock(url, part=part), contextlib.ExitStack() as stack:
         if journal_file(url) is None and make_url(url).get_backend_name() == "postgresql":
@@ -50,7 +50,7 @@ def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterato
 
 
 def _connection_that_holds(url: str, part: str) -> Connection:
-    """Wait for the lock, which belongs to a transaction, so that connection poolers between may keep connections."""
+    """Wait for the lock. It belongs to a transaction, so it works through connection poolers."""
     connection = sqlalchemy.create_engine(url, poolclass=NullPool, **database.engine_arguments(url)).connect()
     lock = sqlalchemy.select(sqlalchemy.func.pg_try_advisory_xact_lock(_OURS, zlib.crc32(part.encode()) >> 1))
     begun, has_said_so = time.monotonic(), False
@@ -60,7 +60,7 @@ def _connection_that_holds(url: str, part: str) -> Connection:
             interrupts.sleep(_POLL_SECONDS)
             if not has_said_so and time.monotonic() - begun > _SILENT_SECONDS:
                 has_said_so = True
-                _log.warning("waiting for another search worker, which begins in %s, too", masked(url))
+                _log.warning("waiting for another search worker that is starting in %s", masked(url))
         connection.execute(sqlalchemy.text(f"SET LOCAL idle_in_transaction_session_timeout = '{_HOLD_SECONDS}s'"))
     except BaseException:
         _let_go(connection)
@@ -69,7 +69,7 @@ def _connection_that_holds(url: str, part: str) -> Connection:
 
 
 def _let_go(connection: Connection) -> None:
-    """End the transaction, and with it the lock; a server that is gone has forgotten it."""
+    """End the transaction and so the lock; an unreachable server releases it by itself."""
     with contextlib.suppress(SQLAlchemyError):
         connection.rollback()
     with contextlib.suppress(SQLAlchemyError):

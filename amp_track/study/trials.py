@@ -1,7 +1,7 @@
-"""One trial of a study: asked for, run with a heartbeat, and told, also where its search worker was taken for dead.
+"""Run one trial of a study with heartbeats, robust against a search worker that was considered dead.
 
-`Study.optimize` does the same until something goes wrong. A trial that another search worker has failed meanwhile ends
-it with "Cannot tell a FAIL trial"; a heartbeat that a database did not take is its last one.
+`Study.optimize` differs in two failures. It ends with "Cannot tell a FAIL trial" if another search worker has failed
+the trial meanwhile, and it stops the heartbeats after one that the database did not accept.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from amp_track.study import database, optuna_internals, storage
 Objective = Callable[[optuna.Trial], float | tuple[float, ...]]
 _log = logging.getLogger("amp_track.study")
 _HEARTBEAT_SECONDS = 1
-"""How long the end of a trial waits for a heartbeat that a database is slow to take."""
+"""How long the end of a trial waits for a heartbeat in a slow database."""
 
 
 def run_one(study: optuna.Study, objective: Objective) -> None:
-    """Ask for a trial, run it, and tell how it ended.
+    """Ask for a trial, run it, and tell its result.
 
-    Trials of dead workers are not looked for here: the loops of a search and of a grid do it before, and the sampler of
-    a fit does while it waits for its turn.
+    Trials of dead search workers are not handled here: the loops of a search and a grid end them before, and the batch
+    sampler does while it waits for its turn.
 
-    A trial without a value, NaN, is told as FAIL, one that raises TrialPruned as PRUNED. Where another search worker
-    has failed the trial meanwhile, its measurement stays out of the study, and that is said.
+    A trial with the value NaN becomes FAIL, one that raises TrialPruned becomes PRUNED. If another search worker has
+    failed the trial meanwhile, its measurement is discarded with a warning.
 
     Raises:
-        Exception: of the objective; the trial is told as FAIL before.
+        Exception: any exception of the objective; the trial is FAIL then.
     """
     trial = _ask(study)
     try:
@@ -54,15 +54,14 @@ def run_one(study: optuna.Study, objective: Objective) -> None:
             _tell(study, trial, TrialState.PRUNED)
     except UpdateFinishedTrialError:
         _log.warning(
-            "trial %d of %s was taken over, because this process had given no sign of life for %d seconds: "
-            "its measurement is left out",
+            "trial %d of %s was taken over: this process sent no heartbeat for %d seconds, so its measurement is lost",
             trial.number,
             study.study_name,
             database.TIMES.grace,
         )
         storage.bury(study, study.get_trials(deepcopy=False)[trial.number])
     except BaseException:
-        with contextlib.suppress(StoreFailed, UpdateFinishedTrialError):  # the first error says more
+        with contextlib.suppress(StoreFailed, UpdateFinishedTrialError):  # the first error is more informative
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
         raise
 
@@ -75,7 +74,7 @@ def _ask(study: optuna.Study) -> optuna.Trial:
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
-    """Tell how a trial ended. Raise UpdateFinishedTrialError if it has ended otherwise."""
+    """Tell the result of a trial. Raise UpdateFinishedTrialError if it has already ended with another one."""
     told = study.tell(trial, values, state=state, skip_if_finished=True)
     if (told.state, told.values) != (state, list(values) if values is not None else None):
         raise UpdateFinishedTrialError
@@ -83,7 +82,7 @@ def _tell(study: optuna.Study, trial: optuna.Trial, state: TrialState, values: t
 
 @contextmanager
 def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
-    """Send a heartbeat of a trial now and then, from another thread, until the block ends."""
+    """Send heartbeats of a trial from another thread until the block ends."""
     if (heartbeat := optuna_internals.heartbeat_of(study)) is None:
         yield
         return
@@ -92,7 +91,7 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
 
     def beat() -> None:
         while True:
-            with contextlib.suppress(StorageInternalError, SQLAlchemyError, StoreFailed):  # the next one may arrive
+            with contextlib.suppress(StorageInternalError, SQLAlchemyError, StoreFailed):  # try again with the next one
                 heartbeat.record_heartbeat(trial_id)
             if is_over.wait(interval):
                 return

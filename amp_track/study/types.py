@@ -1,4 +1,4 @@
-"""The types of Optuna that the commands hold, so that only this folder imports optuna."""
+"""Export the types of Optuna that other packages need, so that only study/ imports optuna."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The study `NAME/max-batch` once more, as one study for each precision: `NAME/max-batch/bf16`.
+"""Copy the study `NAME/max-batch` into one study per precision, such as `NAME/max-batch/bf16`.
 
-optuna-dashboard draws one best value for a whole study, and one history. Over all precisions that says nothing; of one
-it shows how its bracket closes. Nothing reads these studies but people.
+optuna-dashboard shows one best value and one history per study. They are only useful for a single precision, where they
+show how its bracket closes. amp_track never reads these copies.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _TRIAL = "trial of the search"
 
 
 def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> None:
-    """Copy the finished trials of a fit study that are not there yet.
+    """Copy the finished trials of a max-batch study that have not been copied yet.
 
     Args:
         study: NAME/max-batch. No other search worker may copy at the same time.
-        most: the largest batch worth trying.
+        most: the largest batch size to try.
         limit_bytes: the memory that a job may take.
     """
     found = probe_results(study.get_trials(deepcopy=False))
@@ -35,14 +35,14 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
             load_if_exists=True,
         )
         if view.metric_names is None:
-            view.set_metric_names(["largest batch that fits"])
+            view.set_metric_names(["max batch"])
         known = {trial.user_attrs.get(_TRIAL) for trial in view.get_trials(deepcopy=False)}
         own = [probe for probe in found if probe.precision == precision and probe.trial not in known]
         view.add_trials([_copy(probe, most=most, limit_bytes=limit_bytes) for probe in own])
 
 
 def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
-    """Return a probe as a trial whose columns say what a person looks for."""
+    """Return a probe as a trial with columns for display."""
     job_result = probe.job_result
     columns: dict[str, str | float | int | None] = {
         _TRIAL: probe.trial,
@@ -52,7 +52,7 @@ def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
         "predicted MiB": mebibytes(probe.predicted_bytes),
         "peak MiB": mebibytes(job_result.peak_bytes),
         "samples/s": round(job_result.samples_per_second) if job_result.samples_per_second else None,
-        "what it said": job_result.message.partition("\n")[0] or None,
+        "message": job_result.message.partition("\n")[0] or None,
         "MLflow run": probe.run_id,
     }
     return optuna.trial.create_trial(

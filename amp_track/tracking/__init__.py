@@ -1,12 +1,12 @@
-"""MLflow: the only package that imports mlflow. Runs are made and ended here, and what a job streams is logged to them.
+"""Create and end MLflow runs, and log the events of jobs to them. The only package that imports mlflow.
 
-Everything goes through MlflowClient with explicit run ids: the fluent API's hidden state (an active run, an experiment,
-a tracking URI) belongs to the user's program.
+All calls use MlflowClient with explicit run ids. The hidden state of the fluent API (an active run, an experiment, a
+tracking URI) belongs to the user's program.
 """
 
 import os
 
-# Before mlflow is imported. The commands themselves say where to look at a run.
+# Before mlflow is imported. The commands print the URLs of runs themselves.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 

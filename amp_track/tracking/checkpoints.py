@@ -1,8 +1,7 @@
-"""Checkpoints are artifacts of a run: the last and the best, each complete or absent.
+"""Store checkpoints as artifacts of a run: the last and the best, each complete or absent.
 
-MLflow's artifact stores write a file in place, so a file that is half written looks like one that is complete. What
-counts is a tag of the run: it names a file that has been stored completely, with its digest, and is set in one
-transaction. Files that no tag names are removed.
+MLflow's artifact stores write a file in place, so a partial file looks complete. Therefore a tag of the run names each
+completely stored file and its digest, and is set in one transaction. Files without a tag are removed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _Stored:
 
 
 def keep(client: mlflow.MlflowClient, run_id: str, written: CheckpointWritten) -> None:
-    """Store a checkpoint and remove those that it replaces. Its local file stays."""
+    """Store a checkpoint and remove those that it replaces. Keep its local file."""
     file = Path(written.file)
     stored = _Stored(f"{_FOLDER}/{file.name}", written.step, _digest(file))
     client.log_artifact(run_id, str(file), _FOLDER)
@@ -48,20 +47,16 @@ def fetch(client: mlflow.MlflowClient, run_id: str, folder: Path) -> Path:
     """Download the newest checkpoint of a run into `folder`.
 
     Raises:
-        BadInput: the run has none, or its content has changed since it was stored.
+        BadInput: the run has no checkpoint, or its content has changed since it was stored.
     """
     known = _known(client.get_run(run_id))
     if not known:
-        raise BadInput(
-            f"--resume: got run {run_id}, which has no checkpoint, expected one trained with --checkpoint-every; "
-            "train again with that flag"
-        )
+        raise BadInput(f"--resume: run {run_id} has no checkpoint. Train again with --checkpoint-every.")
     newest = max(known, key=lambda stored: stored.step)
     file = Path(client.download_artifacts(run_id, newest.file, str(folder)))
     if _digest(file) != newest.sha256:
         raise BadInput(
-            f"--resume: got {newest.file} of run {run_id}, whose content has changed since it was stored, expected it "
-            "as it was; restore it or train again"
+            f"--resume: {newest.file} of run {run_id} has changed since it was stored. Restore it, or train again."
         )
     return file
 
@@ -72,14 +67,14 @@ def _known(run: Run) -> list[_Stored]:
 
 
 def _remove_others(client: mlflow.MlflowClient, run_id: str) -> None:
-    """Remove the checkpoints that no tag names."""
+    """Remove the checkpoints without a tag."""
     keep = {stored.file for stored in _known(client.get_run(run_id))}
 
     for file in client.list_artifacts(run_id, _FOLDER):
         if file.path not in keep:
             try:
                 mlflow_internals.delete_artifact(client, run_id, file.path)
-            except Exception as error:  # some kinds of store cannot delete, which is no reason to end a training
+            except Exception as error:  # some stores cannot delete: continue training
                 _warn_once(
                     f"older checkpoints stay in {file.path.rpartition('/')[0]}: "
                     f"{type(error).__name__}: {masked_within(str(error))}"

@@ -1,4 +1,4 @@
-"""Where the environment wants new runs: MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME."""
+"""Resolve the run and experiment from MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME."""
 
 from __future__ import annotations
 
@@ -16,50 +16,49 @@ from amp_track.stores import addresses
 
 EXPERIMENT = "amp_track"
 _FIRST_EXPERIMENT = "0"
-"""The id of the experiment that every new store has."""
+"""The id of the experiment that every new store contains."""
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""MLflow's codes for an id of nothing, and for a text that can be no id."""
+"""MLflow's error codes for an unknown id, and for an invalid one."""
 _LONGEST_ID = 18
-"""Digits that MLflow gives the id of an experiment at most."""
+"""Maximum number of digits of an experiment id."""
 _KIND_OF_EXPERIMENT = {"mlflow.experimentKind": "custom_model_development"}
-"""Else the UI of MLflow 3 shows the traces of language models first, of which there are none."""
+"""Without it, the UI of MLflow 3 first shows the (empty) traces of language models."""
 _NEW_FILES = "mlruns"
-"""Where MLflow keeps the files of a new experiment in a database, seen from the current folder."""
+"""The folder in the working directory in which MLflow stores the files of a new experiment of a database."""
 _LIBRARIES = {
     "s3": ("boto3", "boto3"),
     "gs": ("google.cloud.storage", "google-cloud-storage"),
     "wasbs": ("azure.storage.blob", "azure-storage-blob"),
 }
-"""By the beginning of a location, the module that MLflow imports to keep files there, as late as it keeps the first
-one, and its package."""
+"""The module that MLflow imports when it stores the first file, and its package, by the scheme of the location."""
 _LONGEST_NAME = 500
-"""Characters that MLflow takes in the name of an experiment."""
+"""Maximum number of characters in the name of an experiment."""
 
 
 def run_id_of_environment() -> str | None:
-    """Return the id of the run that `mlflow run` has made for this process."""
+    """Return the id of the run that `mlflow run` created for this process, or None."""
     return os.environ.get("MLFLOW_RUN_ID") or None
 
 
 def experiment_name() -> str:
-    """Return the name of the experiment that new runs go to. Raises BadInput if the environment's is none."""
+    """Return the name of the experiment of new runs. Raise BadInput if the environment variable is invalid."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
     if not name.isprintable() or len(name) > _LONGEST_NAME:
         raise BadInput(
-            f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected a name of {_LONGEST_NAME} printable characters at most; "
-            "give another one, or unset it"
+            f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected at most {_LONGEST_NAME} printable characters. Use another "
+            "name, or unset it."
         )
     return name
 
 
 def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
-    """Return the experiment of new runs; None if it is yet to be made.
+    """Return the experiment of new runs; None if it does not exist yet.
 
     Raises:
-        BadInput: it has been deleted, or the environment names it by an id that is none.
+        BadInput: it has been deleted, or MLFLOW_EXPERIMENT_ID is invalid or unknown.
     """
     name, given_id, uri = experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID"), client.tracking_uri
-    if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
+    if given_id and len(given_id) > _LONGEST_ID:  # a database would raise its own error
         raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
     try:
         found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)
@@ -71,15 +70,14 @@ def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
         return None
     if found.lifecycle_stage != "active":
         raise BadInput(
-            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} has been deleted, expected "
-            "one that is there; restore it (mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
+            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} has been deleted. Restore it (mlflow "
+            f"experiments restore --experiment-id {found.experiment_id}), or set MLFLOW_EXPERIMENT_NAME."
         )
     return found
 
 
 def experiment(client: mlflow.MlflowClient) -> str:
-    """Return the id of the experiment of new runs, which is made if it is not there. Raises BadInput as above."""
+    """Return the id of the experiment of new runs, created if necessary. Raise BadInput like `known_experiment`."""
     if (found := known_experiment(client)) is not None:
         if experiment_name() == EXPERIMENT and not os.environ.get("MLFLOW_EXPERIMENT_ID"):
             _say_its_kind(client, found)
@@ -87,58 +85,58 @@ def experiment(client: mlflow.MlflowClient) -> str:
     try:
         return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
     except mlflow.exceptions.MlflowException:
-        if (found := known_experiment(client)) is None:  # else another machine has just made it
+        if (found := known_experiment(client)) is None:  # else another machine has just created it
             raise
         return str(found.experiment_id)
 
 
 def _say_its_kind(client: mlflow.MlflowClient, found: Experiment) -> None:
-    """Tag an experiment that an earlier version has made; what people have chosen in the UI stays."""
+    """Tag an experiment of an older version with its kind, unless the user has chosen one in the UI."""
     for name, kind in _KIND_OF_EXPERIMENT.items():
         if name not in found.tags:
             client.set_experiment_tag(found.experiment_id, name, kind)
 
 
 def check_artifact_store(uri: str, found: Experiment | None) -> None:
-    """Raise BadInput if the files of runs cannot be kept from here: in an experiment that is there, or in a new one."""
+    """Raise BadInput if this machine cannot store files for runs of an experiment (None: a new one)."""
     if found is None:
-        if not uri.startswith("http"):  # a server says itself where
+        if not uri.startswith("http"):  # a server chooses the folder
             _check_folder(Path(_NEW_FILES))
         return
     location = found.artifact_location
     module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
     if module and not _is_installed(module):
         raise BadInput(
-            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} keeps files in "
-            f"{masking.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
-            "or name another experiment with MLFLOW_EXPERIMENT_NAME"
+            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} stores files in "
+            f"{masking.masked_within(location)}, which requires {package}. Install it, or use another experiment "
+            "by MLFLOW_EXPERIMENT_NAME."
         )
     folder = addresses.local_folder(location)
-    if folder is not None and not uri.startswith("http"):  # else the folder may be one of the server's machine
+    if folder is not None and not uri.startswith("http"):  # else the folder may be on the server
         _check_folder(folder)
 
 
 def _is_installed(library: str) -> bool:
     try:
         return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # of the parent package
         return False
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise BadInput if no files can be kept in a folder, which need not be there yet."""
+    """Raise BadInput if no files can be stored in a folder, which need not exist yet."""
     around = (folder.absolute(), *folder.absolute().parents)
-    nearest = next(path for path in around if os.path.exists(path))  # Path.exists raises where it may not look
+    nearest = next(path for path in around if os.path.exists(path))  # Path.exists may raise PermissionError
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise BadInput(
-            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written, {nearest} "
-            f"cannot; {'work in another folder' if not folder.is_absolute() else 'see to it'}, or name another "
-            "experiment with MLFLOW_EXPERIMENT_NAME"
+            f"--tracking-uri: files of runs go to {folder}, but {nearest} is not a writable folder. "
+            f"{'Use another working directory' if not folder.is_absolute() else 'Make it writable'}, or set "
+            "MLFLOW_EXPERIMENT_NAME to another experiment."
         )
 
 
 def check_new_store(uri: str) -> None:
-    """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
+    """Raise BadInput if a new store cannot satisfy the environment, or this folder cannot hold its files."""
     _check_folder(Path(_NEW_FILES))
     experiment_name()
     if (run_id := run_id_of_environment()) is not None:
@@ -148,7 +146,7 @@ def check_new_store(uri: str) -> None:
 
 
 def not_there(uri: str, variable: str, got: str, expected: str) -> BadInput:
-    """Return the error of a variable that names what the store lacks."""
+    """Return the error for an environment variable with an id that is not in the store."""
     return BadInput(
-        f"{variable}: got {got}, expected {expected} in {masking.masked(uri)}; unset it, or name the store it is in"
+        f"{variable}: got {got}, expected {expected} in {masking.masked(uri)}. Unset it, or use another store."
     )

@@ -18,26 +18,26 @@ from amp_track.tracking.client import hush, open_client
 
 
 class Lookup:
-    """The runs and experiments of a store that exists.
+    """Read access to the runs and experiments of an existing store.
 
     Args:
-        uri: the store's address, which the command has checked.
+        uri: the store address, already checked.
 
     Raises:
-        BadInput: there is no store yet, or another version of MLflow has made it.
+        BadInput: there is no store yet, or another version of MLflow created it.
     """
 
     def __init__(self, uri: str) -> None:
         hush()
         if not addresses.exists(uri) or (not uri.startswith("http") and not mlflow_internals.has_tables(uri)):
             raise BadInput(
-                f"--tracking-uri: got {masking.masked(uri)}, expected a store that holds runs, and there is none "
-                "yet; name another, or make a run with amp-track train"
+                f"--tracking-uri: {masking.masked(uri)} holds no runs yet. Use another store, or create a run with "
+                "amp-track train."
             )
         self._client = open_client(uri)
 
     def experiment_of(self, run_id: str) -> str | None:
-        """Return the id of the experiment that a run is in; None if the store lacks it, or it has been deleted."""
+        """Return the id of the experiment of a run; None if the run does not exist or has been deleted."""
         try:
             info = self._client.get_run(run_id).info
         except mlflow.exceptions.MlflowException as error:
@@ -47,17 +47,17 @@ class Lookup:
         return str(info.experiment_id) if info.lifecycle_stage == "active" else None
 
     def has_view(self, experiment_id: str, run_id: str) -> bool:
-        """Return whether charts of a study's trainings are kept; those of an older version's are not."""
+        """Return whether the store has the charts of a study; older versions did not create them."""
         return views.tag_name(run_id) in self._client.get_experiment(experiment_id).tags
 
     def experiment_of_new_runs(self) -> str | None:
-        """Return the id of the experiment that new runs go to; None if there is none yet."""
+        """Return the id of the experiment of new runs; None if it does not exist yet."""
         found = environment.known_experiment(self._client)
         return None if found is None else str(found.experiment_id)
 
 
 def open_plot(tracking_uri: str, run_id: str) -> BinaryIO:
-    """Return the picture of a run. Raises FileNotFoundError if the store has no such run, or the run no picture."""
+    """Return the plot of a run: a search, a comparison or training curves. Raise FileNotFoundError without one."""
     hush()
     client = open_client(tracking_uri)
     try:
@@ -69,4 +69,4 @@ def open_plot(tracking_uri: str, run_id: str) -> BinaryIO:
     except mlflow.exceptions.MlflowException as error:
         if error.error_code not in environment.NOT_THERE:
             raise
-    raise FileNotFoundError(f"run {run_id} has no picture")
+    raise FileNotFoundError(f"run {run_id} has no plot")

@@ -1,4 +1,4 @@
-"""The private parts of MLflow that the runs need, in one place. Each function says what breaks when they change."""
+"""Access private parts of MLflow, all in this module. Each function documents what breaks if they change."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from amp_track.stores import sqlite_files
 
 @functools.cache
 def context_tags() -> dict[str, str]:
-    """Return the tags of user and source as MLflow's own `start_run` records them.
+    """Return the tags of user and source that MLflow's own `start_run` sets.
 
-    Should the registry change, the columns User and Source of the UI become empty, or no run can be made.
+    If the registry changes, the columns User and Source of the UI become empty, or no run can be created.
     """
     from mlflow.tracking.context import registry
 
@@ -23,9 +23,9 @@ def context_tags() -> dict[str, str]:
 
 
 def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None:
-    """Delete one artifact of a run, which MlflowClient cannot, but the repository behind it can.
+    """Delete one artifact of a run through its repository, because MlflowClient has no method for it.
 
-    Should `get_artifact_repository` move, the import of this module fails.
+    If `get_artifact_repository` moves, the import of this module fails.
     """
     uri = client.get_run(run_id).info.artifact_uri
     repository = get_artifact_repository(uri, tracking_uri=client.tracking_uri)
@@ -33,9 +33,9 @@ def delete_artifact(client: mlflow.MlflowClient, run_id: str, file: str) -> None
 
 
 def load_store() -> None:
-    """Import and prepare what opens a database of MLflow's, which takes half a second.
+    """Import and prepare MLflow's database store, which takes half a second.
 
-    Should the module move, no command can start.
+    If the module moves, no command can start.
     """
     import sqlalchemy.orm
     from mlflow.store.tracking import sqlalchemy_store  # noqa: F401
@@ -45,17 +45,17 @@ def load_store() -> None:
 
 @functools.cache
 def empty_store() -> tuple[str, ...]:
-    """Return the statements that make MLflow's tables in SQLite; () where MLflow cannot make them in memory.
+    """Return the SQL statements that create MLflow's tables in SQLite; () if this does not work in memory.
 
-    MLflow makes them in sixty steps, each of which SQLite writes to the disk: six seconds on a slow one, and a process
-    killed between two of them leaves a store that can never be opened. Should `_initialize_tables` change, MLflow makes
-    the tables itself, and that is all.
+    MLflow creates them in sixty steps with a disk write each: that takes six seconds on a slow disk, and a process that
+    is killed between two steps leaves a store that can never be opened. If `_initialize_tables` changes, MLflow creates
+    the tables itself.
     """
     import sqlalchemy
     from sqlalchemy.pool import StaticPool
 
-    load_store()  # by which MLflow knows its tables
-    engine = sqlalchemy.create_engine("sqlite://", poolclass=StaticPool)  # one connection, so one database in memory
+    load_store()  # registers MLflow's tables
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=StaticPool)  # one connection: one database in memory
     try:
         from mlflow.store.db.utils import _initialize_tables
 
@@ -72,25 +72,25 @@ def empty_store() -> tuple[str, ...]:
 
 
 def make_store(file: Path) -> None:
-    """Make MLflow's tables in an SQLite file, all or none. A file that has tables stays as it is."""
+    """Create MLflow's tables in an SQLite file, all or none. Do not change a file that has tables."""
     if not sqlite_files.read(file).tables:
         sqlite_files.make_tables(file, empty_store())
 
 
 def missing_tables(uri: str) -> set[str]:
-    """Return the tables of the installed MLflow that a database lacks which has some of them.
+    """Return the tables of the installed MLflow that are missing in a database that has some of them.
 
-    MLflow would take it for a new one, and upgrade or mend it without being asked. Should `Base` move, it does so.
+    MLflow would treat it as a new one and alter it unasked. If `Base` moves, this check fails.
     """
     from mlflow.store.db.base_sql_model import Base
-    from mlflow.store.tracking.dbmodels import models  # noqa: F401  # by which Base knows the tables
+    from mlflow.store.tracking.dbmodels import models  # noqa: F401  # registers the tables in Base
 
     missing = set(Base.metadata.tables) - _tables(uri)
     return missing if "experiments" not in missing else set()
 
 
 def has_tables(uri: str) -> bool:
-    """Return whether a database, which is there, is a store of MLflow. Should its tables be renamed, none is."""
+    """Return whether an existing database is an MLflow store. If its tables are renamed, none is."""
     return "experiments" in _tables(uri)
 
 

@@ -1,8 +1,8 @@
-"""A spool keeps the writes of one process on disk, in their order, until a tracking server has taken them.
+"""Keep the writes of one process on disk, in order, until a tracking server has accepted them.
 
-It is a folder: each write is a numbered file, which is there whole or not at all and goes when the write has been
-delivered. A lock that the operating system releases however the process ends tells whether it still delivers them; the
-next command that finds it released does.
+An outbox is a folder. Each write is a numbered file, created atomically and deleted after delivery. A file lock, which
+the operating system releases when the process ends, shows whether the process still delivers them. The next command
+that finds it released takes over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amp_track.tracking.writes import WRITES, LogCheckpoint, LogFile, Write
 
 _HEADER, _IDS, _LOCK, _FILES, _REJECTED = "spool.json", "ids.json", "lock", "files", "refused"
 _ATTEMPTS = 10
-"""Another process may remove the folder of all spools, when its own was the last, a moment after this one made it."""
+"""Another process may remove the folder of all outboxes right after this one has created it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,9 @@ class Entry:
     """One write that waits.
 
     Args:
-        number: its place in the order.
-        run: the key of the run that it is for: its id, or what stands for it until the server has made it.
+        number: its position in the order.
+        run: the key of its run: the run id, or a placeholder until the server has created the run.
+        write: the write.
     """
 
     number: int
@@ -44,11 +45,11 @@ class Entry:
 
 
 class Outbox:
-    """The writes of one process to one tracking server. Make it with `Spool.create`, or find it with `left_behind`.
+    """The writes of one process to one tracking server. Use `Outbox.create` or `Outbox.left_behind`.
 
     Args:
-        folder: where it is.
-        lock: a descriptor that holds the lock, so that no other process delivers the same writes.
+        folder: its folder.
+        lock: the file descriptor that holds the lock, so that no other process delivers the same writes.
     """
 
     def __init__(self, folder: Path, lock: int) -> None:
@@ -58,12 +59,12 @@ class Outbox:
         self._numbers = sorted(int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit())
         self._next = max(self._numbers, default=0) + 1
         self._checkpoints: dict[int, tuple[str, LogCheckpoint]] = {}
-        """By number, those that wait, each with the key of its run: a newer one may replace them."""
+        """The waiting checkpoints with the keys of their runs, by number: a newer one may replace them."""
         self._ids: dict[str, str] = _read(folder / _IDS) or {}
 
     @classmethod
     def create(cls, root: Path, server: str) -> Outbox:
-        """Make an empty spool in `root` for a server, which `addresses.server` names. Raises OSError."""
+        """Create an empty outbox in `root` for a server, as named by `addresses.server`. Raise OSError."""
         for attempt in range(1, _ATTEMPTS + 1):
             root.mkdir(mode=0o700, exist_ok=True)
             folder = root / uuid.uuid4().hex
@@ -82,9 +83,9 @@ class Outbox:
 
     @classmethod
     def left_behind(cls, root: Path, server: str) -> list[Outbox]:
-        """Return this user's spools in `root` that a process has left for the same server, the oldest first.
+        """Return this user's outboxes in `root` for the server that no process owns any more, the oldest first.
 
-        What a process has left that was killed before its spool was whole is removed.
+        Remove the incomplete outbox of a process that was killed while creating it.
         """
         found = []
         for folder in root.glob("[0-9a-f]*"):
@@ -105,21 +106,21 @@ class Outbox:
         return [outbox for _, outbox in sorted(found, key=lambda each: each[0])]
 
     def __len__(self) -> int:
-        """Return how many writes wait."""
+        """Return the number of waiting writes."""
         return len(self._numbers)
 
     def holds(self, entry: Entry) -> bool:
-        """Return whether a write still waits: a newer checkpoint may have replaced it."""
-        with self._changing:  # else its file may be gone already, and its number not yet
+        """Return whether a write is still waiting: a newer checkpoint may have replaced it."""
+        with self._changing:  # else its file may be deleted already, but not its number
             return entry.number in self._numbers
 
     def append(self, run: str, write: Write, *, takes: bool = False) -> None:
         """Keep a write until it is delivered.
 
         Args:
-            run: the key of the run that it is for.
-            write: its file, if it has one, is kept with it.
-            takes: whether the file may be moved; else it is copied.
+            run: the key of its run.
+            write: the write; its file, if any, is stored with it.
+            takes: whether the file may be moved instead of copied.
         """
         with self._changing:
             number = self._next
@@ -134,9 +135,9 @@ class Outbox:
                 self._drop_replaced(run)
 
     def entries(self) -> Iterator[Entry]:
-        """Yield what waits, the oldest first; each is read from the disk when it is asked for.
+        """Yield the waiting writes, the oldest first; each is read from disk on demand.
 
-        One whose file has vanished is forgotten, one that cannot be read is set aside.
+        One whose file is missing is dropped, one that cannot be read is rejected.
         """
         for number in list(self._numbers):
             file = self._entry_file(number)
@@ -146,18 +147,18 @@ class Outbox:
                 entry = Entry(number=number, run=str(read["run"]), write=write)
             except FileNotFoundError:
                 self.remove(number)
-            except (ValueError, KeyError, TypeError, ValidationError):  # damaged, or of another version
+            except (ValueError, KeyError, TypeError, ValidationError):  # damaged, or from another version
                 self.reject(number)
             else:
                 yield entry
 
     def remove(self, number: int) -> None:
-        """Forget a write: it has been delivered."""
+        """Delete a delivered write."""
         with self._changing:
             self._forget(number)
 
     def reject(self, number: int) -> Path | None:
-        """Set aside a write that the server will never take. Return where it is; None if it waits no more."""
+        """Move a rejected write to another folder, and return the folder; None if the write no longer waits."""
         rejected = self.folder.parent / _REJECTED / self.folder.name
         with self._changing:
             if number not in self._numbers:
@@ -170,27 +171,27 @@ class Outbox:
         return rejected
 
     def name_run(self, run: str, run_id: str) -> None:
-        """Remember the id of a run that the server has made."""
+        """Store the id of a run that the server has created."""
         with self._changing:
             self._ids[run] = run_id
             _write(self.folder / _IDS, self._ids)
 
     def id_of(self, run: str) -> str | None:
-        """Return the id of a run that the server has made; None for one that it has not."""
+        """Return the id of a run that the server has created, or None."""
         return self._ids.get(run)
 
     def close(self) -> None:
-        """Let go of the lock, and remove the folder if nothing waits."""
+        """Release the lock, and remove the folder if no write is waiting."""
         with self._changing:
             if not self._numbers:
                 (self.folder / _HEADER).unlink(missing_ok=True)  # first: without it no other process takes the folder
                 shutil.rmtree(self.folder, ignore_errors=True)
-                with contextlib.suppress(OSError):  # another process has a spool there
+                with contextlib.suppress(OSError):  # another process has an outbox there
                     self.folder.parent.rmdir()
             os.close(self._lock)
 
     def _drop_replaced(self, run: str) -> None:
-        """Forget the checkpoints of a run that a newer one replaces: a server may be away for a day."""
+        """Delete the checkpoints of a run that a newer one replaces: a server may be down for a day."""
         has_last = has_best = False
         for number, (of_run, write) in reversed(list(self._checkpoints.items())):
             if of_run != run:
@@ -210,7 +211,7 @@ class Outbox:
             os.fsync(kept.fileno())
 
     def _with_path(self, number: int, write: Write) -> Write:
-        """Return the write with the path of its file, which lies in this spool and nowhere else."""
+        """Return the write with the path of its file, which must be in this outbox."""
         if not isinstance(write, LogFile | LogCheckpoint):
             return write
         if write.file != Path(write.file).name:
@@ -235,7 +236,7 @@ class Outbox:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    """Write a file that is there whole or not at all, after a power cut, too."""
+    """Write a file atomically, even in a power failure."""
     new = file.with_suffix(".part")
     with new.open("w") as stream:
         json.dump(content, stream)
@@ -245,7 +246,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """Return what a file holds; None if it is not there or damaged."""
+    """Return the content of a file; None if it is missing or damaged."""
     try:
         content = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -1,11 +1,10 @@
-"""Deliver writes to a tracking server from a thread of their own: a training never waits for a server.
+"""Deliver writes to a tracking server from a separate thread, so that a training never waits for a server.
 
-What is written goes to a spool on disk first, and from there to the server, in order. A server that does not answer is
-asked again after pauses that grow to half a minute; what it has not taken when the command ends is delivered by the
-next command that uses it.
+Writes go to an outbox on disk first, and from there to the server, in order. Failed requests are retried after pauses
+that grow to half a minute. The next command that uses the server delivers the writes that remain when a command ends.
 
-A write whose answer was lost is sent again, which changes nothing (see `writes.py`). A run that may have been made
-already is looked for by a tag before it is made.
+A write whose answer was lost is sent again, which changes nothing (see `writes.py`). A run that may already have been
+created is searched by a tag first.
 """
 
 from __future__ import annotations
@@ -35,35 +34,35 @@ from amp_track.workers import interrupts
 
 _log = logging.getLogger("amp_track.tracking")
 _KEY_TAG = "amp_track.run_key"
-"""The tag of a run by which it is found again if the answer to its making was lost."""
+"""The tag that identifies a run if the answer to its creation was lost."""
 _KEY = "to-be-sent-"
-"""The prefix of what stands for a run's id until the server has made the run."""
+"""The prefix of a key, which replaces the run id until the server has created the run."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 _ATTEMPTS = 3
-"""After so many in a row without an answer a command waits no longer; a write that may be wrong itself is set aside."""
+"""After this number of failures in a row, a command stops waiting, and a write that may be invalid is rejected."""
 _AT_ONCE = 50
-"""At most so many small writes are merged into one request."""
+"""Maximum number of small writes in one request."""
 _SAY_AGAIN_SECONDS, _SETTLED_SECONDS = 600.0, 2.0
-"""A server that answers now and then is spoken of this rarely, and called back when it has been for so long."""
+"""The time between warnings about an unreliable server, and the time until it is considered back."""
 _SILENT_SECONDS = 2.0
-"""A command's end that waits longer for the server says so."""
+"""The time at the end of a command after which it reports that it is waiting for the server."""
 _POLL_SECONDS = 0.02
 
 
 @functools.cache
 def sender_of(uri: str, root: Path, process: int) -> Sender:
-    """Return this process's sender for a server: a later command of the same process goes on with what waits.
+    """Return the sender of this process for a server. Later commands of the process share it.
 
     Args:
-        uri: the server's address.
-        root: the folder of the spools.
-        process: the number of this process: a fork of it needs a thread of its own.
+        uri: the address of the server.
+        root: the folder of the outboxes.
+        process: the id of this process: a fork of it needs another thread.
     """
     return Sender(uri, root)
 
 
 class Sender:
-    """Delivers the writes of this process, and those that a process which is gone has left."""
+    """Delivers the writes of this process, and those left by dead processes."""
 
     def __init__(self, uri: str, root: Path) -> None:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
@@ -72,33 +71,33 @@ class Sender:
         self._root = root
         self._changed = threading.Condition()
         self._outboxes: list[Outbox] = []
-        """Those that are left first; this process's own last."""
+        """The outboxes of dead processes first, this process's own last."""
         self._own: Outbox | None = None
         self._ids: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._failures = 0
-        """How many attempts in a row the server has not answered."""
+        """Number of failed attempts in a row."""
         self._may_be_made: set[str] = set()
-        """The keys of runs whose making was tried and not answered."""
+        """The keys of runs whose creation was attempted without an answer."""
         self._doubts = 0
-        """How many of those attempts failed for a reason that may be the write's own."""
+        """Number of failed attempts that may be due to the write."""
         self._alone = 0
-        """So many of the next writes are sent one by one: the server has refused one of those that were merged."""
+        """Number of next writes to send one by one: the server has rejected a merged request."""
         self._has_rejected = False
         self._said_down: float | None = None
-        """When it was said last that the server takes no records; None once it is said that it does."""
+        """When the last warning about the server was logged; None when it is back."""
 
     def adopt_left_behind(self) -> int:
-        """Begin to deliver what dead processes have left. Return how many writes wait.
+        """Start to deliver the writes of dead processes. Return the number of writes.
 
         Raises:
-            BadInput: records cannot wait in the folder of the spools.
+            BadInput: the folder of the outboxes is not writable.
         """
         place = self._root if self._root.exists() else self._root.parent
         if not os.access(place, os.W_OK | os.X_OK):
             raise BadInput(
-                f"{place}: got a folder that this user cannot write, expected one where records for {self._address} "
-                "can wait; see to its permissions, or work in another folder"
+                f"{place} is not writable, but records for {self._address} must wait there. Change its permissions, or "
+                "use another working directory."
             )
         left = Outbox.left_behind(self._root, self._server)
         with self._changed:
@@ -107,13 +106,13 @@ class Sender:
         return sum(len(outbox) for outbox in left)
 
     def create(self, write: CreateRun) -> str:
-        """Have a run made, and return what stands for its id until then."""
+        """Create a run later, and return its key."""
         key = f"{_KEY}{uuid.uuid4().hex}"
         self.write(key, write)
         return key
 
     def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Keep a write, and deliver it as soon as the server takes it. See `Spool.append`."""
+        """Store a write, and deliver it as soon as possible. See `Outbox.append`."""
         with self._changed:
             if self._own is None:
                 self._own = Outbox.create(self._root, self._server)
@@ -122,38 +121,38 @@ class Sender:
             self._wake()
 
     def id_of(self, run: str) -> str:
-        """Return the id of a run; its key if the server has not made it yet, as far as this process knows."""
+        """Return the id of a run, or its key if this process does not know the id yet."""
         return self._ids.get(run, run)
 
     @property
     def waiting(self) -> int:
-        """How many writes wait."""
+        """Number of waiting writes."""
         return sum(len(outbox) for outbox in list(self._outboxes))
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the server has not answered several times in a row."""
+        """Whether several attempts in a row have failed."""
         return self._failures >= _ATTEMPTS
 
     def drain(self, *, seconds: float = float("inf")) -> bool:
-        """Wait until all is delivered, the server does not answer, or the time is up. Return whether all is."""
+        """Wait until all writes are delivered, the server fails or time is up. Return whether all are delivered."""
         begun, has_said_so = time.monotonic(), False
         while self.waiting and not self.is_hopeless and time.monotonic() - begun < seconds:
             interrupts.sleep(_POLL_SECONDS)
             if not has_said_so and seconds > _SILENT_SECONDS and time.monotonic() - begun > _SILENT_SECONDS:
                 has_said_so = True
-                _log.warning("sending what is left to %s: %d records; Ctrl-C leaves them", self._address, self.waiting)
+                _log.warning("sending %d records to %s; Ctrl-C leaves them for later", self.waiting, self._address)
         return not self.waiting
 
     def finish(self, *, seconds: float = float("inf")) -> None:
-        """Wait as `drain` does, at most until Ctrl-C, and say where the rest is kept."""
+        """Wait like `drain`, at most until Ctrl-C, and report where remaining records are kept."""
         try:
             self.drain(seconds=seconds)
         except KeyboardInterrupt:  # the command's work is done
             pass
         if waiting := self.waiting:
             _log.warning(
-                "%d %s in %s: the next command that uses %s, with its study in %s, delivers %s",
+                "%d %s in %s. The next command that uses %s, with its study in %s, delivers %s.",
                 waiting, "records wait" if waiting > 1 else "record waits", self._root, self._address,
                 self._root.parent, "them" if waiting > 1 else "it",
             )  # fmt: skip
@@ -165,20 +164,20 @@ class Sender:
                     self._own = None
 
     def _wake(self) -> None:
-        """Have the thread look again; start it if there is none. Called with the condition held."""
+        """Notify the thread, and start it if necessary. The caller holds the condition."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._deliver_all, name="amp_track sender", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
     def _deliver_all(self) -> None:
-        """Deliver for as long as the process lives."""
+        """Deliver writes until the process ends."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             outbox = self._next_outbox()
             try:
                 has_delivered = self._deliver_next(outbox)
-            except Exception as error:  # whatever it is, what waits is not lost, and is tried again
+            except Exception as error:  # on any error, writes are kept and retried
                 self._note_failure(error)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -188,7 +187,7 @@ class Sender:
                     self._note_success()
 
     def _next_outbox(self) -> Outbox:
-        """Wait for a write, and return the spool it is in."""
+        """Wait for a write, and return its outbox."""
         with self._changed:
             while True:
                 for outbox in self._outboxes:
@@ -197,7 +196,7 @@ class Sender:
                 self._changed.wait()
 
     def _deliver_next(self, outbox: Outbox) -> bool:
-        """Deliver the oldest write, and those after it that the same request can take. Return whether that was done."""
+        """Deliver the oldest write and those that fit into the same request. Return whether that succeeded."""
         merged, taken = _merged(outbox.entries(), 1 if self._alone else _AT_ONCE)
         if merged is None:
             return False
@@ -224,12 +223,12 @@ class Sender:
     def _deliver(self, outbox: Outbox, entry: Entry) -> None:
         if isinstance(entry.write, CreateRun):
             self._create(outbox, entry.run, entry.write)
-        elif not isinstance(entry.write, GoOn) or outbox is self._own:  # of a process that is gone, nothing goes on
+        elif not isinstance(entry.write, GoOn) or outbox is self._own:  # runs of a dead process do not continue
             run_id = outbox.id_of(entry.run) or self._ids.get(entry.run) or entry.run
             writes.apply(self._client, run_id, entry.write)
 
     def _create(self, outbox: Outbox, key: str, write: CreateRun) -> None:
-        """Make a run once, though the answer to an earlier attempt may be lost."""
+        """Create a run only once, although the answer to an earlier attempt may be lost."""
         run_id = None
         if outbox is not self._own or key in self._may_be_made:
             run_id = find_by_key(self._client, write.experiment_id, key)
@@ -246,7 +245,7 @@ class Sender:
         if self._said_down is None or time.monotonic() - self._said_down > _SAY_AGAIN_SECONDS:
             self._said_down = time.monotonic()
             _log.warning(
-                "%s takes no records now (%s): they are kept in %s until it does", self._address,
+                "%s accepts no records now (%s). They wait in %s until it does.", self._address,
                 reason_of(error), self._root,
             )  # fmt: skip
 
@@ -254,29 +253,29 @@ class Sender:
         self._failures = 0
         if self._said_down is not None and time.monotonic() - self._said_down > _SETTLED_SECONDS:
             self._said_down = None
-            _log.warning("%s takes records again: %d that were kept are being sent", self._address, self.waiting)
+            _log.warning("%s accepts records again: sending %d that were waiting", self._address, self.waiting)
 
     def _note_rejected(self, folder: Path, error: Exception) -> None:
         if not self._has_rejected:
             self._has_rejected = True
             _log.warning(
-                "%s refuses records, which are set aside in %s: %s", self._address, folder, reason_of(error)
+                "%s rejected records, which are kept in %s: %s", self._address, folder, reason_of(error)
             )  # fmt: skip
 
 
 def is_key(run: str) -> bool:
-    """Return whether this stands for the id of a run that the server has yet to make."""
+    """Return whether this is a key instead of a run id."""
     return run.startswith(_KEY)
 
 
 def find_by_key(client: mlflow.MlflowClient, experiment_id: str, key: str) -> str | None:
-    """Return the id of the run that was made for a key; None if there is none."""
+    """Return the id of the run with this key, or None."""
     found = client.search_runs([experiment_id], f"tags.`{_KEY_TAG}` = '{key}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 
 
 def _merged(entries: Iterator[Entry], most: int) -> tuple[Entry | None, list[Entry]]:
-    """Return the first write, merged with those after it that one request can take, and all that are in it."""
+    """Return the first write merged with those that fit into the same request, and all merged entries."""
     taken: list[Entry] = []
     merged: Entry | None = None
     for entry in itertools.islice(entries, most):
@@ -291,54 +290,54 @@ def _merged(entries: Iterator[Entry], most: int) -> tuple[Entry | None, list[Ent
 
 
 class Sink(Protocol):
-    """Takes the writes of runs, in order."""
+    """Accepts the writes of runs, in order."""
 
     def create(self, write: CreateRun) -> str:
-        """Make a run; return its key, by which it is written to."""
+        """Create a run; return its key for further writes."""
 
     def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Write to the run with this key. `takes`: its file is removed once it is stored."""
+        """Write to the run with this key. With `takes`, remove the file of the write once it is stored."""
 
     def id_of(self, run: str) -> str:
         """Return the id of the run with this key."""
 
     def drain(self, *, seconds: float = ...) -> bool:
-        """Wait until all that was written is stored, at most so many seconds; return whether it is."""
+        """Wait until all writes are stored, or for `seconds`; return whether they are."""
 
     def finish(self, *, seconds: float = ...) -> None:
-        """Wait likewise, and say where the rest is kept."""
+        """Wait likewise, and report where remaining records are kept."""
 
 
 class Direct:
-    """Writes to a store at once: to a database file, which answers within milliseconds."""
+    """Writes directly to a database file, which answers within milliseconds."""
 
     def __init__(self, client: mlflow.MlflowClient) -> None:
         self._client = client
 
     def create(self, write: CreateRun) -> str:
-        """Make a run and return its id."""
+        """Create a run and return its id."""
         return str(writes.create(self._client, write).info.run_id)
 
     def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Do a write."""
+        """Write to a run immediately."""
         writes.apply(self._client, run, write)
         if takes and (file := writes.file_of(write)) is not None:
             file.unlink()
 
     def id_of(self, run: str) -> str:
-        """Return the id, which is the key."""
+        """Return the key, which is the id."""
         return run
 
     def drain(self, *, seconds: float = 0) -> bool:
-        """Return True: everything is stored."""
+        """Return True: all writes are stored."""
         return True
 
     def finish(self, *, seconds: float = 0) -> None:
-        """Return at once: everything is stored."""
+        """Do nothing: all writes are stored."""
 
 
 def sink_for(uri: str, client: mlflow.MlflowClient, outbox_folder: Path) -> Direct | Sender:
-    """Return where the writes to the store at `uri` go: to a sender for every store that is reached over a network."""
+    """Return the sink of the store at `uri`: a sender for every store except an SQLite file."""
     if addresses.sqlite_file(uri) is not None:
         return Direct(client)
     return sender_of(uri, outbox_folder.resolve(), os.getpid())

@@ -1,4 +1,4 @@
-"""One MLflow run while it is written: a job's events and its outcome as metrics, tags and artifacts."""
+"""Write one MLflow run: the events and the result of a job as metrics, tags and artifacts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from amp_track.tracking.writes import (
 _MEBIBYTE = 2**20
 _FLUSH_SECONDS = 2.0
 _TABLES = "mlflow.loggedArtifacts"
-"""The tag by which MLflow's UI knows which files to show as tables; without it they show as JSON."""
+"""The tag that lists the files that MLflow's UI shows as tables instead of JSON."""
 _MOST_ROWS = 100_000
-"""The rows of diagnosis.json end here: a long training that is diagnosed often has millions."""
+"""Maximum number of rows of diagnosis.json: a long training could have millions."""
 
 
 class Run:
@@ -49,10 +49,11 @@ class Run:
     Metrics are buffered and sent every two seconds: one commit of SQLite takes as long as a thousand metrics.
 
     Args:
-        sink: where what is written goes.
-        key: by which the sink knows the run.
-        experiment_id: of the run.
-        existing: the run as the store has it, unless it is yet to be made; its params cannot be changed.
+        sink: receives the writes.
+        key: the key of the run in the sink.
+        experiment_id: the id of the run's experiment.
+        existing: the stored run, or None if it has not been created yet; its params cannot be changed.
+        started_ms: the start time of a new run.
     """
 
     def __init__(
@@ -68,34 +69,34 @@ class Run:
         self._known_params = dict(existing.data.params) if existing is not None else {}
         self._tables: list[dict[str, str]] = json.loads(existing.data.tags.get(_TABLES, "[]")) if existing else []
         self._started_ms = (existing.info.start_time or 0) if existing is not None else started_ms
-        """The clock may have been set back since."""
+        """The clock may have been set back since the start."""
         self._artifact_uri = str(existing.info.artifact_uri) if existing is not None else ""
         self._on_record: dict[str, dict[int, float]] = {}
         self._diagnosed: list[LayerGradients] = []
 
         self.has_checkpoint = False
-        """Whether a checkpoint has been stored, so that this training can be resumed."""
+        """Whether a checkpoint is stored, so that this training can be resumed."""
 
     @property
     def run_id(self) -> str:
-        """The run's id; what stands for it as long as a server has not made the run."""
+        """The id of the run, or its key until a server has created the run."""
         return self._sink.id_of(self._key)
 
     def metric(self, name: str, value: float | None, step: int = 0) -> None:
-        """Buffer a metric. None is left out, and so is a value that a resumed run has on record already."""
+        """Buffer a metric. Skip None, and a value that a resumed run has already logged."""
         if value is not None and not _is_same(self._on_record.get(name, {}).get(step), value):
             self._metrics.append((name, float(value), now_ms(), step))
 
     def params(self, params: dict[str, str]) -> None:
-        """Buffer params, cut to the length that MLflow takes."""
+        """Buffer params, cut to MLflow's maximum length."""
         self._params |= {name: value[:6000] for name, value in params.items()}
 
     def tags(self, tags: dict[str, str]) -> None:
-        """Buffer tags, cut to the length that MLflow takes."""
+        """Buffer tags, cut to MLflow's maximum length."""
         self._tags |= {name: value[:8000] for name, value in tags.items()}
 
     def predicted(self, peak_bytes: int | None) -> None:
-        """Log the peak of memory that the memory model predicted before the job ran."""
+        """Log the predicted peak memory of the job."""
         self.metric(names.PREDICTED_MEMORY, peak_bytes / _MEBIBYTE if peak_bytes is not None else None)
 
     def event(self, event: Event, metric_name: str) -> None:
@@ -115,7 +116,7 @@ class Run:
                     self.metric(names.SCALE, scale, step)
                 self._diagnosis(event.diagnosed)
             case CheckpointWritten():
-                self.flush()  # a resumed training does not compute again what precedes the checkpoint
+                self.flush()  # a resumed training does not repeat the steps before the checkpoint
                 checkpoint = LogCheckpoint(
                     file=event.file, step=event.step, is_last=event.is_last, is_best=event.is_best
                 )
@@ -129,7 +130,7 @@ class Run:
             self.flush()
 
     def job_result(self, job_result: JobResult) -> None:
-        """Log how the job ended."""
+        """Log the result of the job."""
         self.tags({"amp_track.status": str(job_result.status)})
         if job_result.message:
             self.tags({"amp_track.message": job_result.message})
@@ -139,13 +140,13 @@ class Run:
             self.metric(metric.name, metric.of(job_result))
         if job_result.scale is not None:
             last_step, last_scale = job_result.scale.history[-1]
-            if last_scale == job_result.scale.history[-2][1]:  # else it was streamed as a change
+            if last_scale == job_result.scale.history[-2][1]:  # else it was logged as a change
                 self.metric(names.SCALE, last_scale, last_step)
         if job_result.diagnosis is not None and self._diagnosed:
             self.table("diagnosis.json", _columns(self._diagnosed))
 
     def _diagnosis(self, looks: Sequence[LayerGradients]) -> None:
-        """Log the whole model's fractions by step as metrics; the layers' go into a table at the end."""
+        """Log the model's fractions by step as metrics; those of the layers go into a table at the end."""
         self._diagnosed += looks[: max(_MOST_ROWS - len(self._diagnosed), 0)]
         for step in dict.fromkeys(look.step for look in looks):
             of_step = [look for look in looks if look.step == step]
@@ -155,7 +156,7 @@ class Run:
             self.metric(names.ZERO_FRACTION, sum(look.zero for look in of_step) / values, step)
 
     def dataset(self, inspection: Inspection) -> None:
-        """Log the data sets that the run is trained and evaluated on."""
+        """Log the training and evaluation data sets."""
         source = json.dumps({"workload": inspection.workload_name, "digest": inspection.workload_digest})
         self._write(
             LogDatasets(
@@ -179,7 +180,7 @@ class Run:
         self._write(LogText(path=file, text=text))
 
     def table(self, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Store a table as MLflow's log_table does, but replace an earlier one, to which log_table would append."""
+        """Store a table like MLflow's `log_table`, but replace an existing one instead of appending."""
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
         self.text(file, json.dumps({"columns": list(columns), "data": rows}))
         if (entry := {"path": file, "type": "table"}) not in self._tables:
@@ -191,15 +192,15 @@ class Run:
         self._write(LogFile(file=str(file)))
 
     def artifact_path(self, file: str) -> str:
-        """Return where an artifact of a top-level run is: a path on this machine, or an address in a server's store."""
+        """Return the path or URL of an artifact of a top-level run."""
         return f"{self._artifact_uri}/{file}".removeprefix("file://")
 
     def keep_view(self, *, batches_differ: bool) -> None:
-        """Keep charts of the trainings under this run, for the address that `report.links.trainings` returns."""
+        """Store charts of the trainings under this run, for the URL from `report.links.trainings`."""
         self._write(KeepView(experiment_id=self.experiment_id, batches_differ=batches_differ))
 
     def flush(self) -> None:
-        """Send everything that is buffered."""
+        """Send all buffered metrics, params and tags."""
         metrics, self._metrics = self._metrics, []
         params, self._params = list(self._without_clashes(self._params).items()), {}
         tags, self._tags = self._tags, {}
@@ -208,13 +209,13 @@ class Run:
             metrics, params, tags = metrics[METRICS_PER_BATCH:], params[PARAMS_PER_BATCH:], {}
             try:
                 self._write(batch)
-            except BaseException:  # what comes after may be stored once more is flushed
+            except BaseException:  # keep the rest for another flush
                 self._metrics, self._params = metrics + self._metrics, dict(params) | self._params
                 raise
         self._flushed = time.monotonic()
 
     def go_on(self, tags: dict[str, str]) -> None:
-        """Set it to RUNNING again, with tags, where another search worker was interrupted and has ended it."""
+        """Set the run to RUNNING again, with tags, if an interrupted search worker has ended it."""
         self._write(GoOn(tags=tags))
 
     def end(self, status: str) -> None:
@@ -225,10 +226,10 @@ class Run:
         self._sink.write(self._key, write, takes=takes)
 
     def _without_clashes(self, params: dict[str, str]) -> dict[str, str]:
-        """Return the params that can be logged, under a name of their own where the run has another value.
+        """Return the params that can be logged, as NAME.resolved if the run has another value.
 
-        `mlflow run` has already logged what was given with -P, as it was typed, and a param's value cannot be changed:
-        where ours says more ("auto" became 525), it is kept beside it.
+        `mlflow run` has already logged the -P values as typed, and params cannot be changed. The resolved value ("auto"
+        became 525) is logged in addition.
         """
         known = self._known_params
         return {
@@ -239,11 +240,11 @@ class Run:
 
     @property
     def on_record(self) -> Mapping[str, Mapping[int, float]]:
-        """What a resumed run had logged before: by metric, its values by step or epoch. Empty for a new run."""
+        """The metrics that a resumed run had logged before, by step or epoch. Empty for a new run."""
         return self._on_record
 
     def resume(self, on_record: dict[str, dict[int, float]]) -> None:
-        """Take what this run has on record: a training that resumes from a checkpoint repeats what came after it."""
+        """Set the logged metrics of this run: the resumed training repeats the steps after its checkpoint."""
         self.has_checkpoint = True
         self._on_record = on_record
 
@@ -253,7 +254,7 @@ def _is_same(known: float | None, value: float) -> bool:
 
 
 def _columns(looks: Sequence[LayerGradients]) -> dict[str, list[Any]]:
-    """Return the table of the diagnosis: fractions instead of counts, and inf as text, which JSON lacks."""
+    """Return the table of the diagnosis: fractions instead of counts, and inf as text for JSON."""
     return {
         "step": [look.step for look in looks],
         "layer": [look.layer for look in looks],

@@ -1,4 +1,4 @@
-"""Runs that are RUNNING though their process has ended: killed, or gone with its machine."""
+"""Find runs that are RUNNING although their process has died."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mlflow.entities import Run
 from amp_track.workers import processes
 
 PROCESS = "amp_track.process"
-"""The tag that says which process writes a run."""
+"""The tag that identifies the process that writes a run."""
 _PARENT = "mlflow.parentRunId"
 
 
 def process_tag() -> dict[str, str]:
-    """Return the tag that says which process writes a run."""
+    """Return the tag that identifies this process as the writer of a run."""
     return {PROCESS: json.dumps(processes.this_process())}
 
 
 def among(running: Sequence[Run]) -> list[Run]:
-    """Return those of an experiment's RUNNING runs whose process is known to be gone.
+    """Return the RUNNING runs of an experiment whose process is known to be dead.
 
-    That cannot be known of a process on another machine or in another container. The run of a study goes on while
-    another of its search workers is at work.
+    This is unknown for a process on another machine or in another container. The run of a study is alive as long as one
+    of its search workers is.
     """
     gone = [run for run in running if _is_gone(run)]
     ids = {run.info.run_id for run in gone}
@@ -32,7 +32,7 @@ def among(running: Sequence[Run]) -> list[Run]:
 
 
 def is_at_work(run: Run) -> bool:
-    """Return whether the process that writes a run is seen to work here."""
+    """Return whether the process of a run is alive on this machine."""
     process = run.data.tags.get(PROCESS)
     return process is not None and processes.is_at_work(json.loads(process))
 

@@ -1,4 +1,4 @@
-"""The tags and params that describe a run: the job, the device, the versions, the data, and the workload's commit."""
+"""Log the tags and params that describe a run: job, device, versions, data and the workload's commit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DIGEST_TAG, IMPORTS_TAG = "amp_track.workload_digest", "amp_track.workload_impor
 
 
 def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: Collection[str] = ()) -> None:
-    """Log what describes a run: the job, the device, the versions, the data, and the workload's commit.
+    """Log the job, device, versions, data and the workload's commit of a run.
 
-    A study's run has no single value of what its trials vary: of these params none is logged.
+    The params in `varied`, which the trials of a study vary, are not logged.
     """
     run.params({name: value for name, value in job.params().items() if name not in varied})
     if "precision" not in varied:
@@ -46,13 +46,13 @@ def describe(run: Run, job: Job, inspection: Inspection, *, kind: str, varied: C
 
 
 def describe_plan(run: Run, job: Job, inspection: Inspection, settings: dict[str, str]) -> None:
-    """Log what describes the run of a plan, which has neither a device nor data: what was planned, and the versions."""
+    """Log the settings and versions of a plan, which has neither device nor data."""
     run.params({"workload": job.workload, **settings})
     run.tags(_origin_tags(job, inspection))
 
 
 def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
-    """Return the tags that name the source of the workload and the versions of what it runs with."""
+    """Return the tags of the workload's source and of the versions of its packages."""
     return {
         **_source_tags(inspection),
         **{f"amp_track.version.{name}": value for name, value in (*inspection.versions, *_versions())},
@@ -61,13 +61,13 @@ def _origin_tags(job: Job, inspection: Inspection) -> dict[str, str]:
 
 
 def resumed_tags(job: Job, inspection: Inspection) -> dict[str, str]:
-    """Return the tags that change when a run is resumed. Its params stay: MLflow's cannot be changed."""
+    """Return the tags that change when a run is resumed. MLflow does not allow params to change."""
     length = f"{job.epochs} epochs" if job.epochs else f"{job.steps} steps"
     return _resumable_tags(job) | _source_tags(inspection) | {"amp_track.resumed": length}
 
 
 def _source_tags(inspection: Inspection) -> dict[str, str]:
-    """Return the tags by which `train --resume` checks the workload's source before it is imported."""
+    """Return the tags by which `train --resume` checks the workload's source before importing it."""
     return {DIGEST_TAG: inspection.workload_digest, IMPORTS_TAG: json.dumps(inspection.workload_imports)}
 
 
@@ -83,7 +83,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _commit_of(workload: str) -> dict[str, str]:
-    """Return as tags the git commit of the workload's folder, and whether the folder has uncommitted changes."""
+    """Return tags of the git commit of the workload's folder, and whether it has uncommitted changes."""
     folder = Path(workload.partition(":")[0])
     folder = folder.resolve().parent if folder.exists() else Path.cwd()
     commit = _git(folder, "rev-parse", "HEAD")

@@ -34,7 +34,7 @@ from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_
 from amp_track.workers import interrupts, processes
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
-"""How long a command that was interrupted goes on delivering to a server; the next one delivers the rest."""
+"""How long an interrupted command continues to deliver to a server. The next command delivers the rest."""
 
 _log = logging.getLogger("amp_track.tracking")
 Answer = TypeVar("Answer")
@@ -42,7 +42,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Resumable:
-    """What it takes to resume a training that has stopped."""
+    """The information that is needed to resume a stopped training."""
 
     job: Job
     workload_digest: str
@@ -51,18 +51,17 @@ class Resumable:
 
 
 class Tracker:
-    """An MLflow tracking store with its tables made.
+    """An MLflow tracking store, with its tables created.
 
-    New top-level runs go to the experiment that the environment names (MLFLOW_EXPERIMENT_ID or _NAME), else to
-    `amp_track`.
+    New top-level runs go to the experiment in MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, else to `amp_track`.
 
     Args:
-        uri: the store's address, which the command has checked.
-        outbox_folder: where records wait for a server that does not answer; a database file needs none.
-        resumes: whether runs are resumed alone, wherever the environment would put new ones.
+        uri: the store address, already checked.
+        outbox_folder: the folder in which records wait for a server; not needed for a database file.
+        resumes: whether the command only resumes runs, so that the environment variables do not matter.
 
     Raises:
-        BadInput: another version of MLflow has made the store, or the environment names a run or an experiment that is
+        BadInput: another version of MLflow created the store, or the environment names a run or an experiment that is
             not in it. Nothing is written then.
     """
 
@@ -81,17 +80,17 @@ class Tracker:
         if not resumes:
             self._check_environment()
         if isinstance(self._sink, Sender) and (left := self._sink.adopt_left_behind()):
-            _log.warning("delivering %d records that an earlier command has left in %s", left, outbox_folder)
-            self._sink.drain()  # what is read from the server below would be out of date
+            _log.warning("delivering %d records of an earlier command from %s", left, outbox_folder)
+            self._sink.drain()  # else reads from the server would be out of date
 
     @functools.cached_property
     def _experiment_id(self) -> str:
-        """The experiment of new runs, made when it is first used."""
+        """The id of the experiment of new runs, created on first use."""
         with store_lock(self.uri):
             return self._ask(lambda: environment.experiment(self._client), writes=True)
 
     def _check_environment(self) -> None:
-        """Raise BadInput if new runs cannot be where the environment says."""
+        """Raise BadInput if new runs cannot be created as the environment variables demand."""
         if (run_id := environment.run_id_of_environment()) is None:
             known = self._ask(lambda: environment.known_experiment(self._client))
             environment.check_artifact_store(self.uri, known)
@@ -102,15 +101,15 @@ class Tracker:
     def run(
         self, name: str, *, tags: dict[str, str], run_id: str | None = None, parent: Run | None = None
     ) -> Iterator[Run]:
-        """Open a run that ends with its block: FINISHED; FAILED after an exception; KILLED after Ctrl-C or SIGTERM.
+        """Open a run that ends with its block: FINISHED, FAILED (exception) or KILLED (Ctrl-C or SIGTERM).
 
         Args:
-            name: the name that the UI shows.
-            tags: tags that are set at once.
-            run_id: an existing run to resume.
-            parent: the run under which the UI shows this one.
+            name: the name of the run in the UI.
+            tags: tags that are set immediately.
+            run_id: the id of an existing run to resume.
+            parent: the parent run.
         """
-        # At once, so that a later command can tell whether a run that is still RUNNING has died.
+        # The process tag first: later commands use it to find stale RUNNING runs.
         run = self._open(name, tags | stale_runs.process_tag(), run_id, parent)
         self._open_runs += 1
         status = "FAILED"
@@ -118,7 +117,7 @@ class Tracker:
             if parent is None and (count := self._end_abandoned(run.experiment_id)):
                 _log.warning("ended %d %s whose process had died", count, "runs" if count > 1 else "run")
             yield run
-            run.flush()  # what the store does not take is missing: such a run has not finished
+            run.flush()  # a run with missing records is not FINISHED
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
@@ -135,7 +134,7 @@ class Tracker:
 
     @contextmanager
     def finished_run(self, run_id: str) -> Iterator[Run]:
-        """Open a run to add artifacts and tags to it: whether it runs, and when it ended, stays as it is."""
+        """Open a run to add artifacts and tags, without changing its status or end time."""
         existing = self._ask(lambda: self._client.get_run(run_id))
         run = Run(self._sink, run_id, existing.info.experiment_id, existing=existing)
         yield run
@@ -167,46 +166,45 @@ class Tracker:
         return run
 
     def _ask(self, question: Callable[[], Answer], *, writes: bool = False) -> Answer:
-        """Return what the store answers; Ctrl-C ends the wait, unless the question `writes` something.
+        """Return the answer of the store. Ctrl-C ends the wait, unless the question `writes` something.
 
         Raises:
-            StoreFailed: it is a server, which does not answer.
-            mlflow.exceptions.MlflowException: there is no such thing, or a database file cannot be read.
+            StoreFailed: the server does not answer.
+            mlflow.exceptions.MlflowException: the object does not exist, or a database file cannot be read.
         """
         if not isinstance(self._sink, Sender):
             return question()
         try:
             with nullcontext() if writes else interrupts.waiting():
                 return question()
-        except (mlflow.exceptions.MlflowException, requests.RequestException) as error:  # the latter of an artifact
+        except (mlflow.exceptions.MlflowException, requests.RequestException) as error:  # the latter for artifacts
             if getattr(error, "error_code", None) in environment.NOT_THERE:
                 raise
             raise StoreFailed(
-                f"{masking.masked(self.uri)} does not answer ({reason_of(error)}); nothing is lost: give the same "
-                "command again when it does"
+                f"{masking.masked(self.uri)} does not answer ({reason_of(error)}). Nothing is lost: run the same "
+                "command again later."
             ) from error
 
     def resumable(self, run_id: str) -> Resumable:
-        """Return what it takes to resume a run.
+        """Return the information that is needed to resume a run.
 
         Raises:
             BadInput: there is no such run, or it cannot be resumed now.
         """
         if not self.exists(run_id):
             raise BadInput(
-                f"--resume: got {run_id}, expected a run in {masking.masked(self.uri)}; name its store with "
-                "--tracking-uri"
+                f"--resume: got {run_id}, expected a run in {masking.masked(self.uri)}. Set its store with "
+                "--tracking-uri."
             )
         run = self._ask(lambda: self._client.get_run(run_id))
         tags = run.data.tags
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
-            raise BadInput(f"--resume: got run {run_id}, expected one that amp-track train has made")
+            raise BadInput(f"--resume: run {run_id} was not created by amp-track train. Use the id of a run that was.")
         process = json.loads(tags[stale_runs.PROCESS])
         if run.info.status == "RUNNING" and not processes.is_gone(process):
             raise BadInput(
-                f"--resume: got run {run_id}, expected one that has stopped: process {process['pid']} on "
-                f"{process['host']} is training it; stop it first, or, "
-                "if that machine is gone, end the run in MLflow: MlflowClient().set_terminated"
+                f"--resume: process {process['pid']} on {process['host']} is still training run {run_id}. Stop it "
+                "first, or, if that machine no longer exists, end the run with MlflowClient().set_terminated."
             )
         return Resumable(
             job=Job.from_json(tags["amp_track.job"]),
@@ -216,11 +214,11 @@ class Tracker:
         )
 
     def fetch_checkpoint(self, run_id: str, folder: Path) -> Path:
-        """Download the newest checkpoint of a run into `folder`. Raise BadInput if there is none."""
+        """Download the newest checkpoint of a run into `folder`. Raise BadInput without one."""
         return self._ask(lambda: checkpoints.fetch(self._client, run_id, folder))
 
     def on_record(self, run_id: str, metric_name: str) -> dict[str, dict[int, float]]:
-        """Return what a run has logged of its training: by metric, its values by step or epoch."""
+        """Return the training metrics that a run has logged, by name and by step or epoch."""
         return {
             name: {
                 metric.step: metric.value
@@ -230,7 +228,7 @@ class Tracker:
         }
 
     def fetch_plots(self, run_id: str, folder: Path) -> dict[str, Path]:
-        """Download the pictures that the workload drew into `folder` and return them by name; empty without any."""
+        """Download the plots of the workload into `folder` and return them by name; empty without any."""
         if not self._sink.drain() or not self.exists(run_id):
             return {}
         files = [item.path for item in self._ask(lambda: self._client.list_artifacts(run_id, PLOTS))]
@@ -240,7 +238,7 @@ class Tracker:
         return str(self._ask(lambda: self._client.download_artifacts(run_id, file, str(folder))))
 
     def id_of(self, run_id: str) -> str:
-        """Return the id of a run that was made when a server was down, if it has made it since."""
+        """Return the id for the key of a run if the server has created the run meanwhile, else the key."""
         known = self._sink.id_of(run_id)
         if not is_key(known):
             return known
@@ -250,11 +248,11 @@ class Tracker:
             return known
 
     def settle(self) -> None:
-        """Wait until a server has taken what was written, unless it does not answer."""
+        """Wait until a server has accepted all writes, unless it does not answer."""
         self._sink.drain()
 
     def exists(self, run_id: str) -> bool:
-        """Return whether the store has this run, not deleted. An error of the store itself is raised."""
+        """Return whether the store has this run and it is not deleted. Raise errors of the store."""
         try:
             return bool(self._ask(lambda: self._client.get_run(run_id)).info.lifecycle_stage == "active")
         except mlflow.exceptions.MlflowException as error:
@@ -263,18 +261,18 @@ class Tracker:
             return False
 
     def kill_orphans(self, parent_run_id: str, finished_trials: Mapping[str, Mapping[int, bool]]) -> int:
-        """End as KILLED the child runs whose process was killed.
+        """End the child runs whose process was killed as KILLED.
 
-        They are those still RUNNING whose Optuna trial is over, and those FINISHED whose trial has no measurement: the
-        process was killed between the end of the two.
+        They are RUNNING although their Optuna trial is over, or FINISHED although their trial has no measurement,
+        because the process was killed between the two.
 
         Args:
-            parent_run_id: the study's run.
-            finished_trials: by the name of an Optuna study and the number of a finished trial of it, whether the study
-                has its measurement.
+            parent_run_id: the id of the study's run.
+            finished_trials: whether the study has the measurement of each finished trial, by the name of the Optuna
+                study and the number of the trial.
 
         Returns:
-            How many runs there were.
+            The number of these runs.
         """
         orphans = [
             run
@@ -289,9 +287,9 @@ class Tracker:
         return len(orphans)
 
     def kill_run(self, parent_run_id: str, study: str, trial: int) -> None:
-        """End the run of one trial as KILLED, however it ended: its measurement is not in the study.
+        """End the run of one trial as KILLED, whatever its status: its measurement is not in the study.
 
-        A store that cannot be reached now is told when the study is resumed.
+        If the store cannot be reached, this happens when the study is resumed.
         """
         try:
             for run in self._children(parent_run_id, f"tags.`optuna.trial` = '{trial}'"):
@@ -301,7 +299,7 @@ class Tracker:
             _log.warning("the run of trial %d of %s could not be ended: %s", trial, study, reason_of(error))
 
     def _end_abandoned(self, experiment_id: str) -> int:
-        """End as KILLED the runs of an experiment whose process is gone. Return how many there were."""
+        """End the runs of an experiment whose process has died as KILLED. Return their number."""
         running = self._ask(lambda: self._client.search_runs([experiment_id], "attributes.status = 'RUNNING'"))
         gone = stale_runs.among(running)
         for run in gone:
@@ -319,13 +317,13 @@ class Tracker:
 
 
 def _trial_of(run: StoredRun, finished_trials: Mapping[str, Mapping[int, bool]]) -> bool | None:
-    """Return whether the study has the measurement of a run's trial; None if that trial is not over, or none."""
+    """Return whether the study has the measurement of a run's trial; None for an unfinished trial or none."""
     of_study = finished_trials.get(run.data.tags.get("optuna.study", ""), {})
     return of_study.get(int(run.data.tags.get("optuna.trial", "-1")))
 
 
 def warm_up(uri: str) -> None:
-    """Do what takes a while before the store at `uri` can be opened. Writes nothing."""
+    """Import and prepare everything that opening the store at `uri` needs, which takes a while. Write nothing."""
     hush()
     if not uri.startswith("http"):
         mlflow_internals.load_store()
@@ -335,7 +333,7 @@ def warm_up(uri: str) -> None:
 
 
 def _imports_on_record(text: str | None) -> tuple[str, ...] | None:
-    """Return the files that a run's workload imported; None if the tag is missing, or was cut for its length."""
+    """Return the files that a run's workload imported; None if the tag is missing or was truncated."""
     try:
         return TypeAdapter(tuple[str, ...]).validate_json(text or "")
     except ValidationError:

@@ -1,8 +1,8 @@
-"""The charts that MLflow's UI draws of a study's trainings: one of its "shared views", which an address names.
+"""Define charts of a study's trainings in MLflow's UI, as a "shared view" with a URL.
 
-It is a tag of the experiment, and no part of MLflow's API. Its names are in the UI of every release from 3.10 to 3.18.
-Should they change, the address shows the UI's own charts, of all runs. An address that has a filter, too, shows no
-view: the filter is part of it, and so each study has its own.
+A shared view is a tag of the experiment, and not part of MLflow's API. Its names are the same in the UI of all releases
+from 3.10 to 3.18. If they change, the URL shows the default charts of all runs. A URL with a filter shows no view, so
+the filter is part of the view, and each study has one view.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from amp_track.records import metrics
 _TAG = "mlflow.sharedViewState."
 _SECTION = "amp_track"
 _MOST_RUNS = 100
-"""Drawn in one chart."""
+"""Maximum number of runs in one chart."""
 _SPEED, _MEMORY, _SECONDS = "throughput/samples_per_s", "memory/max_reserved_mib", "time/wall_s"
 
 
 def tag_name(run_id: str) -> str:
-    """Return the name of the tag with the view of a study, by the id of the study's run."""
+    """Return the name of the tag that holds the view of a study."""
     return _TAG + run_id
 
 
@@ -28,8 +28,8 @@ def of_trainings(run_id: str, *, batches_differ: bool) -> str:
     """Return the view of the trainings under a study's run: speed and memory first, then the loss.
 
     Args:
-        run_id: of the study's run.
-        batches_differ: whether they are drawn over the batch size; else as bars.
+        run_id: the id of the study's run.
+        batches_differ: whether to plot over the batch size instead of bars.
     """
     batch_size = {"key": "batch_size", "type": "PARAM"}
     over_batches = [_scatter(batch_size, _metric(_SPEED)), _scatter(batch_size, _metric(_MEMORY))]
@@ -38,9 +38,9 @@ def of_trainings(run_id: str, *, batches_differ: bool) -> str:
     return json.dumps(
         {
             "searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}' AND tags.`amp_track.kind` = 'train'",
-            "orderByKey": f"metrics.`{_SPEED}`",  # in the order of time children are folded under their parent
+            "orderByKey": f"metrics.`{_SPEED}`",  # by time, the UI folds children under their parent
             "orderByAsc": False,
-            "runsHiddenMode": "SHOWALL",  # the UI draws ten otherwise
+            "runsHiddenMode": "SHOWALL",  # the default is ten
             "compareRunCharts": [_placed(number, chart) for number, chart in enumerate(charts)],
             "compareRunSections": [
                 {"uuid": _SECTION, "name": "Speed, memory, loss", "display": True, "isReordered": False}

@@ -1,7 +1,8 @@
-"""What is written to a run of MLflow, as plain data: it can wait on disk, and be sent twice with the effect of once.
+"""Describe writes to an MLflow run as plain data, which can be stored on disk and sent repeatedly.
 
-MLflow keeps one row for a metric that is logged twice with the same time, step and value, and tags, params, artifacts
-and the end of a run replace what they repeat. A run that is made twice would be two: see `sender.py`.
+Writes are idempotent. MLflow keeps one row for a metric that is logged twice with the same time, step and value, and
+repeated tags, params, artifacts and ends of runs replace each other. Only the creation of a run is not: see
+`outbox_sender.py`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from amp_track.records.result import JobStatus
 from amp_track.tracking import checkpoints, views
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH, TAGS_PER_BATCH = 800, 100, 100
-"""MLflow takes 100 params, 100 tags and 1,000 entries in all in one log_batch."""
+"""Limits of one log_batch in MLflow: 100 params, 100 tags and 1,000 entries in total."""
 
 MetricRow = tuple[str, float, int, int]
-"""The name, the value, the time in milliseconds since 1970, and the step."""
+"""Name, value, time in milliseconds since 1970, and step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreateRun:
-    """Make a run under another one."""
+    """Create a child run."""
 
     kind: Literal["create"] = "create"
     experiment_id: str
@@ -46,7 +47,7 @@ class ResumeRun:
 
 @dataclass(frozen=True, kw_only=True)
 class GoOn:
-    """Set a run to RUNNING, with tags, where another search worker was interrupted and has ended it."""
+    """Set a run to RUNNING again, with tags, if an interrupted search worker has ended it."""
 
     kind: Literal["go-on"] = "go-on"
     tags: dict[str, str] = Field(default_factory=dict)
@@ -64,7 +65,7 @@ class LogBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LogDatasets:
-    """Log the data sets of a run: by context, what MLflow shows of one."""
+    """Log the data sets of a run, by context."""
 
     kind: Literal["datasets"] = "datasets"
     datasets: dict[str, DatasetRow]
@@ -72,7 +73,7 @@ class LogDatasets:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRow:
-    """One data set as MLflow describes it; `source` and `profile` are JSON."""
+    """One data set in MLflow's terms; `source` and `profile` are JSON."""
 
     name: str
     digest: str
@@ -91,7 +92,7 @@ class LogText:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """Store a file as an artifact in `folder`; the empty one is the top."""
+    """Store a file as an artifact in `folder`; an empty folder is the root."""
 
     kind: Literal["file"] = "file"
     file: str
@@ -111,7 +112,7 @@ class LogCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepView:
-    """Keep the view of the trainings under a run with its experiment."""
+    """Store the view of the trainings under a run as a tag of its experiment."""
 
     kind: Literal["view"] = "view"
     experiment_id: str
@@ -129,34 +130,33 @@ class EndRun:
 
 Write = CreateRun | ResumeRun | GoOn | LogBatch | LogDatasets | LogText | LogFile | LogCheckpoint | KeepView | EndRun
 WRITES: TypeAdapter[Write] = TypeAdapter(Annotated[Write, Field(discriminator="kind")])
-"""Reads a write from plain data, as `dataclasses.asdict` made it."""
+"""Parses a write from the output of `dataclasses.asdict`."""
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that nobody sets; Linux has one that goes on while the machine sleeps."""
+"""A clock that cannot be set. On Linux, it continues while the machine sleeps."""
 _ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
 
 
 def set_clock() -> None:
-    """Set the clock of `now_ms` by the system's, as each command does when it begins."""
+    """Synchronize the clock of `now_ms` with the system clock, at the start of each command."""
     global _ahead_seconds
     _ahead_seconds = time.time() - time.clock_gettime(_CLOCK)
 
 
 def now_ms() -> int:
-    """Return the time as MLflow counts it, in milliseconds since 1970.
+    """Return the time in milliseconds since 1970.
 
-    Within a command it never goes back: the system's own clock may be set back by hours, and a run would end before it
-    has started.
+    It is monotonic within a command. The system clock may be set back, and a run would end before its start.
     """
     return int((_ahead_seconds + time.clock_gettime(_CLOCK)) * 1000)
 
 
 def killed(started_ms: int) -> tuple[Write, ...]:
-    """Return what ends a run now as Ctrl-C does: KILLED, with the verdict that says so.
+    """Return the writes that end a run like Ctrl-C does: KILLED, with the status interrupted.
 
     Args:
-        started_ms: when the run has started, which may be later than now: by a clock that has been set back since.
+        started_ms: the start of the run, which may be later than now if the clock was set back.
     """
     end_time_ms = max(now_ms(), started_ms)
     return LogBatch(tags={"amp_track.status": str(JobStatus.INTERRUPTED)}), EndRun(
@@ -165,15 +165,15 @@ def killed(started_ms: int) -> tuple[Write, ...]:
 
 
 def create(client: mlflow.MlflowClient, write: CreateRun) -> mlflow.entities.Run:
-    """Make a run and return it."""
+    """Create a run and return it."""
     return client.create_run(write.experiment_id, start_time=write.start_time_ms, tags=write.tags, run_name=write.name)
 
 
 def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
-    """Do a write to a run that exists. A file that it names stays where it is."""
+    """Send a write to an existing run. Keep the file of the write."""
     match write:
         case CreateRun():
-            raise AssertionError("a run that exists is not made")
+            raise AssertionError("an existing run cannot be created")
         case ResumeRun():
             client.update_run(run_id, status="RUNNING")
         case GoOn():
@@ -207,12 +207,12 @@ def apply(client: mlflow.MlflowClient, run_id: str, write: Write) -> None:
 
 
 def file_of(write: Write) -> Path | None:
-    """Return the file that a write stores; None for the others."""
+    """Return the file of a write, or None."""
     return Path(write.file) if isinstance(write, LogFile | LogCheckpoint) else None
 
 
 def merged(first: Write, second: Write) -> LogBatch | None:
-    """Return one batch in place of two writes to a run; None where they are others, or more than MLflow takes."""
+    """Return two batches as one; None for other writes, or if MLflow's limits are exceeded."""
     if not isinstance(first, LogBatch) or not isinstance(second, LogBatch):
         return None
     params, tags = first.params | second.params, first.tags | second.tags
@@ -227,7 +227,7 @@ def _keep_view(client: mlflow.MlflowClient, run_id: str, write: KeepView) -> Non
     try:
         client.set_experiment_tag(write.experiment_id, *tag)
     except mlflow.exceptions.MlflowException:
-        # Of two search workers that write it at the same moment one fails, because it is there; then it is replaced.
+        # If two search workers create the tag at the same time, one fails; its second attempt replaces the tag.
         client.set_experiment_tag(write.experiment_id, *tag)
 
 
@@ -242,6 +242,5 @@ def _log_datasets(client: mlflow.MlflowClient, run_id: str, write: LogDatasets) 
     try:
         client.log_inputs(run_id, datasets=inputs)
     except mlflow.exceptions.MlflowException:
-        # Where two search workers are the first to log a data set at the same moment, one fails, because the row is
-        # there already; the second time it finds the row.
+        # If two search workers log a new data set at the same time, one fails; its second attempt finds the row.
         client.log_inputs(run_id, datasets=inputs)

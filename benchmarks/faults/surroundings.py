@@ -166,7 +166,7 @@ def _away(case: Case, server: Server) -> Observation:
         server.start()
         return still_runs
 
-    return _told_once(case.disturb(strike), "takes no records now")
+    return _told_once(case.disturb(strike), "accepts no records now")
 
 
 def _away_to_the_end(case: Case, server: Server) -> Observation:

@@ -162,6 +162,6 @@ def test_bad_input_is_one_line_and_writes_nothing(study: str, out: str | None, m
 
 def test_no_store_is_made() -> None:
     Path("optuna.db").unlink()
-    with pytest.raises(BadInput, match=r"^--storage: got sqlite:////.*, expected a storage that holds studies"):
+    with pytest.raises(BadInput, match=r"^--storage: sqlite:////.* holds no studies yet"):
         reported()
     assert not Path("optuna.db").exists()

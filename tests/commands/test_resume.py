@@ -41,7 +41,7 @@ def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
     before = client().get_run(run_id).to_dictionary()
     for arguments, said in (
         (["--resume", "0" * 32], "expected a run in"),
-        ([SPIKY, "--resume", "RUN"], "which has no checkpoint"),
+        ([SPIKY, "--resume", "RUN"], "has no checkpoint"),
         (
             ["--resume", "RUN", "--trust-store", "--precision", "bf16"],
             "--precision: got bf16 with --resume, expected the fp32",

@@ -56,7 +56,7 @@ def rejection(done: Done) -> str:
 
 def test_stores_that_are_not_there_are_not_made(amp_track: Command) -> None:
     message = rejection(amp_track("ui"))
-    assert message.startswith("--storage: got sqlite:///optuna.db, expected a storage that holds studies, and there is")
+    assert message.startswith("--storage: sqlite:///optuna.db holds no studies yet")
     assert files() == {}
 
 
@@ -74,7 +74,7 @@ def test_where_only_train_was_used_there_is_mlflow_alone(amp_track: Command) -> 
 def test_a_storage_without_runs_beside_it_is_rejected(amp_track: Command) -> None:
     before = files()
     message = rejection(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))
-    assert message.startswith("--tracking-uri: got sqlite:///other.db, expected a store that holds runs, and there is")
+    assert message.startswith("--tracking-uri: sqlite:///other.db holds no runs yet")
     Path("empty.db").touch()
     assert "expected a store that holds runs" in rejection(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
     assert "expected a storage that holds studies" in rejection(amp_track("ui", "--storage", "sqlite:///empty.db"))
@@ -83,13 +83,13 @@ def test_a_storage_without_runs_beside_it_is_rejected(amp_track: Command) -> Non
 
 @pytest.mark.usefixtures("fresh_stores")
 def test_an_unknown_study_names_the_nearest(amp_track: Command) -> None:
-    assert "expected a study in sqlite:///optuna.db, which holds none" in rejection(amp_track("ui", "digits"))
+    assert "got digits, but sqlite:///optuna.db holds no studies" in rejection(amp_track("ui", "digits"))
     make_studies("digits-a/max-batch", "digits-b/compare", "elsewhere")
     before = files()
     message = rejection(amp_track("ui", "digits"))
     assert message == (
-        "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a; name one of "
-        "its studies, or another --storage"
+        "STUDY: got digits, expected a study in sqlite:///optuna.db, such as digits-b, digits-a. Use one of its "
+        "studies, or another --storage."
     )
     assert files() == before
 

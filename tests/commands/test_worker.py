@@ -99,11 +99,7 @@ def test_a_worker_joins_a_comparison() -> None:
 
 def test_a_worker_on_another_device_is_rejected_and_both_are_named(found: MaxBatchResult) -> None:
     before = trials("mine/max-batch")
-    with pytest.raises(
-        BadInput, match="STUDY: got mine/max-batch on a machine with device another device, expected the "
-    ):
-        work(named("mine"), runner=Named())
-    with pytest.raises(BadInput, match=rf"{found.hardware.title} that it was made with; start its workers where"):
+    with pytest.raises(BadInput, match=rf'^Study "mine/max-batch" .* {found.hardware.title}; .* has another device\.'):
         work(named("mine"), runner=Named())
     assert trials("mine/max-batch") == before
 
@@ -206,6 +202,4 @@ def test_the_address_of_the_study_may_come_from_the_environment(
     assert amp_track("report", "mine").returncode == 2
     monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")
     assert amp_track("report", "mine").returncode == 0
-    assert (
-        "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
-    )
+    assert "--storage: sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr

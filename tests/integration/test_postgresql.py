@@ -92,7 +92,7 @@ def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, u
     assert "Traceback" not in worker.stderr
     last = worker.stderr.splitlines()[-1]
     shown = masking.masked_within(url)
-    assert last.startswith(f"amp-track: --storage: got {shown}, expected a database that answers, and it has not for")
+    assert last.startswith(f"amp-track: The database {shown} has not answered for")
     assert "RUNNING" not in [run.info.status for run in runs()]
     with HeldWorker("two", *FIT, "--storage", url) as worker:
         assert max_batches(worker.result()) == undisturbed()

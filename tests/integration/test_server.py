@@ -105,7 +105,7 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
     with started(*TRAIN, "--steps", "100000") as train:
         said = read_until(train, "epoch 1")
         server.kill()
-        said += read_until(train, "takes no records now")
+        said += read_until(train, "accepts no records now")
         train.kill()
     assert list(OUTBOX.glob("*/*.json")), "something waits"
     server.start()
@@ -124,12 +124,12 @@ def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Se
     with started(*FIT, "--tracking-uri", server.address) as max_batch:
         read_until(max_batch, "finding the largest batch")
         server.kill()
-        said = read_until(max_batch, "takes no records now")
+        said = read_until(max_batch, "accepts no records now")
         server.start()
         assert max_batch.stdout is not None
         said += max_batch.stdout.read()
         assert max_batch.wait() == 0, said
-    assert said.count("takes no records now") == 1, "it is told once"
+    assert said.count("accepts no records now") == 1, "it is told once"
     assert "Traceback" not in said
     if "records wait in" in said:  # the search was over before the server was back
         done(*FIT, "--tracking-uri", server.address)
@@ -179,7 +179,7 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, nu
     with started(*TRAIN, "--steps", "100000", "--tracking-uri", server.address) as train:
         read_until(train, "epoch 1")
         server.kill()
-        read_until(train, "takes no records now")
+        read_until(train, "accepts no records now")
         begun = time.monotonic()
         train.send_signal(number)
         assert train.stdout is not None

@@ -104,7 +104,7 @@ def test_a_disk_that_fills_up_in_a_command_is_named_and_the_command_continues_la
 @pytest.mark.usefixtures("fresh_stores")
 @pytest.mark.parametrize(
     ("mode", "exit_code", "message"),
-    [("size=8k", 1, "the disk of {} is full"), ("ro", 2, "expected a folder that can be written")],
+    [("size=8k", 1, "the disk of {} is full"), ("ro", 2, "is not a writable folder")],
 )
 def test_artifacts_that_cannot_be_written_are_told_in_one_line(
     mode: str, exit_code: int, message: str, disk: Callable[[str], Path], amp_track: Command

@@ -30,5 +30,5 @@ def test_an_unknown_study_names_the_nearest_ones() -> None:
 
 
 def test_a_storage_without_studies_says_so() -> None:
-    with pytest.raises(BadInput, match="--study: got a, expected a study in here, which holds none"):
+    with pytest.raises(BadInput, match="--study: got a, but here holds no studies"):
         known_study("a", [], storage="here", flag="--study")

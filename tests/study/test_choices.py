@@ -19,9 +19,7 @@ from amp_track.study.search import Space, train_inside
 
 URL = "sqlite:///optuna.db"
 FEWER = PRECISIONS[:-1]
-REJECTED = (
-    r"^--study: got old/[a-z-]+, which was made with the choices {} of precision, expected {}, as this .* name another"
-)
+REJECTED = r'^Study "old/[a-z-]+" was created with the choices {} of precision, .* needs {}\. Use another --study\.$'
 
 
 def made_with(part: str, choices: tuple[str, ...], *, objectives: int = 1) -> optuna.Study:
@@ -70,7 +68,7 @@ def test_the_same_precisions_are_opened() -> None:
 
 def test_fit_writes_no_run_for_a_study_it_rejects() -> None:
     made_with("max-batch", FEWER)
-    with pytest.raises(BadInput, match="name another --study"):
+    with pytest.raises(BadInput, match="Use another --study"):
         commands.max_batch(
             request(Job(workload=FAULTS), precisions=("fp32",), study="old", tracking_uri="sqlite:///none.db")
         )

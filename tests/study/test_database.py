@@ -109,7 +109,7 @@ def test_a_locked_database_is_waited_for(study: optuna.Study, monkeypatch: pytes
     writer = sqlite3.connect("optuna.db", isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     monkeypatch.setattr(database, "TIMES", replace(database.TIMES, database=1))
-    with pytest.raises(database.StoreFailed, match=r"got sqlite:///optuna\.db, .* \(database is locked\)"):
+    with pytest.raises(database.StoreFailed, match=r"sqlite:///optuna\.db has not answered .* \(database is locked\)"):
         patient.tell(0, 1.0)
     writer.execute("ROLLBACK")
     writer.close()

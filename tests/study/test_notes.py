@@ -47,7 +47,10 @@ def test_a_failure_says_what_happened() -> None:
         status=JobStatus.OOM, phase="backward", train_peak_allocated_bytes=60 * MEBIBYTE, requested_bytes=4 * MEBIBYTE
     )
     note_failure(trial, job_result)
-    assert optuna_dashboard.get_note(trial) == "**oom** in backward\n\nIt had 60 MiB, and asked for 4 MiB more."
+    assert (
+        optuna_dashboard.get_note(trial)
+        == "**oom** in backward\n\n60 MiB were allocated when a request for 4 MiB more failed."
+    )
 
 
 @pytest.mark.nightly

@@ -45,7 +45,7 @@ def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: T
 
 def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
     open_study(device="cpu", epochs="6")
-    with pytest.raises(BadInput, match="got epochs 3, expected the 6 that study s was made with"):
+    with pytest.raises(BadInput, match="was created with epochs 6; this command has 3"):
         open_study(device="cpu", epochs="3")
     assert json.loads(open_study(device="cpu", epochs="6").user_attrs["settings"])["epochs"] == "6"
 

@@ -16,11 +16,11 @@ def test_a_study_is_known_by_its_search_and_a_training_by_its_curves(tmp_path: P
     uri = stores()["tracking_uri"]
     client = mlflow.MlflowClient(tracking_uri=uri)
     run_id = client.create_run("0").info.run_id
-    with pytest.raises(FileNotFoundError, match="has no picture"):
+    with pytest.raises(FileNotFoundError, match="has no plot"):
         open_plot(uri, run_id)
     for name in ("curves.png", "search.png"):
         (tmp_path / name).write_bytes(name.encode())
         client.log_artifact(run_id, str(tmp_path / name))
         assert open_plot(uri, run_id).read() == name.encode()
-    with pytest.raises(FileNotFoundError, match="has no picture"):
+    with pytest.raises(FileNotFoundError, match="has no plot"):
         open_plot(uri, "f" * 32)

@@ -12,7 +12,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INVALID_PARAMETER_VALUE, T
 from support import stores
 
 from amp_track.stores import addresses
-from amp_track.tracking.client import is_of_the_server, is_rejection
+from amp_track.tracking.client import is_of_the_server, is_rejection, reason_of
 from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.outbox_sender import Sender
 from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
@@ -76,7 +76,7 @@ def test_a_record_that_is_rejected_takes_no_other_with_it(
     assert client.get_run(sender.id_of(run)).info.status == "FINISHED"
     assert len(list(root.glob("refused/*/*.json"))) == 1
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert f"refuses records, which are set aside in {root}" in warning
+    assert f"rejected records, which are kept in {root}" in warning
 
 
 def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: mlflow.MlflowClient, root: Path) -> None:
@@ -157,4 +157,4 @@ def test_what_is_wrong_with_a_write_is_told_from_what_is_wrong_with_the_server()
 def test_a_reason_is_that_of_the_first_cause_without_a_password() -> None:
     error = MlflowException("it failed")
     error.__cause__ = http_error(413)
-    assert client.reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"
+    assert reason_of(error) == "for url: http://me:***@127.0.0.1:5000/a"

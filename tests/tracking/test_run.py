@@ -82,7 +82,7 @@ def test_a_deleted_experiment_is_told_in_one_line(
     client.delete_experiment(client.create_experiment("amp_track"))
     done = amp_track(*command, DIGITS, "--memory-budget", "64MiB")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "whose experiment amp_track has been deleted, expected one that is there; restore it" in done.stderr
+    assert "has been deleted. Restore it" in done.stderr
     assert "Traceback" not in done.stderr
     assert not client.search_runs(["1"])
 
