@@ -73,6 +73,11 @@ def test_values_are_those_of_the_flags() -> None:
     assert by_value.job.memory_budget_bytes == 64 * 2**20
 
 
+def test_fp16_is_stored_as_amp() -> None:
+    assert asked("train", precision="fp16").job == asked("train", precision="amp").job
+    assert asked("max-batch", precision=["fp16", "fp32"]).max_batch_options.precisions == ("amp", "fp32")
+
+
 def test_lists_and_mappings_become_what_the_flags_take() -> None:
     request = asked("compare", vary={"width": [16, 64]}, set=["depth=3"], tolerance=0.005)
     assert request.compare_options is not None

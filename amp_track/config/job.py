@@ -27,7 +27,7 @@ class Job:
     workload: str = DEFAULT_WORKLOAD
     precision: str = setting(
         "amp",
-        "fp32 (strict IEEE), tf32, amp (float16 with GradScaler) or bf16.",
+        "fp32 (strict IEEE), tf32, amp or fp16 (float16 with GradScaler), bf16.",
         values.precision,
         expected=f"one of {', '.join(values.PRECISIONS)}",
         metavar="NAME",

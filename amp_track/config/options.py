@@ -56,7 +56,7 @@ class MaxBatchOptions:
 
     precisions: tuple[str, ...] | None = setting(
         None,
-        f"Precisions to compare, comma-separated: {', '.join(values.PRECISIONS)}.",
+        f"Precisions to compare, comma-separated: {', '.join(values.PRECISIONS)} (fp16 is the same as amp).",
         values.precisions,
         expected=f"names from {', '.join(values.PRECISIONS)}, separated by commas",
         flag="precision",

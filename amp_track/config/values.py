@@ -31,7 +31,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-precision = one_of(*PRECISIONS)
+def precision(text: str) -> str:
+    """Parse the name of a precision; fp16 is another name for amp."""
+    return _canonical_precision({"fp16": "amp"}.get(text, text))
+
+
+_canonical_precision = one_of(*PRECISIONS)
 
 
 def precisions(text: str) -> tuple[str, ...]:

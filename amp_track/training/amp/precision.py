@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from amp_track.config import values
 from amp_track.config.inspection import Support
 from amp_track.config.values import PRECISIONS
 from amp_track.training.devices import cpu_units
@@ -86,9 +87,10 @@ class Precision:
         """Return the mode of that name, or the mode given. Raises ValueError if there is none of that name."""
         if isinstance(name, Precision):
             return name
-        if name not in _MODES:
-            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}")
-        return _MODES[name]
+        try:
+            return _MODES[values.precision(name)]
+        except ValueError:
+            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}") from None
 
     def autocast(self, device_type: str) -> torch.autocast:
         """Return the forward pass's context, which is present but switched off if the mode has no autocast."""
@@ -171,7 +173,7 @@ def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
     `allow_tf32` flags are set alike, so that whoever reads them meets no error.
 
     Args:
-        mode: the mode, or its name: fp32, tf32, amp, bf16.
+        mode: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
 
     Raises:
         RuntimeError: at the end of the block, something had changed a setting: what was computed was not this mode.

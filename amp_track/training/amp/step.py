@@ -103,7 +103,7 @@ class TrainStep:
             amp. One whose step requires a closure, such as LBFGS, is rejected; if it only asserts that it got one, as
             the usual SAM does, its first step raises.
         loss: (output, target) -> scalar tensor, the mean over the batch.
-        precision: the mode, or its name: fp32, tf32, amp, bf16.
+        precision: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
         score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
         schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
             amp skips.
