@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from amp_track._version import __version__
 from amp_track.commands import printing
 from amp_track.config import cli_params, torchrun
 from amp_track.config.commands import FLAGS, request_of
@@ -29,7 +30,6 @@ from amp_track.workers import streams
 
 app = typer.Typer(
     name="amp-track",
-    help="Which precision and which batch size to train with: found out on your model and your device.",
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -60,6 +60,21 @@ _OWN_WORKLOAD = "A Python file with one Workload, or package.module:Class. By de
 """The help of a workload that a store may name instead."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"amp-track {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def amp_track_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Find the precision and the batch size to train with, measured on your model and your device."""
 
 
 @app.command("train")

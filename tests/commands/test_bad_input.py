@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 from support import DIGITS, ROOT, WORKLOADS, Done
 
+from amp_track import __version__
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
 
@@ -268,6 +269,11 @@ def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
     assert f"{variable}: got" in line
     assert message in line
     assert {file: file.read_bytes() for file in Path.cwd().iterdir()} == before
+
+
+def test_version_is_that_of_the_package(amp_track: Command) -> None:
+    done = amp_track("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"amp-track {__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["max-batch"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
