@@ -44,6 +44,7 @@ class StoreSettings(TypedDict, total=False):
     """Where results go, and under which name they are resumed."""
 
     study: str | None
+    experiment: str | None
     storage: str | None
     tracking_uri: str | None
 
@@ -136,6 +137,7 @@ class PlanSettings(TypedDict, total=False):
     max_grad_norm: float | None
     channels_last: bool | None
     set: Mapping[str, Any] | Sequence[str] | None
+    experiment: str | None
     tracking_uri: str | None
 
 

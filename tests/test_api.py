@@ -126,6 +126,7 @@ def test_auto_finds_the_batch_size() -> None:
         ("max-batch", {"precision": b"fp32"}, "precision: got b'fp32', expected names from"),
         ("max-batch", {"precision": [b"fp32"]}, r"precision: got \[b'fp32'\], expected names from"),
         ("max-batch", {"storage": b"sqlite:///x.db"}, "storage: got b'sqlite:///x.db', expected a database address"),
+        ("plan", {"experiment": ""}, "experiment: got '', expected a name of at most 500 printable characters"),
         ("max-batch", {"study": ["mine"]}, r"study: got \['mine'\], expected a name"),
         ("max-batch", {"study": {"mine": 1}}, "study: got {'mine': 1}, expected a name"),
         ("max-batch", {"device": object()}, "device: got <object object at .*>, expected auto"),

@@ -68,6 +68,8 @@ def _target_of(gpu: gpus.Gpu) -> PlanTarget:
 
 def _check(request: Request) -> None:
     checks.workload_exists(request.job.workload)
+    if request.stores.experiment is not None and not request.plan_options.track:
+        raise BadInput("--experiment requires --track: a plan is not tracked by default.")
     if request.stores.tracking_uri is not None and not request.plan_options.track:
         raise BadInput(
             f"--tracking-uri: got {masking.masked(request.stores.tracking_uri)}, expected it together with --track: "

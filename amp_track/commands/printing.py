@@ -87,10 +87,11 @@ def print_study(result: Any, request: Request) -> None:
     for line in (said.headline, *said.more):
         print(line)
     if said.command is not None:
-        runs = request.stores.tracking_uri
-        store = f" --tracking-uri {shlex.quote(masking.masked(runs))}" if runs is not None else ""
+        experiment, uri = request.stores.experiment, request.stores.tracking_uri
+        given = [f" --experiment {shlex.quote(experiment)}"] if experiment is not None else []
+        given += [f" --tracking-uri {shlex.quote(masking.masked(uri))}"] if uri is not None else []
         print(f"{said.to_train}:")
-        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{store}")
+        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{''.join(given)}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:

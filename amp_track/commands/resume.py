@@ -36,6 +36,8 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
             raise BadInput(f"{flag.name}: got it with --resume, which trains as the run did; leave it out")
     if request.find_batch_size:
         raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
+    if request.stores.experiment is not None:
+        raise BadInput("--experiment cannot be used with --resume: the run stays in its experiment.")
     uri = addresses.tracking_uri(request.stores.tracking_uri)
     with interrupts.waiting():  # for a server that may not answer
         store_checks.check_tracking("--tracking-uri", uri)

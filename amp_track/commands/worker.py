@@ -145,7 +145,8 @@ def _joining(request: Request, name: str, known: Remembered, workload: str) -> R
     vary = known.compare_options.vary if known.compare_options is not None else None
     # A comparison remembers the job of the first value that it varies.
     options = tuple(option for option in known.job.options if vary is None or option[0] != vary[0])
-    joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
+    stores = dataclasses.replace(request.stores, study=name, experiment=known.experiment)
+    joined = known.request(stores, owns_process=request.owns_process)
     job = dataclasses.replace(joined.job, workload=workload, device=device, options=options)
     return dataclasses.replace(joined, job=job, joins=True)
 

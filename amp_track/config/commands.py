@@ -71,15 +71,15 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
             flag_named(flags_of(Job), name)
             for name in ("--batch-size", "--grad-accum", "--max-grad-norm", "--channels-last", "--set")
         ),
-        flag_named(flags_of(Stores), "--tracking-uri"),
+        *flags_of(Stores, without=("study", "storage")),
     ),
-    "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
-    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
+    "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
+    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
     "worker": (
         *flags_of(WorkOptions),
         flag_named(flags_of(Job), "--device"),
         *flags_of(Trust),
-        *flags_of(Stores, without=("study",)),
+        *flags_of(Stores, without=("study", "experiment")),
     ),
 }
 """By command, in the order of its `--help`."""

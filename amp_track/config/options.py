@@ -12,7 +12,7 @@ from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
-from amp_track.stores.addresses import DEFAULT_STORAGE, DEFAULT_TRACKING_URI, STORAGE_VARIABLE
+from amp_track.stores.addresses import DEFAULT_EXPERIMENT, DEFAULT_STORAGE, DEFAULT_TRACKING_URI, STORAGE_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,14 @@ class Stores:
         expected="a name of 500 characters at most, all of them printable and none a slash",
         metavar="NAME",
         shown_default="from workload, device and budget",
+    )
+    experiment: str | None = setting(
+        None,
+        "MLflow experiment of new runs; resumed runs and studies stay in theirs.",
+        values.experiment_name,
+        expected="a name of at most 500 printable characters",
+        metavar="NAME",
+        shown_default=f"MLFLOW_EXPERIMENT_NAME or {DEFAULT_EXPERIMENT}",
     )
     storage: str = setting(
         DEFAULT_STORAGE,

@@ -192,6 +192,13 @@ def study_name(text: str) -> str:
     return text
 
 
+def experiment_name(text: str) -> str:
+    """Parse the name of an MLflow experiment: 500 characters at most in MLflow."""
+    if not text.strip() or len(text) > 500 or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
 def run_id(text: str) -> str:
     """Parse the id of an MLflow run."""
     if not re.fullmatch(r"[\w-]+", text):

@@ -1,4 +1,4 @@
-"""Where the environment wants new runs: MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME."""
+"""Choose the run and the experiment from --experiment, MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and _NAME."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
 
-EXPERIMENT = "amp_track"
 _FIRST_EXPERIMENT = "0"
 """The id of the experiment that every new store has."""
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -41,9 +40,15 @@ def run_id_of_environment() -> str | None:
     return os.environ.get("MLFLOW_RUN_ID") or None
 
 
-def experiment_name() -> str:
-    """Return the name of the experiment that new runs go to. Raises BadInput if the environment's is none."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+def experiment_name(given: str | None = None) -> str:
+    """Return the name of the experiment of new runs. Raises BadInput if the environment's name is invalid.
+
+    Args:
+        given: the name that --experiment gave; it takes precedence over the environment.
+    """
+    if given is not None:
+        return given
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or addresses.DEFAULT_EXPERIMENT
     if not name.isprintable() or len(name) > _LONGEST_NAME:
         raise BadInput(
             f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected a name of {_LONGEST_NAME} printable characters at most; "
@@ -52,13 +57,14 @@ def experiment_name() -> str:
     return name
 
 
-def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
-    """Return the experiment of new runs; None if it is yet to be made.
+def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> Experiment | None:
+    """Return the experiment of new runs; None if it does not exist yet. `given` is as in `experiment_name`.
 
     Raises:
         BadInput: it has been deleted, or the environment names it by an id that is none.
     """
-    name, given_id, uri = experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID"), client.tracking_uri
+    name, uri = experiment_name(given), client.tracking_uri
+    given_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if given is None else None
     if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
         raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
     try:
@@ -73,21 +79,21 @@ def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
         raise BadInput(
             f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} has been deleted, expected "
             "one that is there; restore it (mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}), or name another with MLFLOW_EXPERIMENT_NAME"
+            f"{found.experiment_id}), or name another with --experiment"
         )
     return found
 
 
-def experiment(client: mlflow.MlflowClient) -> str:
-    """Return the id of the experiment of new runs, which is made if it is not there. Raises BadInput as above."""
-    if (found := known_experiment(client)) is not None:
-        if experiment_name() == EXPERIMENT and not os.environ.get("MLFLOW_EXPERIMENT_ID"):
+def experiment(client: mlflow.MlflowClient, given: str | None = None) -> str:
+    """Return the id of the experiment of new runs; create it if it does not exist. Raises BadInput as above."""
+    if (found := known_experiment(client, given)) is not None:
+        if found.name == addresses.DEFAULT_EXPERIMENT:
             _say_its_kind(client, found)
         return str(found.experiment_id)
     try:
-        return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
+        return str(client.create_experiment(experiment_name(given), tags=_KIND_OF_EXPERIMENT))
     except mlflow.exceptions.MlflowException:
-        if (found := known_experiment(client)) is None:  # else another machine has just made it
+        if (found := known_experiment(client, given)) is None:  # else another machine has just made it
             raise
         return str(found.experiment_id)
 
@@ -111,7 +117,7 @@ def check_artifact_store(uri: str, found: Experiment | None) -> None:
         raise BadInput(
             f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} keeps files in "
             f"{masking.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
-            "or name another experiment with MLFLOW_EXPERIMENT_NAME"
+            "or name another experiment with --experiment"
         )
     folder = addresses.local_folder(location)
     if folder is not None and not uri.startswith("http"):  # else the folder may be one of the server's machine
@@ -133,17 +139,18 @@ def _check_folder(folder: Path) -> None:
         raise BadInput(
             f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written, {nearest} "
             f"cannot; {'work in another folder' if not folder.is_absolute() else 'see to it'}, or name another "
-            "experiment with MLFLOW_EXPERIMENT_NAME"
+            "experiment with --experiment"
         )
 
 
-def check_new_store(uri: str) -> None:
+def check_new_store(uri: str, given: str | None = None) -> None:
     """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
     _check_folder(Path(_NEW_FILES))
-    experiment_name()
+    experiment_name(given)
     if (run_id := run_id_of_environment()) is not None:
         raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")
-    if (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT) != _FIRST_EXPERIMENT:
+    experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT
+    if given is None and experiment_id != _FIRST_EXPERIMENT:
         raise not_there(uri, "MLFLOW_EXPERIMENT_ID", experiment_id, "an experiment")
 
 

@@ -20,6 +20,18 @@ ARGUMENTS = [
     (["train", DIGITS, "--precision", "fp8"], "--precision: got 'fp8', expected one of fp32, tf32, amp, bf16"),
     (["max-batch", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
     (["train", DIGITS, "--batch-size", "0"], "--batch-size: got '0', expected a whole number of 1 or more, or auto"),
+    *(
+        ([command, DIGITS, "--experiment", name], "--experiment: got '")
+        for command, name in (
+            ("train", ""),
+            ("max-batch", "a\nb"),
+            ("search", "x" * 501),
+            ("compare", " "),
+            ("plan", " "),
+        )
+    ),
+    (["plan", DIGITS, "--experiment", "mine"], "--experiment requires --track"),
+    (["train", "--resume", "0" * 32, "--experiment", "mine"], "--experiment cannot be used with --resume"),
     (["train", DIGITS, "--batch-size", "-4"], "--batch-size: got '-4'"),
     (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size above 0 with its unit"),
     (["max-batch", DIGITS, "--memory-budget="], "--memory-budget: got '', expected a size above 0 with its unit"),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
@@ -207,3 +208,17 @@ def test_the_address_of_the_study_may_come_from_the_environment(
     assert (
         "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
     )
+
+
+def test_a_study_and_its_workers_use_the_experiment_that_was_given() -> None:
+    found = max_batch(asked(experiment="mine"), runner=SimulatedRunner())
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    assert client.get_experiment(found.experiment_id).name == "mine"
+    assert client.get_experiment_by_name("amp_track") is None
+
+    client.delete_run(found.run_id)
+    joined = work(named("mine"), runner=SimulatedRunner())
+    assert isinstance(joined, MaxBatchResult)
+    assert joined.run_id != found.run_id
+    assert joined.experiment_id == found.experiment_id
+    assert client.get_experiment_by_name("amp_track") is None
