@@ -70,11 +70,19 @@ class Flag:
     def signature_parameter(self) -> inspect.Parameter:
         metadata = self.field.metadata
         if self.is_switch:
-            kind: Any = Annotated[bool, typer.Option(self.name, help=metadata["help"])]
+            kind: Any = Annotated[
+                bool, typer.Option(self.name, help=metadata["help"], rich_help_panel=metadata["panel"])
+            ]
             default: Any = False
         else:
             shown = metadata["shown_default"] or (str(self.field.default) if self.field.default is not None else False)
-            option = typer.Option(self.name, help=metadata["help"], metavar=metadata["metavar"], show_default=shown)
+            option = typer.Option(
+                self.name,
+                help=metadata["help"],
+                metavar=metadata["metavar"],
+                show_default=shown,
+                rich_help_panel=metadata["panel"],
+            )
             kind = Annotated[list[str] | None, option] if self.is_repeatable else Annotated[str | None, option]
             default = None
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

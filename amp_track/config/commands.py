@@ -36,8 +36,8 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
         *flags_of(Job),
         *flags_of(Resumption),
-        *flags_of(Trust),
         *flags_of(MaxBatchOptions, without=("precisions",)),
+        *flags_of(Trust),
         *flags_of(Stores),
     ),
     "max-batch": (*flags_of(MaxBatchOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),

@@ -21,6 +21,16 @@ class Affects(StrEnum):
     """Neither: how long to wait, what to keep."""
 
 
+class Panel(StrEnum):
+    """The panel of `--help` that shows a flag."""
+
+    EVERYDAY = "Options"
+    """typer's own panel: it comes first."""
+    TRAINING = "Training"
+    SEARCH = "Search"
+    STORES = "Stores"
+
+
 def setting(
     default: Any,
     help: str,
@@ -33,6 +43,7 @@ def setting(
     shown_default: str | None = None,
     affects: Affects | None = None,
     resumable: bool = False,
+    panel: Panel = Panel.EVERYDAY,
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
@@ -47,6 +58,7 @@ def setting(
         shown_default: what `--help` shows as the default when the value itself would say little.
         affects: what depends on it; every flag of a Job says so.
         resumable: whether `train --resume` may change it.
+        panel: the panel of `--help` that shows it.
     """
     return field(
         default=default,
@@ -60,11 +72,19 @@ def setting(
             "shown_default": shown_default,
             "affects": affects,
             "resumable": resumable,
+            "panel": panel,
         },
     )
 
 
-def switch(help: str, *, affects: Affects | None = None, resumable: bool = False) -> Any:
+def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
     """Return a dataclass field that is a flag without a value, off unless given."""
-    metadata = {"help": help, "flag": None, "repeatable": False, "affects": affects, "resumable": resumable}
+    metadata = {
+        "help": help,
+        "flag": None,
+        "repeatable": False,
+        "affects": affects,
+        "resumable": resumable,
+        "panel": panel,
+    }
     return field(default=False, metadata=metadata)

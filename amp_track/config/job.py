@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.config import values
-from amp_track.config.fields import Affects, setting, switch
+from amp_track.config.fields import Affects, Panel, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -61,6 +61,7 @@ class Job:
         shown_default="none",
         affects=Affects.TRAINING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     learning_rate: float | None = setting(
         None,
@@ -80,11 +81,12 @@ class Job:
         expected="one of none, linear, sqrt",
         metavar="RULE",
         affects=Affects.TRAINING,
+        panel=Panel.TRAINING,
     )
     seed: int = setting(
         0, "Seed of initial weights and of the order of samples.", values.seed,
         expected="a whole number from 0 to 2147483647", metavar="N",
-        affects=Affects.TRAINING,
+        affects=Affects.TRAINING, panel=Panel.TRAINING,
     )  # fmt: skip
     device: str = setting(
         "auto",
@@ -113,6 +115,7 @@ class Job:
         expected="a whole number of 1 or more",
         metavar="N",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     max_grad_norm: float | None = setting(
         None,
@@ -122,6 +125,7 @@ class Job:
         metavar="NORM",
         shown_default="no clipping",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     nproc: int = setting(
         1,
@@ -130,6 +134,7 @@ class Job:
         expected="a whole number of 1 or more",
         metavar="N",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     num_workers: int | None = setting(
         None,
@@ -140,12 +145,22 @@ class Job:
         shown_default="the workload's",
         affects=Affects.TRAINING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
-    channels_last: bool = switch("Keep image tensors in channels-last memory order.", affects=Affects.MAX_BATCH)
-    compile: bool = switch("torch.compile the model.", affects=Affects.MAX_BATCH)
+    channels_last: bool = switch(
+        "Keep image tensors in channels-last memory order.",
+        affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
+    )
+    compile: bool = switch(
+        "torch.compile the model.",
+        affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
+    )
     synthetic: bool = switch(
         "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     grad_stats_every: int | None = setting(
         None,
@@ -157,6 +172,7 @@ class Job:
         shown_default="never",
         affects=Affects.MAX_BATCH,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     checkpoint_every: int | None = setting(
         None,
@@ -167,6 +183,7 @@ class Job:
         shown_default="never",
         affects=Affects.NOTHING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     job_timeout_seconds: float | None = setting(
         None,
@@ -178,6 +195,7 @@ class Job:
         shown_default="no limit",
         affects=Affects.NOTHING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     options: tuple[tuple[str, str], ...] = setting(
         (),

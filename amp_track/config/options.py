@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config import values
-from amp_track.config.fields import setting, switch
+from amp_track.config.fields import Panel, setting, switch
 from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
@@ -34,6 +34,7 @@ class Stores:
         expected="a name of at most 500 printable characters",
         metavar="NAME",
         shown_default=f"MLFLOW_EXPERIMENT_NAME or {DEFAULT_EXPERIMENT}",
+        panel=Panel.STORES,
     )
     storage: str = setting(
         DEFAULT_STORAGE,
@@ -43,6 +44,7 @@ class Stores:
         expected="a database address, or a journal's path that ends in .log",
         metavar="URL",
         shown_default=f"{STORAGE_VARIABLE} or {DEFAULT_STORAGE}",
+        panel=Panel.STORES,
     )
     tracking_uri: str | None = setting(
         None,
@@ -51,6 +53,7 @@ class Stores:
         expected="a database address or http://…",
         metavar="URI",
         shown_default=f"MLFLOW_TRACKING_URI or {DEFAULT_TRACKING_URI}",
+        panel=Panel.STORES,
     )
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class MaxBatchOptions:
         expected="a whole number of 1 or more",
         metavar="N",
         shown_default="the training samples; plan: no limit",
+        panel=Panel.SEARCH,
     )
     headroom: values.Headroom | None = setting(
         None,
@@ -86,6 +90,7 @@ class MaxBatchOptions:
         expected="a part of the budget, such as 5%, or a size, such as 512MiB",
         metavar="SIZE",
         shown_default="none",
+        panel=Panel.SEARCH,
     )
     multiple_of: int = setting(
         1,
@@ -93,6 +98,7 @@ class MaxBatchOptions:
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
+        panel=Panel.SEARCH,
     )
     effective_batch_size: int | None = setting(
         None,
@@ -101,6 +107,7 @@ class MaxBatchOptions:
         expected="a whole number from 1 to 2147483647",
         metavar="N",
         shown_default="no accumulation",
+        panel=Panel.SEARCH,
     )
     confirm_steps: int | Literal["epoch"] | None = setting(
         None,
@@ -110,6 +117,7 @@ class MaxBatchOptions:
         metavar="N|epoch",
         shown_default="3 epochs if they take 5 s at most; else one, "
         "cut short at 60 s or, if that is longer, 4 x the probes' time",
+        panel=Panel.SEARCH,
     )
 
 
@@ -141,6 +149,7 @@ class SearchOptions:
         flag="lr-range",
         metavar="LOW,HIGH",
         shown_default="not searched",
+        panel=Panel.SEARCH,
     )
     seeds: int = setting(
         1,
@@ -156,6 +165,7 @@ class SearchOptions:
         values.tolerance,
         expected="a part of the quality, such as 1%, or a number above 0, such as 0.005",
         metavar="SIZE",
+        panel=Panel.SEARCH,
     )
 
 
@@ -186,7 +196,8 @@ class Resumption:
         shown_default="a new training",
     )
     allow_changed_workload: bool = switch(
-        "With --resume: train the rest even if the workload's file, or a file that it imports, has changed since."
+        "With --resume: train the rest even if the workload's file, or a file that it imports, has changed since.",
+        panel=Panel.TRAINING,
     )
 
 
@@ -196,7 +207,8 @@ class Trust:
 
     trust_store: bool = switch(
         "Run the workload that the store names even if its file is outside the working folder: everyone who can write "
-        "to the store can then run code here."
+        "to the store can then run code here.",
+        panel=Panel.STORES,
     )
 
 

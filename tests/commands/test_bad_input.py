@@ -296,3 +296,10 @@ def test_help_teaches(command: list[str], amp_track: Command) -> None:
     if command:
         assert f"amp-track {command[0]} experiments/digits.py" in done.stdout
         assert ("--memory-budget" in done.stdout) == (command != ["dtypes"])
+
+
+def test_help_shows_everyday_flags_before_the_panels(amp_track: Command) -> None:
+    shown = amp_track("train", "--help").stdout
+    order = ["--precision", "--batch-size", "─ Training ─", "--grad-accum", "─ Search ─", "--headroom", "─ Stores ─"]
+    found = [shown.index(text) for text in (*order, "--experiment")]
+    assert found == sorted(found)

@@ -211,7 +211,7 @@ def test_the_address_of_the_study_may_come_from_the_environment(
 
 
 def test_a_study_and_its_workers_use_the_experiment_that_was_given() -> None:
-    found = max_batch(asked(experiment="mine"), runner=SimulatedRunner())
+    found = max_batch(asked(experiment="mine", max_batch_size=9), runner=SimulatedRunner())
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     assert client.get_experiment(found.experiment_id).name == "mine"
     assert client.get_experiment_by_name("amp_track") is None
