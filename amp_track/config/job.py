@@ -75,7 +75,7 @@ class Job:
     )
     lr_scaling: str = setting(
         "none",
-        "Scale the learning rate with the batch size, relative to the workload's own: none, linear (SGD) or sqrt (Adam).",
+        "Scale the learning rate with the batch size, relative to the workload's own: none, linear (SGD), sqrt (Adam).",
         values.one_of("none", "linear", "sqrt"),
         expected="one of none, linear, sqrt",
         metavar="RULE",
@@ -289,5 +289,8 @@ class JobFolder:
 
 
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:
-    """Return whether a job loads data in its own process: the meter of a CPU budget would count shared memory twice."""
+    """Return whether a job loads data in its own process.
+
+    A CPU budget limits one process, and its meter would count memory that is shared with data-loading processes.
+    """
     return device_kind == "cpu" and memory_budget_bytes is not None

@@ -283,7 +283,8 @@ class UiOptions:
 
     host: str = setting(
         "127.0.0.1",
-        "Address to serve on. There is no login: everyone who can reach another address than 127.0.0.1 can delete studies.",
+        "Address to serve on. There is no login: on another address than 127.0.0.1, everyone who reaches it can delete "
+        "studies.",
         str,
         expected="an address of this machine",
         metavar="ADDRESS",
@@ -373,7 +374,8 @@ class Request:
         effective, grad_accum = self.max_batch_options.effective_batch_size, self.job.grad_accum
         if effective is not None and grad_accum != 1:
             raise BadInput(
-                f"--grad-accum: got {grad_accum} together with --effective-batch-size {effective}, expected only one of them."
+                f"--grad-accum: got {grad_accum} together with --effective-batch-size {effective}, expected only one "
+                "of them."
             )
         if effective is not None and effective % self.job.nproc:
             raise BadInput(f"--effective-batch-size: got {effective}, expected a multiple of --nproc {self.job.nproc}.")

@@ -103,8 +103,8 @@ def read(environment: Mapping[str, str]) -> Launch | None:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     except (KeyError, ValueError) as error:
         raise BadInput(
-            f"{_RUN_ID} is set, but another variable of torchrun is missing or invalid ({error}). Use torchrun, or unset "
-            f"{_RUN_ID}."
+            f"{_RUN_ID} is set, but another variable of torchrun is missing or invalid ({error}). Start the command by "
+            f"torchrun, or unset {_RUN_ID}."
         ) from None
     if rank.count == 1:
         return None
