@@ -122,7 +122,7 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
 
 
 class PlanSettings(TypedDict, total=False):
-    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one or more values; `vary` maps options to values."""
+    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one or more values."""
 
     memory_budget: Size | Sequence[Size] | None
     gpu: Names | None
@@ -348,7 +348,7 @@ def _reference(workload: object) -> str:
         )
     if "." in workload.__qualname__:
         raise BadInput(
-            f"workload: {workload.__qualname__} is defined in a function or a class, and a fresh process cannot import it. "
+            f"workload: {workload.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
             "Move it to the top level of a module or file."
         )
     if workload.__module__ == "__main__":

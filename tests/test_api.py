@@ -184,7 +184,7 @@ def test_a_class_that_no_fresh_process_can_import_is_rejected() -> None:
 
     with pytest.raises(BadInput, match="defined in a function or a class"):
         asked("max-batch", Inner)
-    with pytest.raises(BadInput, match="options of a class go into set="):
+    with pytest.raises(BadInput, match="pass options as set="):
         asked("max-batch", amp_track.load_workload(DIGITS))
 
 
@@ -244,4 +244,4 @@ def test_a_script_needs_no_guard_around_its_calls() -> None:
     assert done.returncode == 0, done.stderr
     trained, rejected = map(json.loads, done.stdout.splitlines())
     assert trained["steps"] == 3
-    assert rejected.startswith("workload: got the class Own, which only this notebook or script has")
+    assert rejected.startswith("workload: the class Own, exists only in this notebook or script")

@@ -156,8 +156,7 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
         return given
     if command not in _DISTRIBUTED:
         raise BadInput(
-            f"amp-track {command} does not run under torchrun, only {', '.join(_DISTRIBUTED)} do. Start it without "
-            "torchrun."
+            f"{command} does not run under torchrun, only {', '.join(_DISTRIBUTED)} do. Start it without torchrun."
         )
     processes = flag_named(FLAGS[command], "--nproc").parameter
     count = str(launch.rank.count)

@@ -47,7 +47,7 @@ def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
             "--precision: got bf16 with --resume, expected the fp32",
         ),
         (["--resume", "RUN", "--batch-size", "auto"], "--batch-size: got auto with --resume"),
-        (["--resume", "RUN", "--headroom", "5%"], "--headroom: got it with --resume"),
+        (["--resume", "RUN", "--headroom", "5%"], "--headroom cannot be used with --resume"),
         ([DIGITS, "--resume", "RUN"], f"was made with another version of {DIGITS}"),
         (["--trust-store"], "--trust-store requires --resume"),
         (["--allow-changed-workload"], "--allow-changed-workload requires --resume"),

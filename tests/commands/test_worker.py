@@ -148,9 +148,9 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
         (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
         (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
-        (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
+        (["mine", "--logs", "here"], "--logs requires --workers 2 or more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
-        (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
+        (["mine", "--sbatch", "time=8:00:00"], "--sbatch requires --launcher slurm"),
         (["mine", "--sbatch", "a b=1"], "--sbatch: got 'a b=1', expected an option of sbatch, such as partition=gpu"),
         (
             ["mine", "--launcher", "slurm"],
