@@ -44,9 +44,9 @@ def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
         ([SPIKY, "--resume", "RUN"], "which has no checkpoint"),
         (
             ["--resume", "RUN", "--trust-store", "--precision", "bf16"],
-            "--precision: got bf16 with --resume, expected the fp32",
+            "--precision: got bf16 with --resume, expected fp32",
         ),
-        (["--resume", "RUN", "--batch-size", "auto"], "--batch-size: got auto with --resume"),
+        (["--resume", "RUN", "--batch-size", "auto"], "--batch-size auto cannot be used with --resume"),
         (["--resume", "RUN", "--headroom", "5%"], "--headroom cannot be used with --resume"),
         ([DIGITS, "--resume", "RUN"], f"was made with another version of {DIGITS}"),
         (["--trust-store"], "--trust-store requires --resume"),
