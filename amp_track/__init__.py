@@ -1,7 +1,7 @@
-"""amp_track: which precision and which batch size to train with, measured on your model and your device.
+"""Find the precision and the batch size to train with, measured on your model and your device.
 
-`__all__` lists the public names; everything else is private and may change. They are imported when first used, because
-importing torch takes seconds and `--help` should not.
+`__all__` lists the public names; everything else is private and may change. They are imported on first use: importing
+torch takes seconds.
 """
 
 from __future__ import annotations

@@ -14,23 +14,23 @@ from amp_track.records.errors import INTERRUPTED_EXIT_CODE, INTERRUPTS
 def main() -> NoReturn:
     """Run the console script.
 
-    Until the command begins to work, a signal ends the process at once: there is nothing to be ended, and an exception
-    would show a traceback of whatever module is being imported.
+    During the imports, a signal ends the process at once: nothing needs a cleanup, and an exception would print the
+    traceback of an import.
     """
     for number in INTERRUPTS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` sets
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` sets it
             signal.signal(number, _end_at_once)
     from amp_track import cli
 
     try:
         cli.main()
     finally:
-        for number in INTERRUPTS:  # all is recorded; Python's own end would turn a signal into another exit code
+        for number in INTERRUPTS:  # results are stored; a signal during Python's shutdown would change the exit code
             signal.signal(number, signal.SIG_IGN)
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    with contextlib.suppress(OSError):  # whoever reads stderr may be gone
+    with contextlib.suppress(OSError):  # the reader of stderr may have closed it
         os.write(2, b"amp-track: interrupted\n")
     os._exit(INTERRUPTED_EXIT_CODE)
 

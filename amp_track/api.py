@@ -1,10 +1,10 @@
-"""The commands as functions: `amp_track.train`, `fit`, `search`, `compare` and `plan`, for scripts and notebooks.
+"""Call the commands from scripts and notebooks: `amp_track.train`, `max_batch`, `search`, `compare` and `plan`.
 
-Keyword arguments are the flags' names with underscores, and take Python values as well as the flags' texts; None stands
-for what the flag has by default:
+Keyword arguments are the flags' names with underscores. They take Python values or the flags' texts; None means the
+flag's default:
 
-    fit("experiments/digits.py", memory_budget="64MiB", precision=["fp32", "bf16"])
-    compare("experiments/mlp.py", over={"width": [16, 256]}, set={"depth": 3}, seeds=3)
+    max_batch("experiments/digits.py", memory_budget="64MiB", precision=["fp32", "bf16"])
+    compare("experiments/mlp.py", vary={"width": [16, 256]}, set={"depth": 3}, seeds=3)
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ _LONGEST_VALUE = 200
 
 
 class StoreSettings(TypedDict, total=False):
-    """Where results go, and under which name they are resumed."""
+    """The stores of results, and the names under which they are stored."""
 
     study: str | None
+    experiment: str | None
     storage: str | None
     tracking_uri: str | None
 
 
 class JobSettings(TypedDict, total=False):
-    """What each job of a command has in common. `set` has the workload's options."""
+    """The settings of every job of a command. `set` holds the workload's options."""
 
     epochs: int | None
     steps: int | None
@@ -71,7 +72,7 @@ class JobSettings(TypedDict, total=False):
 
 
 class MaxBatchJobSettings(TypedDict, total=False):
-    """How the largest batch is looked for."""
+    """How to find the max batch."""
 
     max_batch_size: int | None
     headroom: Size | None
@@ -79,7 +80,7 @@ class MaxBatchJobSettings(TypedDict, total=False):
 
 
 class MaxBatchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
-    """The keyword arguments of `fit`."""
+    """The keyword arguments of `max_batch`."""
 
     precision: Names | None
     multiple_of: int | None
@@ -111,7 +112,7 @@ class SearchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=Fals
 
 
 class CompareSettings(StoreSettings, JobSettings, total=False):
-    """The keyword arguments of `compare`. `over` maps the option to its values."""
+    """The keyword arguments of `compare`. `vary` maps one option to its values."""
 
     precision: Names | None
     batch_size: int | None
@@ -121,7 +122,7 @@ class CompareSettings(StoreSettings, JobSettings, total=False):
 
 
 class PlanSettings(TypedDict, total=False):
-    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one value or several; `vary` maps options."""
+    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one or more values."""
 
     memory_budget: Size | Sequence[Size] | None
     gpu: Names | None
@@ -136,16 +137,17 @@ class PlanSettings(TypedDict, total=False):
     max_grad_norm: float | None
     channels_last: bool | None
     set: Mapping[str, Any] | Sequence[str] | None
+    experiment: str | None
     tracking_uri: str | None
 
 
 def argument_name(flag: Flag) -> str:
-    """Return the name of a flag as a keyword argument: `memory_budget` for `--memory-budget`."""
+    """Return the keyword argument of a flag: `memory_budget` for `--memory-budget`."""
     return flag.name.removeprefix("--").replace("-", "_")
 
 
 def _with_signature(command: str, settings: type) -> Callable[[Command], Command]:
-    """Give a function the signature that its keyword arguments have, for `help()` and for a notebook's tooltips."""
+    """Add the keyword arguments to a function's signature, for `help()` and the tooltips of notebooks."""
 
     def decorate(function: Command) -> Command:
         positional, _ = inspect.signature(function).parameters.values()
@@ -167,13 +169,13 @@ def train(
     """Train one job and track it in MLflow, as `amp-track train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported; by default that
-            of the run with `resume`, else `experiments/digits.py`.
+        workload: a file, `package.module:Class`, or a Workload class of an importable module. Default: the workload of
+            the run with `resume`, else `experiments/digits.py`.
         **settings: the flags of `amp-track train` with underscores; see `amp-track train --help`.
 
     Raises:
-        BadInput: the arguments cannot be run; nothing was written.
-        TargetFailed: the workload's own code raised, or its process died.
+        BadInput: the arguments are invalid; nothing was written.
+        TargetFailed: the workload's code raised an exception, or its process died.
         NothingFits: out of memory.
     """
     from amp_track.commands import train as command
@@ -187,10 +189,10 @@ def train(
 def max_batch(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[MaxBatchSettings]
 ) -> MaxBatchResult:
-    """Find the largest batch that fits at every precision, as `amp-track max-batch` does. Raises as `train` does.
+    """Find the max batch at every precision, as `amp-track max-batch` does. Raises as `train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        workload: a file, `package.module:Class`, or a Workload class of an importable module.
         **settings: the flags of `amp-track max-batch` with underscores; see `amp-track max-batch --help`.
     """
     from amp_track.commands import max_batch as command
@@ -204,10 +206,10 @@ def max_batch(
 def search(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[SearchSettings]
 ) -> SearchResult:
-    """Find the largest batches and train inside them, as `amp-track search` does. Raises as `train` does.
+    """Find the max batches and train inside them, as `amp-track search` does. Raises as `train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        workload: a file, `package.module:Class`, or a Workload class of an importable module.
         **settings: the flags of `amp-track search` with underscores; see `amp-track search --help`.
     """
     from amp_track.commands import search as command
@@ -225,7 +227,7 @@ def compare(
     """Train the same job at every precision, as `amp-track compare` does. Raises as `train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        workload: a file, `package.module:Class`, or a Workload class of an importable module.
         **settings: the flags of `amp-track compare` with underscores; see `amp-track compare --help`.
     """
     from amp_track.commands import compare as command
@@ -239,10 +241,10 @@ def compare(
 def plan(
     workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[PlanSettings]
 ) -> PlanResult:
-    """Predict the largest batches on cards that are not here, as `amp-track plan` does. Raises as `train` does.
+    """Predict the max batches on other GPUs, as `amp-track plan` does. Raises as `train` does.
 
     Args:
-        workload: a file, `package.module:Class`, or a Workload class of a module that can be imported.
+        workload: a file, `package.module:Class`, or a Workload class of an importable module.
         **settings: the flags of `amp-track plan` with underscores; see `amp-track plan --help`.
     """
     from amp_track.commands import plan as command
@@ -268,7 +270,7 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:
-    """Return a value as the command line would give it. Raises BadInput, by the argument's name, if it cannot be."""
+    """Return a value as command-line text. Raises BadInput with the argument's name if it is invalid."""
     if flag.is_switch:
         if not isinstance(value, bool):
             raise BadInput(f"{name}: got {_shown(value)}, expected True or False")
@@ -276,7 +278,7 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
     try:
         texts = _texts(name, flag, value)
         (given,) = [texts] if flag.is_repeatable else texts
-        if not (name == "batch_size" and given == "auto"):  # which is no batch size, but says how to find one
+        if not (name == "batch_size" and given == "auto"):  # auto is not a number, but valid
             flag.value(given)
     except (TypeError, ValueError):
         raise BadInput(f"{name}: got {_shown(value)}, expected {flag.field.metadata['expected']}") from None
@@ -284,11 +286,11 @@ def _given(name: str, flag: Flag, value: Any) -> Any:
 
 
 def _texts(name: str, flag: Flag, value: Any) -> list[str]:
-    """Return the texts by which a command line would give a value: one, unless the flag may be repeated.
+    """Return the command-line texts of a value: one, unless the flag is repeatable.
 
     Raises:
-        TypeError: the value is of a type that the flag does not take.
-        ValueError: it is a text with a comma among several, which no command line can give.
+        TypeError: the flag does not take the type of the value.
+        ValueError: one of several texts contains a comma.
     """
     if flag.takes_several and isinstance(value, Mapping):
         join = _joined if name == "vary" else _option_text
@@ -307,14 +309,14 @@ def _text(value: Any) -> str:
 
 
 def _option_text(value: Any) -> str:
-    """Return the text of the value that an option of the workload has, which may be of any type but bytes."""
+    """Return the text of a workload option's value, of any type except bytes."""
     if isinstance(value, bytes | bytearray):
         raise TypeError(value)
     return str(value)
 
 
 def _joined(values: Any) -> str:
-    """Return the texts of values with commas between them; a single text may have them already."""
+    """Join the texts of values with commas; a single text may contain commas."""
     if not _has_several(values):
         return _option_text(values)
     texts = [_option_text(value) for value in values]
@@ -328,13 +330,13 @@ def _has_several(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as an error message shows it: in one line, and not all of a long one."""
+    """Return a value for an error message: one line, shortened."""
     text = " ".join(repr(value).split("\n"))
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _reference(workload: object) -> str:
-    """Return the name by which a fresh process finds a workload: a file, or `package.module:Class`."""
+    """Return the file, or `package.module:Class`, from which a fresh process loads a workload."""
     if isinstance(workload, str | os.PathLike) and (reference := os.fspath(workload)):
         return reference
     from amp_track.workload import Workload
@@ -342,17 +344,17 @@ def _reference(workload: object) -> str:
     if not (inspect.isclass(workload) and issubclass(workload, Workload)):
         raise BadInput(
             f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
-            "options of a class go into set={…}"
+            "pass options as set={…}"
         )
     if "." in workload.__qualname__:
         raise BadInput(
-            f"workload: got {workload.__qualname__}, which is defined in a function or a class, expected a class of a "
-            "module, which a fresh process can import; move it there, or into a file and pass the file's path"
+            f"workload: {workload.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
+            "Move it to the top level of a module or file."
         )
     if workload.__module__ == "__main__":
         raise BadInput(
-            f"workload: got the class {workload.__qualname__}, which only this notebook or script has, expected one "
-            "that a fresh process can import, since each job runs in one; put it into a file and pass the file's path"
+            f"workload: the class {workload.__qualname__} exists only in this notebook or script, and a fresh process "
+            "cannot import it. Move it into a file and pass the file's path."
         )
     source = inspect.getsourcefile(workload)
     if workload.__module__.startswith("amp_track_workload_") and source is not None:

@@ -1,4 +1,4 @@
-"""The commands: parse, call, print, exit. No logic, and no import of torch or mlflow."""
+"""Define the command line: parse, call, print, exit. No logic, and no import of torch or mlflow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from amp_track._version import __version__
 from amp_track.commands import printing
 from amp_track.config import cli_params, torchrun
 from amp_track.config.commands import FLAGS, request_of
@@ -29,7 +30,6 @@ from amp_track.workers import streams
 
 app = typer.Typer(
     name="amp-track",
-    help="Which precision and which batch size to train with: found out on your model and your device.",
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -38,7 +38,7 @@ app = typer.Typer(
 
 
 def _not_empty(parameter: typer.CallbackParam, given: str | None) -> str | None:
-    """Return what was given for an argument. Raises BadInput for empty text, as that of an unset shell variable."""
+    """Return the value of an argument. Raises BadInput if it is empty because a shell variable is not set."""
     if given == "":
         raise BadInput(f"{str(parameter.name).upper()}: got '', expected a name; is a shell variable not set?")
     return given
@@ -48,18 +48,35 @@ Workload = Annotated[
     str,
     typer.Argument(
         metavar="[WORKLOAD]",
-        help="A Python file with one Workload, or package.module:Class.",
+        help="Python file with one Workload, or package.module:Class.",
         callback=_not_empty,
     ),
 ]
 Study = Annotated[
     str,
-    typer.Argument(metavar="STUDY", help="Name of a study, as fit, search and compare say it.", callback=_not_empty),
+    typer.Argument(
+        metavar="STUDY", help="Name of a study, as printed by max-batch, search and compare.", callback=_not_empty
+    ),
 ]
-_OWN_WORKLOAD = "A Python file with one Workload, or package.module:Class. By default that of the"
-"""The help of a workload that a store may name instead."""
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+_OWN_WORKLOAD = "Python file with one Workload, or package.module:Class. Default: the workload of the"
+"""The help of a workload that may be read from a store."""
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"amp-track {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def amp_track_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Find the precision and the batch size to train with, measured on your model and your device."""
 
 
 @app.command("train")
@@ -69,7 +86,7 @@ def train_command(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help=f"{_OWN_WORKLOAD} run with --resume, else {DEFAULT_WORKLOAD}.",
+            help=f"{_OWN_WORKLOAD} run (with --resume), else {DEFAULT_WORKLOAD}.",
             show_default=False,
             callback=_not_empty,
         ),
@@ -81,7 +98,9 @@ def train_command(
 
     amp-track train experiments/digits.py --precision bf16 --batch-size 64
 
-    amp-track train experiments/digits.py --checkpoint-every 50; if it is killed: amp-track train --resume RUN_ID
+    amp-track train experiments/digits.py --checkpoint-every 50
+
+    amp-track train --resume RUN_ID
     """
     request = request_of("train", workload, given, owns_process=True)
     from amp_track.commands import train
@@ -101,7 +120,7 @@ def train_command(
 @app.command("max-batch")
 @cli_params.with_flags(FLAGS["max-batch"])
 def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Find the largest batch that fits, at every precision: exact, and confirmed by a longer training.
+    """Find the max batch at every precision: proven exact, and confirmed by a longer run.
 
     amp-track max-batch experiments/digits.py --memory-budget 64MiB --headroom 5% --multiple-of 8
     """
@@ -114,7 +133,7 @@ def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = Fal
 @app.command("search")
 @cli_params.with_flags(FLAGS["search"])
 def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Find the largest batches, then train inside them, and compare speed and quality.
+    """Find the max batches, train inside them, and compare speed and metric.
 
     amp-track search experiments/digits.py --memory-budget 64MiB --trials 12 --seeds 5
     """
@@ -127,7 +146,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 @app.command("dtypes")
 @cli_params.with_flags(FLAGS["dtypes"])
 def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Show which operation of every layer runs in which dtype: one batch forward and backward. Writes nothing.
+    """Show the dtype of every operation of every layer, in one forward and backward pass.
 
     amp-track dtypes experiments/digits.py --precision amp
     """
@@ -146,10 +165,10 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
 @app.command("plan")
 @cli_params.with_flags(FLAGS["plan"])
 def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Predict the largest batch at each precision on cards that are not here, and where the memory goes.
+    """Predict the max batch at each precision on other GPUs, and show what uses the memory.
 
-    Runs one training step on tensors without values, as on CUDA: no device, no data if example() needs none, and
-    nothing is written unless --track keeps it.
+    Simulates one training step on CUDA with tensors that have no values: needs no device, and no data if example()
+    needs none. Writes nothing without --track.
 
     amp-track plan experiments/digits.py --memory-budget 6GiB --gpu "RTX 4090"
 
@@ -167,19 +186,18 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
         terminal.print_table(table)
     printing.print_notes(plan_report.plan_notes(result))
     if result.run_id is not None:
-        print(f"run {result.run_id}; look at it with:")
+        print(f"Stored as run {result.run_id}. Open it with:")
         print(f"  {printing.mlflow_ui(request)}")
 
 
 @app.command("compare")
 @cli_params.with_flags(FLAGS["compare"])
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
-    """Train the same job at every precision, all else equal: from where on does it pay?
+    """Train the same job at every precision, also over values of an option: when is a lower precision faster?
 
     amp-track compare experiments/digits.py --precision fp32,bf16 --vary width=8,16,32 --epochs 2
 
-    amp-track compare experiments/digits.py --precision fp32,bf16 --vary width=8,16,32,64 --epochs 2 --seeds 3 trains
-    only what the study does not know yet.
+    With more values or --seeds 3, the same command trains only what is missing.
     """
     request = request_of("compare", workload, given, owns_process=True)
     from amp_track.commands import compare
@@ -194,11 +212,11 @@ def report_command(
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Make the page of a study again, finished or not, from what is stored: the answer, its proof, every trial.
+    """Write the report page of a study, finished or not, from the stores: recommendation, proof and all trials.
 
     amp-track report digits-cpu-64MiB-43995c --out report.html
 
-    Without --out the page is kept with the study's run, as report.html and report.md.
+    Without --out, the study's run gets the page as report.html and report.md.
     """
     request = request_of("report", DEFAULT_WORKLOAD, given, owns_process=True)
     request = dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=study))
@@ -212,24 +230,25 @@ def report_command(
 def ui_command(
     study: Annotated[
         str | None,
-        typer.Argument(metavar="STUDY", help="Name of a study; by default the only one.", callback=_not_empty),
+        typer.Argument(metavar="STUDY", help="Name of a study. Default: the only one.", callback=_not_empty),
     ] = None,
     **given: Any,
 ) -> None:
-    """Open MLflow's UI and optuna-dashboard on a study, until Ctrl-C. Writes nothing.
+    """Serve MLflow's UI and optuna-dashboard until Ctrl-C, and open the pages of a study.
 
-    Prints where the study is in both, once both answer, and opens a browser if there is a display.
+    Prints the URLs of the study, and opens a browser if there is a display.
 
     amp-track ui digits-cpu-64MiB-43995c --no-browser
 
-    amp-track ui --port 5000 --dashboard-port 8080; from another machine: ssh -L 5000:localhost:5000 -L
-    8080:localhost:8080 HOST
+    amp-track ui --port 5000 --dashboard-port 8080
+
+    ssh -L 5000:localhost:5000 -L 8080:localhost:8080 HOST (on another machine, to see the pages there)
     """
     request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
     from amp_track.commands import ui
     from amp_track.report import pages
 
-    # At once: the command goes on, and whoever reads a pipe waits for nothing else.
+    # Flushed: the command goes on, and a reader of a pipe needs the URLs now.
     print(ui.ui(request, study, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
@@ -244,11 +263,11 @@ def work_command(
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Join a study with one more search worker, or several: workload, options and settings are the study's own.
+    """Join a study with one or more search workers. Workload, options and settings are those of the study.
 
     amp-track worker digits-cpu-64MiB-43995c
 
-    amp-track worker digits-cuda0-8GiB-1f0c2a --workers 8, on a machine with eight GPUs
+    amp-track worker digits-cuda0-8GiB-1f0c2a --workers 8 (on a machine with eight GPUs)
 
     amp-track worker digits-cuda0-8GiB-1f0c2a --storage postgresql+psycopg://user@host/optuna --tracking-uri http://host:5000
     """
@@ -260,30 +279,30 @@ def work_command(
 
 
 def main() -> NoReturn:
-    """Run a command, and end with the exit codes that `amp_track.records.errors` lists."""
+    """Run a command and exit with a code of `amp_track.records.errors`."""
     streams.open_closed_streams()
     with streams.lossy() as stdout:
         exit_code = _run()
         stdout.flush()
         if stdout.error is not None:
-            kept = "what was printed there is lost, the runs and studies are kept"
             exit_code = exit_code or STDOUT_LOST_EXIT_CODE
-            print(f"amp-track: stdout: got {stdout.error.strerror!r}, expected a reader; {kept}", file=sys.stderr)
+            reason = stdout.error.strerror
+            print(f"amp-track: stdout cannot be written ({reason}). Runs and studies are stored.", file=sys.stderr)
     sys.exit(exit_code)
 
 
 def _run() -> int:
-    """Run the command, print what went wrong, and return the exit code."""
+    """Run the command, print its error, and return the exit code."""
     logging.getLogger("amp_track").handlers = [_Lines()]
-    for argument in sys.argv:  # a message repeats what was given, which may be an address in the wrong place
+    for argument in sys.argv:  # a message may repeat an argument, which may contain a password
         masking.remember(argument)
-    # A server that does not answer is asked again by amp_track.tracking: MLflow's own seven attempts take minutes.
+    # amp_track.tracking retries; MLflow's own seven attempts take minutes.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     try:
         arguments = cli_params.normalized(sys.argv[1:], _SWITCHES)
         if app(args=arguments, prog_name="amp-track", standalone_mode=False) == INTERRUPTED_EXIT_CODE:
-            raise KeyboardInterrupt  # typer has turned it into a return value
+            raise KeyboardInterrupt  # typer turns it into a return value
     except AmpTrackError as error:
         return _say(error.exit_code, str(error), getattr(error, "detail", ""))
     except KeyboardInterrupt:
@@ -295,12 +314,12 @@ def _run() -> int:
         if lack is None:
             raise
         where = lack.filename2 or lack.filename or f"{Path.cwd()} or {tempfile.gettempdir()}"
-        return _say(StoreFailed.exit_code, f"{where}: got {lack.strerror!r}, expected room for it; free some")
+        return _say(StoreFailed.exit_code, f"{where}: {lack.strerror}. Free some space.")
     return 0
 
 
 class _Lines(logging.Handler):
-    """Show what the package logs as plain lines among the progress."""
+    """Print the package's log messages as progress lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from amp_track.report import progress
@@ -309,21 +328,21 @@ class _Lines(logging.Handler):
 
 
 def _usage_error() -> type[Exception]:
-    """Return typer's base class of errors in the arguments, which it does not export: the parent of BadParameter.
+    """Return typer's base class of usage errors, the parent of BadParameter; typer does not export it.
 
-    Should that change, such an error shows as a traceback instead of one line.
+    If typer changes this, usage errors print a traceback instead of one line.
     """
     return typer.BadParameter.__mro__[1]
 
 
 def _usage_message(error: Exception) -> str:
-    message = str(getattr(error, "message", error)).strip()
+    message = str(getattr(error, "message", error)).strip() or "a command is missing"
     command = getattr(getattr(error, "ctx", None), "command_path", "amp-track")
     return f"{message.rstrip('.')}; see {command} --help"
 
 
 def _say(exit_code: int, message: str, detail: str = "") -> int:
-    """Print what went wrong, and return the exit code."""
+    """Print an error and return the exit code."""
     if not torchrun.says_errors():
         return exit_code
     if detail:
@@ -333,5 +352,5 @@ def _say(exit_code: int, message: str, detail: str = "") -> int:
 
 
 def _in_one_line(text: str) -> str:
-    """Return the text with what breaks lines, or steers a terminal, as its escape: messages repeat what was given."""
+    """Escape line breaks and control characters: messages repeat arguments."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

@@ -73,6 +73,11 @@ def test_values_are_those_of_the_flags() -> None:
     assert by_value.job.memory_budget_bytes == 64 * 2**20
 
 
+def test_fp16_is_stored_as_amp() -> None:
+    assert asked("train", precision="fp16").job == asked("train", precision="amp").job
+    assert asked("max-batch", precision=["fp16", "fp32"]).max_batch_options.precisions == ("amp", "fp32")
+
+
 def test_lists_and_mappings_become_what_the_flags_take() -> None:
     request = asked("compare", vary={"width": [16, 64]}, set=["depth=3"], tolerance=0.005)
     assert request.compare_options is not None
@@ -121,6 +126,7 @@ def test_auto_finds_the_batch_size() -> None:
         ("max-batch", {"precision": b"fp32"}, "precision: got b'fp32', expected names from"),
         ("max-batch", {"precision": [b"fp32"]}, r"precision: got \[b'fp32'\], expected names from"),
         ("max-batch", {"storage": b"sqlite:///x.db"}, "storage: got b'sqlite:///x.db', expected a database address"),
+        ("plan", {"experiment": ""}, "experiment: got '', expected a name of at most 500 printable characters"),
         ("max-batch", {"study": ["mine"]}, r"study: got \['mine'\], expected a name"),
         ("max-batch", {"study": {"mine": 1}}, "study: got {'mine': 1}, expected a name"),
         ("max-batch", {"device": object()}, "device: got <object object at .*>, expected auto"),
@@ -178,7 +184,7 @@ def test_a_class_that_no_fresh_process_can_import_is_rejected() -> None:
 
     with pytest.raises(BadInput, match="defined in a function or a class"):
         asked("max-batch", Inner)
-    with pytest.raises(BadInput, match="options of a class go into set="):
+    with pytest.raises(BadInput, match="pass options as set="):
         asked("max-batch", amp_track.load_workload(DIGITS))
 
 
@@ -238,4 +244,4 @@ def test_a_script_needs_no_guard_around_its_calls() -> None:
     assert done.returncode == 0, done.stderr
     trained, rejected = map(json.loads, done.stdout.splitlines())
     assert trained["steps"] == 3
-    assert rejected.startswith("workload: got the class Own, which only this notebook or script has")
+    assert rejected.startswith("workload: the class Own, exists only in this notebook or script")

@@ -1,1 +1,1 @@
-"""One module for each command, from a request to a result; `session` is what they share."""
+"""One module per command: from a request to a result. They share `session`."""

@@ -1,4 +1,4 @@
-"""compare: one training at several precisions, and for several values of one option of the workload."""
+"""compare: train the same job at several precisions, and at several values of one workload option."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from amp_track.study.types import BaseDistribution, Study, Trial
 
 _NEARLY_AS_LONG = 0.9
-"""A training given up after this part of today's --job-timeout is not tried again: clocks differ a little."""
+"""A training that timed out after this fraction of the current --job-timeout is not repeated; clocks differ."""
 
 
 @interrupted_safely
@@ -33,19 +33,18 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
 
     Args:
-        request: what was asked for.
-        sandbox: what runs the trainings; by default fresh processes on this machine.
+        request: the options of the command.
+        runner: runs the trainings; by default fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.
-        TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly. A training
-            that runs out of memory is a result; NothingFits says that there was no other.
+        TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have ended with that status. A training
+            that runs out of memory is a result; NothingFits means that all of them did.
     """
     asked = request.max_batch_options.precisions
     if asked is not None and REFERENCE not in asked:
         raise BadInput(
-            f"--precision: got {','.join(asked)}, expected {REFERENCE} among them, which the others are compared with; "
-            "add it"
+            f"--precision: got {','.join(asked)}, expected {REFERENCE} among them: the others are compared with it."
         )
     base, sessions = _sessions(request, runner)
     for session in sessions.values():
@@ -77,13 +76,13 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
 def _why_nothing_ran(result: CompareResult) -> str:
     statuses = ", ".join(sorted({cell.status for cell in result.cells}))
     return (
-        f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}); give a smaller "
-        "--batch-size, more --memory-budget, or a longer --job-timeout"
+        f"no training of this comparison fits at batch {result.job.batch_size} ({statuses}). Use a smaller "
+        "--batch-size, a larger --memory-budget, or a longer --job-timeout."
     )
 
 
 def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[str, Session]]:
-    """Return what all trainings have in common, and a session for each value; without an option, for an empty one."""
+    """Return the base session, and a session per value; without an option, the only value is the empty text."""
     assert request.compare_options is not None
     if request.compare_options.vary is None:
         base = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
@@ -95,7 +94,7 @@ def _sessions(request: Request, runner: Runner | None) -> tuple[Session, dict[st
     with checks.named_by_vary([option]):
         base = Session.prepare(first, request.max_batch_options.precisions, runner=runner)
         each = [base, *(base.with_options((*options, (option, text))) for text in texts[1:])]
-    by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are one value
+    by_value = {dict(session.inspection.options)[option]: session for session in each}  # 16 and 016 are the same value
     return base, {value: by_value[value] for value in in_order(list(by_value))}
 
 
@@ -138,13 +137,13 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
 
 
 def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:
-    """Return what the trainings of a comparison have found, at each value that every precision was trained at.
+    """Return the result of a comparison at the values where every precision was trained.
 
     Args:
-        base: what all trainings have in common.
+        base: the session that all trainings share.
         study: NAME/compare.
-        sessions: by value of the option.
-        run: the run that stands for the study.
+        sessions: the sessions by value of the option.
+        run: the MLflow run of the study.
     """
     from amp_track.study import grid
 
@@ -189,16 +188,16 @@ def _is_known(base: Session) -> Callable[[JobResult], bool]:
 
 
 def _had_less_time(job_result: JobResult, timeout_seconds: float | None) -> bool:
-    """Return whether a training was given up after less time than it would get now."""
+    """Return whether a training timed out with less time than it would have now."""
     if job_result.status is not JobStatus.TIMED_OUT:
         return False
     return timeout_seconds is None or job_result.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
 
 
 def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
-    """Return the trainings wanted, precisions innermost: what is compared is trained close together.
+    """Return the requested trainings, precisions innermost: trainings to be compared run close together.
 
-    The data is part of a point because an option may change it, and what was measured on other data says nothing.
+    The data is part of a point because an option may change it, and results on other data are not comparable.
     """
     return [
         {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
@@ -210,7 +209,7 @@ def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
 
 
 def _distributions(base: Session, param: str, values: list[str]) -> dict[str, BaseDistribution]:
-    """Return distributions that a later command may widen: Optuna takes no new choices into a categorical one."""
+    """Return distributions that a later command may widen: Optuna rejects new choices of a categorical one."""
     from amp_track.study.types import CategoricalDistribution, FloatDistribution, IntDistribution
 
     seeds = _seeds_asked(base)
@@ -219,7 +218,7 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
         "seed": IntDistribution(seeds[0], seeds[-1]),
     }
     if (numbers := as_numbers(values)) is not None:
-        known[param] = FloatDistribution(min(numbers), max(numbers))  # which reads numbers from text
+        known[param] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
     return known
 
 
@@ -237,7 +236,7 @@ def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) 
 
 
 def _param(base: Session) -> str:
-    """Return the name of the option among a trial's: told from precision, seed and dataset, whatever it is called."""
+    """Return the trial parameter of the option; the prefix avoids a conflict with precision, seed and dataset."""
     return f"option.{_option(base.request)}"
 
 

@@ -1,6 +1,6 @@
-"""optuna-dashboard in a process of its own: `main(host, port)`, with the stores' addresses in the environment.
+"""Run optuna-dashboard in a separate process: `main(host, port)`, with the store addresses in the environment.
 
-Its own program takes the address as an argument, which every user of the machine can read, its password included.
+The program optuna-dashboard takes the address as an argument, so that every user of the machine can read its password.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from amp_track.workers import programs
 
 STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
-"""Environment variable with the address of the storage whose studies are shown."""
+"""Environment variable with Optuna's store address."""
 TRACKING_VARIABLE = "AMP_TRACK_DASHBOARD_TRACKING_URI"
-"""Environment variable with the address of the store whose runs have the pictures."""
+"""Environment variable with MLflow's store address, for the plots of runs."""
 
 
 def command(host: str, port: int) -> list[str]:
@@ -22,7 +22,7 @@ def command(host: str, port: int) -> list[str]:
 
 
 def main(host: str, port: int) -> None:
-    """Serve optuna-dashboard, with the pictures of MLflow's runs, until the process is stopped."""
+    """Serve optuna-dashboard, with the plots of MLflow's runs, until the process is stopped."""
     from amp_track.study import dashboard
     from amp_track.tracking import lookup
 

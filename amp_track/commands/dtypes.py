@@ -1,4 +1,4 @@
-"""dtypes: which operation of the model runs in which dtype. Writes nothing."""
+"""dtypes: show the dtype of every operation of the model. Writes nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from amp_track.session.session import Session
 
 
 def dtypes(request: Request) -> DtypesReport:
-    """Watch one batch forward and backward. Raises as `train` does."""
+    """Trace one forward and backward pass. Raises as `train` does."""
     session = Session.prepare_readonly(request, (request.job.precision,))
-    with progress.working("watching one batch forward and backward"):
+    with progress.working("tracing one forward and backward pass"):
         report = session.runner.dtypes(session.job)
     if isinstance(report, DtypesReport):
         return report

@@ -1,4 +1,4 @@
-"""fit: the largest batch that fits, at every precision; proven by running it and one more, confirmed by a training."""
+"""max-batch: find the max batch at every precision, prove it with one more sample, and confirm it with a longer run."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @interrupted_safely
 def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResult:
-    """Find the edge at every precision.
+    """Find the max batch at every precision.
 
     Args:
-        request: what was asked for.
-        sandbox: what runs the probes; by default fresh processes on this machine.
+        request: the options of the command.
+        runner: runs the probes; by default fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.
-        TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have been ended accordingly.
+        TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have ended with that status.
     """
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
     studies = Studies(session)
@@ -45,12 +45,12 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
 
 
 def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None) -> MaxBatchResult:
-    """Find the edges of a prepared session, in a study of their own."""
+    """Find the max batches of a prepared session, in a separate study."""
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         study_manifest.keep(tracked_study, "max-batch")
         result = find_max_batches(tracked_study, studies, sampler)
-        if study_manifest.is_searched(study):  # whose page says more
+        if study_manifest.is_searched(study):  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
         publish.note_answer(studies, result, parts=("max-batch",))
         page = publish.keep_page(result, tracked_study.parent, ui=studies.session.ui)
@@ -58,7 +58,7 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
 
 
 def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
-    """Open the study NAME/max-batch, new or resumed, with the sampler that knows what to probe next."""
+    """Open the study NAME/max-batch, new or resumed, with the sampler that proposes the next probe."""
     from amp_track.study.batch_sampler import BatchSampler
 
     study = studies.open("max-batch")
@@ -67,7 +67,7 @@ def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
 
 
 def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: BatchSampler) -> MaxBatchResult:
-    """Probe until every edge is proven and confirmed, and log the edges to the study's run.
+    """Probe until every max batch is proven and confirmed, and log them to the study's run.
 
     Raises:
         NothingFits: not even one sample fits, at any precision.
@@ -75,16 +75,14 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
     from amp_track.study import max_batches, storage
 
     session, study, parent = tracked_study.session, tracked_study.study, tracked_study.parent
-    progress.say(
-        f"finding the largest batch that fits {limit_in_words(session.job)} at {', '.join(session.precisions)}"
-    )
-    if session.request.max_batch_options.precisions is None:  # else nobody has asked for those
+    progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
+    if session.request.max_batch_options.precisions is None:  # else these were not requested
         for name, reason in session.unsupported.items():
             progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
     free_bytes = storage.free_bytes_of(study)
-    assert free_bytes is not None, "it is on record since the study was opened"
+    assert free_bytes is not None, "open_study has stored it"
     budget = probe_jobs.budget_of(session, free_bytes)
 
     def show_max_batches() -> None:
@@ -94,7 +92,7 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
     def run_proposal(trial: Trial, proposal: Proposal) -> tuple[JobResult, str]:
         trials = study.get_trials(deepcopy=False)
         probed = max_batches.probes_of(trials, proposal)
-        if not probed:  # the precision before it has its edge
+        if not probed:  # the max batch of the previous precision is final
             show_max_batches()
         job = probe_jobs.job_of(session, proposal, budget, probed)
         where = _bracket_in_words(*max_batches.bracket_of(trials, proposal.precision))
@@ -124,7 +122,7 @@ def result_of(
     *,
     run: StudyRun,
 ) -> MaxBatchResult:
-    """Return what a fit study has found, whose edges `fits` are proven. The others are left out, and the reason."""
+    """Return the result of a study with the proven max batches `fits`; other precisions are skipped with a reason."""
     from amp_track.study import max_batches, storage
 
     trials = study.get_trials(deepcopy=False)
@@ -132,10 +130,10 @@ def result_of(
     open_max_batches = {}
     for precision in session.precisions:
         if precision not in fits:
-            known = _bracket_in_words(*max_batches.bracket_of(trials, precision)) or "nothing was tried"
-            open_max_batches[precision] = f"not proven yet: {known}; give the command again"
+            known = _bracket_in_words(*max_batches.bracket_of(trials, precision)) or "no probe has run"
+            open_max_batches[precision] = f"not proven yet: {known}; run the command again"
     free_bytes = storage.free_bytes_of(study)
-    assert free_bytes is not None, "it is on record since the study was opened"
+    assert free_bytes is not None, "open_study has stored it"
     options = session.request.max_batch_options
     return MaxBatchResult(
         study=run.name,
@@ -160,14 +158,14 @@ def result_of(
 
 
 def _bracket_in_words(fits: int, fails: int | None) -> str:
-    """Return `batch 512 fits, 1024 does not`, as far as that is known."""
+    """Return `batch 512 fits, 1024 does not`, or the known part of it."""
     if not fits:
         return f"batch {fails} does not fit" if fails is not None else ""
     return f"batch {fits} fits" + (f", {fails} does not" if fails is not None else "")
 
 
 def _with_run_id(fitted: PrecisionResult, id_of: Callable[[str], str]) -> PrecisionResult:
-    """Name the run at the edge by its id."""
+    """Replace the key of the run at the max batch by its id."""
     return fitted if fitted.run_id is None else dataclasses.replace(fitted, run_id=id_of(fitted.run_id))
 
 
@@ -183,12 +181,14 @@ def _with_steps_of_an_epoch(session: Session, fitted: PrecisionResult) -> Precis
 def _with_bytes_needed(
     session: Session, precision: str, fitted: PrecisionResult, budget: int | None
 ) -> PrecisionResult:
-    """Where not even one sample fits, run it once more without a limit to see what it takes."""
+    """Add the memory that one sample needs, if it does not fit: measured without a limit."""
     from amp_track.study.batch_sampler import Proposal
 
     if fitted.max_batch.batch_size or fitted.why_unsupported is not None:
         return fitted
-    one_sample = probe_jobs.job_of(session, Proposal(precision, 1, "probe", "to see what it takes"), budget)
+    one_sample = probe_jobs.job_of(
+        session, Proposal(precision, 1, "probe", "to measure the memory that it needs"), budget
+    )
     one_sample = dataclasses.replace(one_sample, probe_to_the_end=True)
     wanted = fitted.failure.wanted_bytes if fitted.failure is not None else None
     needed = max(session.bytes_needed(one_sample) or 0, wanted or 0)

@@ -1,6 +1,6 @@
-"""plan: the largest batch at each precision on cards that are not here, and where the memory goes.
+"""plan: predict the max batch at each precision on other GPUs, and what uses the memory.
 
-Writes nothing unless it is tracked.
+Writes nothing without --track.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS, byte_size
 from amp_track.memory_plan import gpus
-from amp_track.records import masking
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.records.plan import PlanTarget, PlanTask
 from amp_track.report import progress
@@ -24,9 +23,9 @@ from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts
 
 _MOST = 2**24
-"""The largest batch worth predicting, if `--max-batch-size` does not say otherwise: more than anybody trains with."""
+"""The largest batch to predict without `--max-batch-size`: more than anybody trains with."""
 _PROCESSES = 3
-"""As many as there are precisions that allocate differently. Each takes one core for some seconds."""
+"""The number of precisions that allocate differently. Each uses one core for some seconds."""
 
 
 @interrupted_safely
@@ -46,7 +45,7 @@ def plan(request: Request) -> PlanResult:
 
 
 def planned_targets(request: Request) -> tuple[PlanTarget, ...]:
-    """Return the capacities and cards that were asked for, each once."""
+    """Return the requested budgets and GPUs, each once."""
     options = request.plan_options
     sizes = [
         PlanTarget(name=text, capacity_bytes=byte_size(text), blas_workspace_bytes=gpus.blas_workspace_bytes())
@@ -68,25 +67,21 @@ def _target_of(gpu: gpus.Gpu) -> PlanTarget:
 
 def _check(request: Request) -> None:
     checks.workload_exists(request.job.workload)
+    if request.stores.experiment is not None and not request.plan_options.track:
+        raise BadInput("--experiment requires --track: a plan is not tracked by default.")
     if request.stores.tracking_uri is not None and not request.plan_options.track:
-        raise BadInput(
-            f"--tracking-uri: got {masking.masked(request.stores.tracking_uri)}, expected it together with --track: "
-            "a plan writes nothing unless it is told to; add that, or leave it out"
-        )
+        raise BadInput("--tracking-uri requires --track: a plan is not tracked by default.")
     effective, options = request.max_batch_options.effective_batch_size, request.plan_options
     if effective is not None and not (options.memory_budgets or options.gpus):
-        raise BadInput(
-            f"--effective-batch-size: got {effective}, expected it together with --memory-budget or --gpu, which "
-            "say what has to hold it; add one of them, or leave it out"
-        )
+        raise BadInput("--effective-batch-size requires --memory-budget or --gpu.")
     if request.plan_options.track:
-        with interrupts.waiting():  # for a server that may not answer
+        with interrupts.waiting():  # a server may not respond
             store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
     checks.check_varied(request, _values(request))
 
 
 def _values(request: Request) -> dict[str, list[str]]:
-    """Return the values that `--vary` gives, each once, by option."""
+    """Return the values of `--vary` by option, each once."""
     values: dict[str, list[str]] = {}
     for name, texts in request.plan_options.vary:
         known = values.setdefault(name, [])
@@ -98,11 +93,11 @@ class _Planner:
     """Plans the variants of one workload.
 
     Args:
-        request: what was asked for.
-        targets: the memory to plan for.
+        request: the options of the command.
+        targets: the budgets and GPUs to plan for.
 
     Raises:
-        BadInput: the workload does not take one of the options. Nothing is planned then.
+        BadInput: the workload rejects one of the options. Nothing is planned then.
     """
 
     def __init__(self, request: Request, targets: tuple[PlanTarget, ...]) -> None:
@@ -128,11 +123,11 @@ class _Planner:
 
     @property
     def combinations(self) -> list[Changes]:
-        """The combinations of the values that `--vary` gives; one without changes if it gives none."""
+        """The combinations of the values of `--vary`; without it, one without changes."""
         return list(self._sessions)
 
     def _inspected(self, request: Request, combinations: list[Changes]) -> dict[Changes, Session]:
-        """Return the session of each combination, but for those that are an earlier one in other words: 8 and 08."""
+        """Return the session of each combination, without repeated ones such as 8 and 08."""
         job = dataclasses.replace(request.job, options=(*self._options, *combinations[0]))
         request = dataclasses.replace(request, job=job)
         first = Session.prepare_readonly(request, (), runner=self._runner)
@@ -144,20 +139,20 @@ class _Planner:
         return sessions
 
     def variant(self, changes: Changes) -> Variant:
-        """Plan the workload with other options. Raises BadInput if they are none, or the step cannot be planned."""
+        """Plan the workload with other options. Raises BadInput if they are invalid, or the step cannot be planned."""
         options = tuple(change for change in changes if change[0] != CHANNELS_LAST)
         session = self._sessions.get(options) or self.session.with_options((*self._options, *options))
         job = dataclasses.replace(session.job, grad_accum=probe_jobs.accumulation_of(session))
         if len(options) < len(changes):
             job = dataclasses.replace(job, channels_last=not job.channels_last)
-        with progress.working(f"{Variant.name_of(changes)}: running the training step on tensors without values"):
+        with progress.working(f"{Variant.name_of(changes)}: simulating the training step"):
             report = self._runner.plan(job, self.task, processes=min(len(self.task.precisions), _PROCESSES))
         return Variant(changes=changes, report=report)
 
     def single_changes(self, first: Variant) -> Iterator[tuple[str, str]]:
-        """Yield each other value of each option that lists its values, and the other order of images in memory.
+        """Yield each other value of each option with a list of values, and the other memory format.
 
-        Only convolutions care for that order.
+        The memory format matters only for convolutions.
         """
         inspection = self.session.inspection
         now = dict(inspection.options)
@@ -169,7 +164,7 @@ class _Planner:
 
 
 def _with_what_if(result: PlanResult, planner: _Planner) -> PlanResult:
-    """Return the result with each change that makes a difference; the others are named."""
+    """Return the result with each change that changes the memory; the other changes are listed by name."""
     first = result.variants[0]
     changed, changes_nothing, not_planned = [], [], []
     for change in planner.single_changes(first):
@@ -191,7 +186,7 @@ def _with_what_if(result: PlanResult, planner: _Planner) -> PlanResult:
 
 
 def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanResult:
-    """Keep the plan as one MLflow run, or as that of `mlflow run`."""
+    """Save the plan as an MLflow run, which may be the run of `mlflow run`."""
     from amp_track import tracking
 
     session = planner.session
@@ -204,7 +199,7 @@ def _tracked(result: PlanResult, planner: _Planner, request: Request) -> PlanRes
 
 
 def _settings(request: Request, result: PlanResult, planner: _Planner) -> dict[str, str]:
-    """Return what was planned, as params: the first variant's settings, and what it was planned for."""
+    """Return the params of the run: the settings of the first variant, and the targets."""
     job, task, first = request.job, planner.task, result.variants[0]
     return {
         "batch_size": str(task.batch_size),

@@ -1,4 +1,4 @@
-"""What a command prints: its one JSON object, or its tables, notes, where to look, and as the last lines its answer."""
+"""Print the result of a command: one JSON object, or tables, notes, links and the recommendation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from amp_track.stores import addresses
 
 
 def print_or_return(command: Callable[[Request], Any], request: Request, as_json: bool) -> Any:
-    """Return the command's result, or None once `--json` has printed it, as it does when memory ran out too.
+    """Return the command's result, or print it with `--json` and return None. NothingFits has a result to print too.
 
-    What libraries print meanwhile goes to stderr then: MLflow names every run that ends on a server.
+    With `--json`, output of libraries goes to stderr: MLflow prints the name of every run that ends on a server.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -39,11 +39,11 @@ def print_or_return(command: Callable[[Request], Any], request: Request, as_json
 
 
 def _result(command: Callable[[Request], Any], request: Request) -> Any:
-    """Return the command's result; None if this is one of those that torchrun has started for the first one's jobs."""
+    """Return the command's result; None on the ranks of torchrun that only run jobs of rank 0."""
     launch = torchrun.launch()
     if launch is None:
         return command(request)
-    from amp_track.runner import distributed  # late: `--help` need not wait for it
+    from amp_track.runner import distributed  # imported late, for a fast `--help`
 
     if not launch.is_first:
         distributed.follow(launch, request.job.workload)
@@ -54,7 +54,7 @@ def _result(command: Callable[[Request], Any], request: Request) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with NaN and infinity, which JSON does not have, as None."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -68,9 +68,9 @@ def print_notes(lines: Sequence[str]) -> None:
 
 
 def print_study(result: Any, request: Request) -> None:
-    """Print the tables of a study, what to keep in mind, where to look, and as the last lines its answer.
+    """Print the tables of a study, caveats, links, and last the recommendation.
 
-    Prints nothing where the result is None, because `--json` has printed it.
+    Prints nothing if the result is None: `--json` has printed it.
     """
     if result is None:
         return
@@ -81,21 +81,22 @@ def print_study(result: Any, request: Request) -> None:
         terminal.print_table(table)
     print_notes(said.caveats)
     study = summary.name(result)
-    print(f"study {study}, on a page: {_from_here(result.report)}")
+    print(f"Report of study {study}: {_from_here(result.report)}")
     _print_how_to_look(request, study, links.pages(result, ui_address(request)))
     print()
     for line in (said.headline, *said.more):
         print(line)
     if said.command is not None:
-        runs = request.stores.tracking_uri
-        store = f" --tracking-uri {shlex.quote(masking.masked(runs))}" if runs is not None else ""
+        experiment, uri = request.stores.experiment, request.stores.tracking_uri
+        given = [f" --experiment {shlex.quote(experiment)}"] if experiment is not None else []
+        given += [f" --tracking-uri {shlex.quote(masking.masked(uri))}"] if uri is not None else []
         print(f"{said.to_train}:")
-        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{store}")
+        print(f"  {torchrun.program()} {said.command.removeprefix('amp-track ')}{''.join(given)}")
 
 
 def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> None:
     stores = [f"{name} {shlex.quote(masking.masked(url))}" for name, url in _given_stores(request).items()]
-    print("look at it with:")
+    print("Open it with:")
     print(f"  {' '.join([_program('amp-track'), 'ui', shlex.quote(study), *stores])}")
     print("or with:")
     print(f"  {mlflow_ui(request)}")
@@ -106,12 +107,12 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
 
 
 def _from_here(path: str) -> str:
-    """Return a path as it is seen from the current folder, if it lies there."""
+    """Return a path relative to the current folder if it is inside."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _given_stores(request: Request) -> dict[str, str]:
-    """Return the stores that a command has to be given, by flag: neither the default nor in the environment."""
+    """Return the store flags that another command needs: neither the default nor set in the environment."""
     storage, uri = request.stores.storage, request.stores.tracking_uri
     is_known = storage in (addresses.DEFAULT_STORAGE, os.environ.get(addresses.STORAGE_VARIABLE))
     given = {"--storage": storage if not is_known else None, "--tracking-uri": uri}
@@ -131,7 +132,7 @@ def mlflow_ui(request: Request) -> str:
 
 
 def _program(name: str) -> str:
-    """Return how to call a program of this environment from the current folder."""
+    """Return the command that starts a program of this environment from the current folder."""
     beside = Path(sys.executable).parent / name
     if shutil.which(name) == str(beside):
         return name

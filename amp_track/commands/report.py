@@ -1,4 +1,4 @@
-"""report: the page of a study, made again from the stores alone: neither its workload nor its device is needed."""
+"""report: write the page of a study from the stores. Needs neither the workload nor the device."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from amp_track.study.types import Storage, Study
 
 _RENDER = {".html": page_html, ".md": page_markdown}
-"""By the end of a file's name, what writes the page."""
+"""The function that renders the page, by file suffix."""
 
 
 @interrupted_safely
 def report(request: Request) -> Result:
-    """Make the page of a study again, and keep it with the study's run, or in a file.
+    """Write the page of a study to the study's run, or to a file.
 
     Args:
         request: the study's name in `stores.study`, and the file in `report_options.out`.
 
     Raises:
-        BadInput: there is no such study, none of its trials is finished, or the file cannot be written. Nothing is
-            written then.
+        BadInput: the study does not exist or has no finished trial, or the file cannot be written. Nothing is written
+            then.
     """
     out = request.report_options.out
     write = _writer(out) if out is not None else None
     tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
-    with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+    with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
         store_checks.check_storage("--storage", request.stores.storage)
         if write is None:
             store_checks.check_tracking("--tracking-uri", tracking_uri)
@@ -61,15 +61,15 @@ def report(request: Request) -> Result:
 
 
 def _writer(out: str) -> Callable[[Result, str], str]:
-    """Return what writes the page to a file. Raises BadInput if that cannot be."""
+    """Return a function that writes the page to a file. Raises BadInput if the file cannot be written."""
     file = Path(out)
     render = _RENDER.get(file.suffix.lower())
     if render is None:
-        raise BadInput(f"--out: got {out}, expected a file that ends in {' or '.join(_RENDER)}; name one")
+        raise BadInput(f"--out: got {out}, expected a file that ends in {' or '.join(_RENDER)}.")
     if not file.parent.is_dir():
-        raise BadInput(f"--out: got {out}, expected a file in a folder that exists; make {file.parent} or name another")
+        raise BadInput(f"--out: got {out}, expected a file in an existing folder; create {file.parent}.")
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise BadInput(f"--out: got {out}, expected a file that can be written; name another")
+        raise BadInput(f"--out: got {out}, expected a writable file.")
 
     def write(result: Result, ui: str) -> str:
         file.write_text(render(page_of(result), ui=ui), encoding="utf-8")
@@ -79,7 +79,7 @@ def _writer(out: str) -> Callable[[Result, str], str]:
 
 
 def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
-    """Return the result of a study, finished or not, as it is in its storage."""
+    """Return the stored result of a study, finished or not."""
     from amp_track.study import storage
     from amp_track.study.batch_sampler import BatchSampler, NoForecasts
     from amp_track.study.max_batches import proven
@@ -97,7 +97,7 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
         return compared
     if free_bytes is None:
         raise study_urls.nothing_finished(name)
-    # A plan would start torch and the workload, only to say what an interrupted search would try next.
+    # A memory plan would start torch and the workload only to propose the next probe.
     sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
@@ -107,7 +107,7 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
 
 
 def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, ui: str) -> str:
-    """Keep the page with the study's run, and return where."""
+    """Store the page in the study's run, and return its address."""
     from amp_track import tracking
     from amp_track.study import storage
 
@@ -117,8 +117,8 @@ def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, 
         tracker = tracking.Tracker(tracking_uri, outbox_folder=addresses.outbox_folder(storage_url), resumes=True)
     if run_id is None or tracker is None or not tracker.exists(run_id):
         raise BadInput(
-            f"--tracking-uri: got {store}, expected the store that has the run {run_id} of study {study.study_name}; "
-            "name that, or write the page to a file with --out"
+            f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "
+            "Use that store, or write the page to a file with --out."
         )
     with tracker.finished_run(run_id) as run:
         return publish.keep_page(result, run, ui=ui)

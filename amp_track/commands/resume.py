@@ -1,4 +1,4 @@
-"""train --resume: which run, which job, and what may be said differently this time."""
+"""train --resume: open the run, and merge its job with the flags that may change."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 
 def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request]:
-    """Return the store, what the run says of itself, and the request for the rest of its training. Writes nothing.
+    """Return the store, the stored run, and the request for the rest of its training. Writes nothing.
 
     Raises:
-        BadInput: there is no such run, it cannot be resumed, its workload may not run here, or something else was asked
-            for besides.
+        BadInput: the run does not exist or cannot be resumed, its workload may not run here, or another flag
+            contradicts --resume.
     """
     for flag in flags_of(MaxBatchOptions):
         if (
             flag.field.name != "precisions"
             and getattr(request.max_batch_options, flag.field.name) != flag.field.default
         ):
-            raise BadInput(f"{flag.name}: got it with --resume, which trains as the run did; leave it out")
+            raise BadInput(f"{flag.name} cannot be used with --resume: the run keeps its settings.")
     if request.find_batch_size:
-        raise BadInput("--batch-size: got auto with --resume, expected the run's own; leave it out")
+        raise BadInput("--batch-size auto cannot be used with --resume: the run keeps its batch size.")
+    if request.stores.experiment is not None:
+        raise BadInput("--experiment cannot be used with --resume: the run stays in its experiment.")
     uri = addresses.tracking_uri(request.stores.tracking_uri)
-    with interrupts.waiting():  # for a server that may not answer
+    with interrupts.waiting():  # a server may not respond
         store_checks.check_tracking("--tracking-uri", uri)
     if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
-        raise BadInput(f"--resume: got {run_id}, expected a run, but there is no store {masking.masked(uri)} yet")
+        raise BadInput(
+            f"--resume: got {run_id}, but the store {masking.masked(uri)} does not exist. Set --tracking-uri."
+        )
     store_checks.check_storage("--storage", request.stores.storage)
     from amp_track.tracking import Tracker
 
@@ -50,23 +54,22 @@ def open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
     if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):
         raise BadInput(
-            f"--resume: got run {run_id}, which has finished its training, expected one that stopped early; give more "
-            "--epochs or --steps to train it longer"
+            f"--resume: run {run_id} has finished its training. Use more --epochs or --steps to train it longer."
         )
     return tracker, resumable, dataclasses.replace(request, job=job)
 
 
 def check_imported(session: Session, run_id: str, resumable: Resumable) -> None:
-    """Check the files that the workload has imported meanwhile, which may be others than those on record.
+    """Check the workload again after its import, which may have loaded other files than the run recorded.
 
     Raises:
-        BadInput: they have changed, and that was not allowed.
+        BadInput: a file has changed, and --allow-changed-workload was not given.
     """
     if session.inspection.workload_digest == resumable.workload_digest:
         return
     if not session.request.resumption.allow_changed_workload:
         raise stored_workload.changed(_stored(run_id, resumable), session.job.workload)
-    progress.say("the workload has changed since: the rest of the training differs from what it would have been")
+    progress.say("the workload has changed: the rest of the training may differ from an uninterrupted one")
 
 
 def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:
@@ -81,16 +84,14 @@ def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:
 
 
 def _merged(request: Request, job: Job) -> Job:
-    """Return the run's job, with what may be said differently: where, how long and how closely watched it trains."""
+    """Return the run's job with the changes that --resume allows: device, length and measurements."""
     changes = {}
     for flag in flags_of(Job):
         name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)
         if name not in request.given or new == old:
             continue
         if not flag.field.metadata["resumable"]:
-            raise BadInput(
-                f"{flag.name}: got {new} with --resume, expected the {old} that the run was trained with; leave it out"
-            )
+            raise BadInput(f"{flag.name}: got {new} with --resume, expected {old}, the value of the run.")
         changes[name] = new
     if "epochs" in changes or "steps" in changes:
         changes = {"epochs": None, "steps": None} | changes

@@ -1,4 +1,4 @@
-"""search: the edges, then trainings inside them, and over several seeds where that is asked for."""
+"""search: find the max batches, then train inside them, and over several seeds with --seeds."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from amp_track.study.types import Trial
 
 _FEWEST_SEEDS = 2
-"""Fewer say nothing about noise."""
+"""Fewer seeds cannot estimate the noise."""
 
 
 @interrupted_safely
 def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
-    """Find the edges, then train inside them, all under one MLflow run. Arguments and errors are those of `fit`."""
+    """Find the max batches and train inside them, in one MLflow run. Arguments and errors are those of `max_batch`."""
     if request.job.synthetic:
-        raise BadInput("--synthetic: got it on search, which compares quality, expected real data; use fit --synthetic")
+        raise BadInput("search compares the metric and needs real data. Use max-batch --synthetic.")
     limit_seconds = request.search_options.time_limit_seconds
     deadline = time.monotonic() + limit_seconds if limit_seconds is not None else math.inf
     session = Session.prepare(request, request.max_batch_options.precisions, runner=runner)
@@ -66,7 +66,7 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
 
 
 def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SearchResult:
-    """Return what the trainings of a study have found inside its edges."""
+    """Return the result of the trainings inside the max batches of a study."""
     from amp_track.study import search
 
     session, options = studies.session, studies.session.request.search_options
@@ -90,14 +90,11 @@ def _check_seeds(session: Session) -> None:
     asked = session.request.search_options.seeds
     if "fp32" not in session.precisions:
         raise BadInput(
-            f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them, which "
-            "the others are compared with; add it"
+            f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them: the "
+            "others are compared with it."
         )
     if not session.inspection.evaluation_samples:
-        raise BadInput(
-            f"--seeds: got {asked}, expected a workload with evaluation data, whose quality is compared; "
-            f"{session.job.workload} has none"
-        )
+        raise BadInput(f"--seeds requires evaluation data to compare the metric; {session.job.workload} has none.")
 
 
 def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
@@ -131,9 +128,9 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
 
 
 def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
-    """Train at one batch size, so that precision alone differs: the workload's own, or the largest that fits all.
+    """Train at one batch size, so that only the precision differs: the workload's, or the largest that fits at all.
 
-    None is begun after `deadline`, of the monotonic clock.
+    No training starts after `deadline` of the monotonic clock.
     """
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
@@ -163,7 +160,7 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
 
 
 def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsResult | None:
-    """Return the seeds that every precision was trained with; None if there are fewer than two."""
+    """Return the results of the seeds that all precisions were trained with; None if fewer than two."""
     from amp_track.study import grid
 
     study, seeds = studies.existing("seeds"), _seeds_asked(studies)

@@ -1,4 +1,4 @@
-"""train: one job, tracked in MLflow; at a batch that was given, or at the largest one that fits."""
+"""train: run one job tracked in MLflow, at a given batch size or at the max batch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
     """Train one job and track it.
 
     Args:
-        request: what was asked for.
-        sandbox: what runs the job; by default fresh processes on this machine.
+        request: the options of the command.
+        runner: runs the job; by default fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.
-        TargetFailed, NothingFits, KeyboardInterrupt: after the run has been ended accordingly.
+        TargetFailed, NothingFits, KeyboardInterrupt: after the run has ended with that status.
     """
     if request.resumption.resume is not None:
         return _resume(request, request.resumption.resume, runner=runner)
@@ -88,7 +88,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
         job_result = run_tracked(
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
         )
-    except (Exception, KeyboardInterrupt):  # a full disk, say
+    except (Exception, KeyboardInterrupt):  # such as a full disk
         if run.has_checkpoint and addresses.exists(session.tracking_uri):
             workload = shlex.quote(job.workload)
             progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
@@ -108,7 +108,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
 
 
 def _accumulating(job: Job, effective_batch_size: int | None) -> Job:
-    """Return the job with as many batches to an optimizer step as give the effective batch size."""
+    """Return the job with the gradient accumulation that gives the effective batch size."""
     if effective_batch_size is None:
         return job
     assert job.batch_size is not None
@@ -117,27 +117,27 @@ def _accumulating(job: Job, effective_batch_size: int | None) -> Job:
         times = f" × {job.nproc} processes" if job.nproc > 1 else ""
         raise BadInput(
             f"--effective-batch-size: got {effective_batch_size}, expected a multiple of the batch size "
-            f"{job.batch_size}{times}; change one of the two, or give --batch-size auto"
+            f"{job.batch_size}{times}. Change one of them, or use --batch-size auto."
         )
     return dataclasses.replace(job, grad_accum=grad_accum)
 
 
 def _at_the_max_batch(job: Job, fitted: MaxBatchResult) -> Job:
-    """Return the job with the batch found: the edge, its largest multiple, or what accumulates to the effective one."""
+    """Return the job at the max batch, at its largest multiple, or at a divisor of the effective batch."""
     of_precision = fitted.precisions[job.precision]
     largest = of_precision.max_batch.batch_size
     if fitted.effective_batch_size is not None:
         parts = fitted.accumulation(job.precision)
         if parts is None:
             raise NothingFits(
-                f"no multiple of {fitted.multiple_of} up to {largest}, the largest batch that fits, divides "
-                f"--effective-batch-size {fitted.effective_batch_size}; give another one"
+                f"no multiple of {fitted.multiple_of} up to the max batch {largest} divides --effective-batch-size "
+                f"{fitted.effective_batch_size}. Change one of them."
             )
         return dataclasses.replace(job, batch_size=parts[0], grad_accum=parts[1])
     if fitted.multiple_of == 1:
         return dataclasses.replace(job, batch_size=largest)
     if of_precision.max_multiple is None:
         raise NothingFits(
-            f"no multiple of {fitted.multiple_of} fits: the largest batch is {largest}; give a smaller --multiple-of"
+            f"no multiple of {fitted.multiple_of} fits: the max batch is {largest}. Use a smaller --multiple-of."
         )
     return dataclasses.replace(job, batch_size=of_precision.max_multiple)

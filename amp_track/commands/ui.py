@@ -1,4 +1,4 @@
-"""ui: MLflow's UI and optuna-dashboard on the stores, opened on the pages of a study, until they are stopped."""
+"""ui: serve MLflow's UI and optuna-dashboard, and open the pages of a study."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _PORT, _DASHBOARD_PORT = "--port", "--dashboard-port"
 
 @interrupted_safely
 def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> str:
-    """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed. Writes nothing of its own.
+    """Serve the pages until Ctrl-C, SIGTERM, or the terminal is closed. Writes nothing itself.
 
     Args:
-        request: what was asked for.
-        study: the name of a study; None for the only one, or for what leads to all of them.
-        show: called with the pages once they can be opened.
+        request: the options of the command.
+        study: the name of a study; None for the only one, or for the pages that list all.
+        show: called with the pages when they can be opened.
 
     Returns:
-        What has been stopped. Ctrl-C is how a server is meant to be ended, and so no error: the exit code is 0. Before
-        the pages are there, it raises KeyboardInterrupt as in any other command.
+        The servers that were stopped. Ctrl-C ends a server normally, with exit code 0. Before the pages are ready, it
+        raises KeyboardInterrupt as in other commands.
 
     Raises:
-        BadInput: a store is not there or cannot be opened, the study is not in it, or a port is in use.
-        ServerFailed: one of the two has ended or does not answer; the other one is stopped.
+        BadInput: a store does not exist or cannot be opened, it lacks the study, or a port is in use.
+        ServerFailed: a server has exited or does not respond; the other one is stopped.
     """
     _check(request)
     has_studies = _has_studies(request, study)
     if has_studies and importlib.util.find_spec("optuna_dashboard") is None:
         raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install 'amp-track[dashboard]'.")
     found = study_urls.find(request.stores, study) if has_studies else study_urls.find_runs(request.stores)
-    # Where the links of a study's page lead.
+    # The links of study pages use this port.
     usual = {_PORT: addresses.UI_PORT}
     ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request, has_studies=has_studies), usual=usual)
     programs = _programs(request, ports)
@@ -62,17 +62,17 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
         try:
             running.watch()
         except KeyboardInterrupt:
-            pass  # as it is meant to end
+            pass  # the normal end
     return f"stopped {' and '.join(started)}"
 
 
 def _check(request: Request) -> None:
-    """Raise BadInput for stores that cannot be opened, and for a port of a server that is not started."""
+    """Raise BadInput if a store cannot be opened, or a port was given for a server that is not started."""
     stores, port = request.stores, request.ui_options.port
     uri = addresses.tracking_uri(stores.tracking_uri)
     if uri.startswith("http") and port is not None:
         raise BadInput(
-            f"{_PORT}: got {port} with the tracking server {masking.masked(uri)}, whose pages are its own; leave it out"
+            f"{_PORT} cannot be used with a tracking server: {masking.masked(uri)} serves MLflow's UI itself."
         )
     with interrupts.nothing_to_end(), interrupts.waiting():
         store_checks.check_tracking("--tracking-uri", uri)
@@ -81,14 +81,14 @@ def _check(request: Request) -> None:
 
 
 def _has_studies(request: Request, study: str | None) -> bool:
-    """Return whether studies are shown: else there are only the runs of `train` in this folder, in MLflow."""
+    """Return whether to show studies; without a study store, there are only runs of `train` in MLflow."""
     storage, uri = request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)
     is_asked = study is not None or storage != addresses.DEFAULT_STORAGE or uri.startswith("http")
     return is_asked or addresses.exists(storage) or not addresses.exists(uri)
 
 
 def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | None]:
-    """Return by flag the port of each server that is to be started; a tracking server has pages of its own."""
+    """Return the ports of the servers to start, by flag; a tracking server serves MLflow's UI itself."""
     options = request.ui_options
     dashboard = {_DASHBOARD_PORT: options.dashboard_port} if has_studies else {}
     if addresses.tracking_uri(request.stores.tracking_uri).startswith("http"):
@@ -97,16 +97,16 @@ def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | Non
 
 
 def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Program]:
-    """Return what serves the pages, optuna-dashboard last. The stores' addresses, with passwords, go unseen."""
+    """Return the servers to start, optuna-dashboard last. Passwords of store addresses go through the environment."""
     host = request.ui_options.host
     programs = []
     if _PORT in ports:
         command = [sys.executable, "-m", "mlflow", "server", f"--host={host}", f"--port={ports[_PORT]}", "--workers=1"]
         environment = {
             "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of language models: more processes, and warnings
-            "MLFLOW_STATIC_PREFIX": "",  # else its pages are elsewhere
-            "PYTHONSAFEPATH": "1",  # for the process that it starts itself: no module of the working folder
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # for language models: it starts processes
+            "MLFLOW_STATIC_PREFIX": "",  # a prefix would move its pages
+            "PYTHONSAFEPATH": "1",  # its subprocess must not import modules of the working folder
         }
         address = servers.address(host, ports[_PORT])
         programs.append(servers.Program("MLflow's UI", command, environment, address, "/health"))
@@ -123,7 +123,7 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
 
 
 def _mlflow(request: Request, programs: Sequence[servers.Program]) -> str:
-    """Return the address of MLflow's UI: the one that was started, or the tracking server's."""
+    """Return the address of MLflow's UI: the started server, or the tracking server."""
     uri = addresses.tracking_uri(request.stores.tracking_uri)
     return addresses.server(uri) if uri.startswith("http") else programs[0].address
 
@@ -132,14 +132,13 @@ def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
     host = request.ui_options.host
     if not servers.is_loopback(host):
         progress.say(
-            f"--host {host}: optuna-dashboard has no login, nor has MLflow's UI: anyone who reaches port "
-            f"{' or '.join(str(port) for port in ports.values())} of this machine can see pictures of runs, and delete "
-            "studies and runs"
+            f"--host {host}: neither optuna-dashboard nor MLflow's UI has a login. Everyone who can reach port "
+            f"{' or '.join(str(port) for port in ports.values())} can see plots, and delete studies and runs."
         )
 
 
 def _has_browser(request: Request) -> bool:
-    """Return whether a browser is wanted, and there is a display to show it on."""
+    """Return whether to open a browser: not with --no-browser, and only with a display."""
     needs_display = sys.platform.startswith("linux")
     has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return not request.ui_options.no_browser and (has_display or not needs_display)

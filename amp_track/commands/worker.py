@@ -1,4 +1,4 @@
-"""work: one more search worker on a study, or several by a launcher. What is searched is read from the study."""
+"""worker: join a study with one search worker, or start several with a launcher. The study has all settings."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ _FOR_MANY_MACHINES = {
     "that they share: /shared/optuna.log",
     "--tracking-uri": "a server that they reach: http://host:5000",
 }
-"""By flag, what it takes where search workers run on several machines."""
+"""The required store address for search workers on several machines, by flag."""
 
 
 @interrupted_safely
 def work(request: Request, *, runner: Runner | None = None) -> Result:
-    """Work on a study until it is finished, and return its result.
+    """Run search workers until the study is finished, and return its result.
 
     Args:
-        request: the study's name in `stores.study`; what to start in `work_options`; the workload of the study's job
-            if it was given.
-        sandbox: what runs the jobs of a worker that is this process; by default fresh processes on this machine.
+        request: the study's name in `stores.study`, the workers in `work_options`, and the workload if it was given.
+        runner: runs the jobs of a search worker in this process; by default fresh processes on this machine.
 
     Raises:
-        BadInput: there is no such study, its workload may not run here, it was made with another device, budget or
-            version of torch than there is here, or nothing can be started. Nothing is written then.
+        BadInput: the study does not exist, its workload may not run here, its device, budget or torch version differs,
+            or no worker can be started. Nothing is written then.
         WorkersFailed: every search worker has failed.
-        TargetFailed, NothingFits, KeyboardInterrupt: as `fit`, `search` and `compare`.
+        TargetFailed, NothingFits, KeyboardInterrupt: as `max_batch`, `search` and `compare`.
     """
     is_this_process = request.work_options.launcher == "local" and request.work_options.workers == 1
     _check_options(request, is_this_process=is_this_process)
@@ -60,7 +59,7 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     if is_this_process:
         return _COMMANDS[known.command](_joining(request, name, known, workload), runner=runner)
     environments = _environments(request, known)
-    # Commands of several machines may share the working folder.
+    # Several machines may share the working folder.
     folder = Path(request.work_options.logs or f"amp_track-workers/{name}/{socket.gethostname()}-{os.getpid()}")
     with made_for_output(folder):
         _run(request, known, _workers(request, environments, folder, name))
@@ -68,26 +67,20 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
 
 
 def _check_options(request: Request, *, is_this_process: bool) -> None:
-    """Raise BadInput for options that do not go together, and for a launcher that is not here."""
+    """Raise BadInput for options that contradict each other, or a launcher that is not installed."""
     options, device = request.work_options, request.job.device
     if options.logs is not None and is_this_process:
-        raise BadInput(f"--logs: got {options.logs} with one worker, which prints here, expected more; leave it out")
+        raise BadInput("--logs requires --workers 2 or more, or another --launcher: one local worker prints here.")
     if options.sbatch and options.launcher != "slurm":
-        raise BadInput(
-            f"--sbatch: got it with --launcher {options.launcher}, expected slurm; leave it out, or add --launcher "
-            "slurm"
-        )
+        raise BadInput("--sbatch requires --launcher slurm.")
     if device != _ANY_DEVICE and not is_this_process:
-        raise BadInput(
-            f"--device: got {device} with workers that are started, each of which is given a device of its own; leave "
-            "it out"
-        )
+        raise BadInput("--device cannot be used with several workers or a launcher: each worker gets its own device.")
     if options.launcher != "local":
         for flag, url in _stores(request).items():
             if not _is_reachable(url):
                 raise BadInput(
-                    f"{flag}: got {masking.masked(url)} with --launcher {options.launcher}, whose workers run on "
-                    f"other machines, expected {_FOR_MANY_MACHINES[flag]}"
+                    f"{flag}: got {masking.masked(url)} with --launcher {options.launcher} on other machines, expected "
+                    f"{_FOR_MANY_MACHINES[flag]}"
                 )
     match options.launcher:
         case "slurm":
@@ -97,7 +90,7 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
 
 
 def _stores(request: Request) -> dict[str, str]:
-    """Return the addresses of the stores, by flag: a journal's from any working folder."""
+    """Return the store addresses by flag, with an absolute path of a journal."""
     journal = addresses.journal_file(request.stores.storage)
     return {
         "--storage": str(journal.absolute()) if journal is not None else request.stores.storage,
@@ -106,8 +99,8 @@ def _stores(request: Request) -> dict[str, str]:
 
 
 def _is_reachable(url: str) -> bool:
-    """Return False for a store that only this machine reaches. What is no address is told by other checks."""
-    if addresses.journal_file(url) is not None:  # its folder may be one that all machines share
+    """Return False for a store that only this machine reaches. Other checks reject invalid addresses."""
+    if addresses.journal_file(url) is not None:  # its folder may be shared by all machines
         return True
     try:
         parts = urlsplit(url)
@@ -118,8 +111,8 @@ def _is_reachable(url: str) -> bool:
 
 
 def _remembered(request: Request) -> tuple[str, Remembered, str]:
-    """Return the name of the study, the command that has made it, and the workload to run."""
-    with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
+    """Return the study's name, its command, and the workload to run."""
+    with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
         store_checks.check_storage("--storage", request.stores.storage)
         store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
     from amp_track.study import opening
@@ -139,34 +132,35 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
 
 
 def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:
-    """Return the study's request for this machine, whose devices have numbers of their own."""
+    """Return the study's request for this machine, with a device of this machine."""
     asked = request.job.device
     device = asked if asked != _ANY_DEVICE else known.job.device.partition(":")[0]
     vary = known.compare_options.vary if known.compare_options is not None else None
-    # A comparison remembers the job of the first value that it varies.
+    # A comparison stores the job of its first value.
     options = tuple(option for option in known.job.options if vary is None or option[0] != vary[0])
-    joined = known.request(dataclasses.replace(request.stores, study=name), owns_process=request.owns_process)
+    stores = dataclasses.replace(request.stores, study=name, experiment=known.experiment)
+    joined = known.request(stores, owns_process=request.owns_process)
     job = dataclasses.replace(joined.job, workload=workload, device=device, options=options)
     return dataclasses.replace(joined, job=job, joins=True)
 
 
 def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
-    """Return the variables of each search worker that is to be started. Raises BadInput where a device is missing."""
+    """Return the environment of each search worker to start. Raises BadInput if a device is missing."""
     options = request.work_options
-    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray give each its own
+    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray assign the devices
     if options.launcher == "local":
         devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
     stores = _stores(request)
     environment = {
         addresses.STORAGE_VARIABLE: stores["--storage"],
         "MLFLOW_TRACKING_URI": stores["--tracking-uri"],
-        "MLFLOW_RUN_ID": "",  # that of `mlflow run` belongs to this command
+        "MLFLOW_RUN_ID": "",  # the run of `mlflow run` belongs to this command
     }
     return [environment | device for device in devices]
 
 
 def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder: Path, name: str) -> list[Worker]:
-    """Return the search workers of a study that are to be started, each with its variables."""
+    """Return the search workers to start, each with its environment."""
     work = ["worker", name]
     work += [request.job.workload] if "workload" in request.given else []
     work += ["--trust-store"] if request.trust.trust_store else []
@@ -181,7 +175,7 @@ def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder
 
 
 def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None:
-    """Run search workers, and say what they say. Raises WorkersFailed if none of them has ended well."""
+    """Run search workers and print their progress. Raises WorkersFailed if all of them fail."""
     folder = shlex.quote(str(workers[0].output.parent))
     several = f"{len(workers)} search workers"
     is_announced = False
@@ -189,13 +183,11 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
     def announce() -> None:
         nonlocal is_announced
         if not is_announced:
-            progress.say(
-                f"starting {several if len(workers) > 1 else 'a search worker'}; what each prints is in {folder}"
-            )
+            progress.say(f"starting {several if len(workers) > 1 else 'a search worker'}; their output is in {folder}")
         is_announced = True
 
     def say(number: int, line: str) -> None:
-        announce()  # once SLURM or Ray has taken the first of them: else they are bad input
+        announce()  # only after SLURM or Ray has accepted the first worker; an error before is bad input
         progress.say(f"worker {number + 1}: {line}")
 
     devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
@@ -207,30 +199,30 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
         case _:
             announce()
             ended = local.run(workers, say)
-    announce()  # where none of them has said anything
+    announce()  # if no worker has printed anything
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:
-        progress.say(f"worker {number} has ended with exit code {worker.exit_code}: {_why(worker)}")
+        progress.say(f"worker {number} failed with exit code {worker.exit_code}: {_why(worker)}")
     if len(failed) == len(workers):
         codes = {worker.exit_code for worker in ended}
         raise WorkersFailed(
-            f"every one of {several} has failed; the first said: {_why(ended[0])}"
+            f"all {several} failed. The error of the first: {_why(ended[0])}"
             if len(workers) > 1
-            else f"the search worker has failed; it said: {_why(ended[0])}",
+            else f"the search worker failed: {_why(ended[0])}",
             exit_code=codes.pop() if len(codes) == 1 else WorkersFailed.exit_code,
         )
 
 
 def _why(ended: Ended) -> str:
-    return ended.last_line.removeprefix("amp-track: ") or "nothing"
+    return ended.last_line.removeprefix("amp-track: ") or "no output"
 
 
 def _reported(request: Request, name: str) -> Result:
-    """Return the result of the study, with a page made of the stores: each worker made its own while others worked."""
+    """Return the study's result with a new page: the pages of the workers were written while others worked."""
     try:
         return report.report(dataclasses.replace(request, stores=dataclasses.replace(request.stores, study=name)))
     except BadInput as error:
         raise StoreFailed(
-            f"the search workers have ended; amp-track report {shlex.quote(name)} makes the page, which cannot be made "
-            f"now: {error}"
+            f"The search workers have finished, but the page cannot be written: {error} Run amp-track report "
+            f"{shlex.quote(name)} later."
         ) from None

@@ -1,1 +1,1 @@
-"""What was asked for: the job, the options of each command, and the flags made from them."""
+"""Describe the job, the options of each command, and the flags that are made from them."""

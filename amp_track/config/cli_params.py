@@ -1,6 +1,6 @@
-"""Command-line flags made from the fields of dataclasses: a flag is described once and means the same on every command.
+"""Make command-line flags from dataclass fields: a flag is described once and is the same on every command.
 
-Errors say in one line which flag, what was got and what is expected.
+Errors are one line: the flag, the given value and the expected one.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Flag:
 
     @property
     def takes_several(self) -> bool:
-        """Whether its value is a tuple: of texts that are given one by one, or with commas between them."""
+        """Whether its value is a tuple: the flag is repeated, or its text is separated by commas."""
         return str(self.field.type).startswith("tuple[")
 
     @property
     def parameter(self) -> str:
-        """Its name as a parameter of a function; fields of two dataclasses may have the same name."""
+        """The name of the function parameter; it is unique although two dataclasses may share a field name."""
         return f"{self.owner.__name__.lower()}_{self.field.name}"
 
     def value(self, given: Any) -> Any:
-        """Return the field's value from what the command line gave; None stands for its default.
+        """Return the field's value for a command-line value; None means the default.
 
         Raises:
-            BadInput: the text cannot be read, or is empty, as that of an unset shell variable.
+            BadInput: the text is invalid, or empty because a shell variable is not set.
         """
         if self.is_switch:
             return bool(given)
@@ -60,9 +60,9 @@ class Flag:
     def _parsed(self, text: str) -> Any:
         expected = self.field.metadata["expected"]
         if not text:
-            raise BadInput(f"{self.name}: got '', expected {expected}; give a value or leave the option out")
+            raise BadInput(f"{self.name}: got '', expected {expected}; is a shell variable not set?")
         try:
-            text.encode()  # bytes that were no UTF-8 reach Python as lone surrogates, which no store takes
+            text.encode()  # non-UTF-8 bytes become lone surrogates, which no store accepts
             return self.field.metadata["parse"](text)
         except ValueError:
             raise BadInput(f"{self.name}: got {text!r}, expected {expected}") from None
@@ -70,25 +70,33 @@ class Flag:
     def signature_parameter(self) -> inspect.Parameter:
         metadata = self.field.metadata
         if self.is_switch:
-            kind: Any = Annotated[bool, typer.Option(self.name, help=metadata["help"])]
+            kind: Any = Annotated[
+                bool, typer.Option(self.name, help=metadata["help"], rich_help_panel=metadata["panel"])
+            ]
             default: Any = False
         else:
             shown = metadata["shown_default"] or (str(self.field.default) if self.field.default is not None else False)
-            option = typer.Option(self.name, help=metadata["help"], metavar=metadata["metavar"], show_default=shown)
+            option = typer.Option(
+                self.name,
+                help=metadata["help"],
+                metavar=metadata["metavar"],
+                show_default=shown,
+                rich_help_panel=metadata["panel"],
+            )
             kind = Annotated[list[str] | None, option] if self.is_repeatable else Annotated[str | None, option]
             default = None
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
-    """Return the flags of a dataclass, but for the fields named."""
+    """Return the flags of a dataclass, except the named fields."""
     return [
         Flag(owner, item) for item in dataclasses.fields(owner) if "help" in item.metadata and item.name not in without
     ]
 
 
 def with_flags(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command function flags that typer can see; it receives them as keyword arguments."""
+    """Add flags to the signature that typer reads; the function receives them as keyword arguments."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -102,7 +110,7 @@ def with_flags(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callabl
 
 
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:
-    """Return an instance of `owner` from what was given, by `Flag.parameter`; what was not has its default."""
+    """Return an instance of `owner` from the given values, by `Flag.parameter`; the others have their defaults."""
     values = {flag.field.name: flag.value(given.get(flag.parameter)) for flag in flags if flag.owner is owner}
     try:
         return owner(**(values | fixed))
@@ -116,7 +124,7 @@ def given_fields(owner: type, flags: Sequence[Flag], given: Mapping[str, Any]) -
 
 
 def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
-    """Return arguments with the spelling of `mlflow run -P` made ours.
+    """Translate the arguments of `mlflow run -P` to flags.
 
     `--batch_size` becomes `--batch-size`, and a switch may be followed by true or false. After `--` there are no flags.
     """
@@ -139,5 +147,5 @@ def normalized(arguments: Sequence[str], switches: Sequence[str]) -> list[str]:
 
 
 def flag_named(flags: Sequence[Flag], name: str) -> Flag:
-    """Return the flag of that name, such as `--batch-size`; there is one."""
+    """Return the flag with a name such as `--batch-size`, which must exist."""
     return next(flag for flag in flags if flag.name == name)

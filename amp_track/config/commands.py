@@ -1,4 +1,4 @@
-"""Which flags each command takes, and from what was given to a Request. Command line and Python interface share it."""
+"""List the flags of each command and build its Request, for the command line and the Python interface."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from amp_track.config.options import (
 from amp_track.records.errors import BadInput
 from amp_track.stores.addresses import STORAGE_VARIABLE
 
-# fit and search choose precision and batch size themselves, and make no checkpoints of their short jobs.
+# max-batch and search choose precision and batch size themselves; their jobs are too short for checkpoints.
 _JOB_OF_A_STUDY = flags_of(Job, without=("precision", "batch_size", "checkpoint_every"))
 
 _DISTRIBUTED = ("train", "max-batch", "search", "compare")
-"""What torchrun may start."""
+"""The commands that torchrun may start."""
 
 FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "train": (
         *flags_of(Job),
         *flags_of(Resumption),
-        *flags_of(Trust),
         *flags_of(MaxBatchOptions, without=("precisions",)),
+        *flags_of(Trust),
         *flags_of(Stores),
     ),
     "max-batch": (*flags_of(MaxBatchOptions), *_JOB_OF_A_STUDY, *flags_of(Stores)),
@@ -71,34 +71,34 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
             flag_named(flags_of(Job), name)
             for name in ("--batch-size", "--grad-accum", "--max-grad-norm", "--channels-last", "--set")
         ),
-        flag_named(flags_of(Stores), "--tracking-uri"),
+        *flags_of(Stores, without=("study", "storage")),
     ),
-    "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study",))),
-    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study",))),
+    "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
+    "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
     "worker": (
         *flags_of(WorkOptions),
         flag_named(flags_of(Job), "--device"),
         *flags_of(Trust),
-        *flags_of(Stores, without=("study",)),
+        *flags_of(Stores, without=("study", "experiment")),
     ),
 }
-"""By command, in the order of its `--help`."""
+"""The flags by command, in the order of `--help`."""
 
 
 def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, owns_process: bool = False) -> Request:
-    """Return what a command was asked for; the parts it has no flags for stay at their defaults.
+    """Return the request of a command. Options without a flag on this command have their defaults.
 
     Args:
         command: one of `FLAGS`.
-        workload: a file, or `package.module:Class`; None where none was given.
-        given: by `Flag.parameter`, what was given: text, texts of a flag that may be repeated, or True for a switch.
-        owns_process: whether this process does nothing but this command.
+        workload: a file, or `package.module:Class`; None if it was not given.
+        given: the values by `Flag.parameter`: a text, the texts of a repeatable flag, or True for a switch.
+        owns_process: whether this process runs only this command.
 
     Raises:
-        BadInput: a value cannot be read, or two do not go together.
+        BadInput: a value is invalid, or two values contradict each other.
     """
     flags, given = FLAGS[command], _with_the_ranks(command, given, owns_process=owns_process)
-    assert set(given) <= {flag.parameter for flag in flags}, "every value is given for a flag of the command"
+    assert set(given) <= {flag.parameter for flag in flags}, "the command has a flag for every given value"
     storage = next((flag.parameter for flag in flags if flag.name == "--storage"), None)
     if storage is not None and given.get(storage) is None:
         given[storage] = os.environ.get(STORAGE_VARIABLE) or None  # an empty variable counts as not set
@@ -108,8 +108,7 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
         if given.get(batch_size) == "auto":
             if command == "compare":
                 raise BadInput(
-                    "--batch-size: got auto, expected a whole number of 1 or more: all of a comparison have the same; "
-                    "find one with amp-track max-batch"
+                    "--batch-size: got auto, expected a whole number of 1 or more; find one with amp-track max-batch."
                 )
             given[batch_size] = None
             fixed["find_batch_size"] = True
@@ -117,7 +116,7 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
         fixed["compare_options"] = build(CompareOptions, flags, given)
     job: dict[str, Any] = {} if workload is None else {"workload": workload}
     if command == "plan":
-        job |= {"synthetic": True, "device": "cpu"}  # its shapes are those of example(), and its device is none
+        job |= {"synthetic": True, "device": "cpu"}  # a plan uses the shapes of example() and needs no device
     if command == "dtypes":
         job["batch_size"] = build(Example, flags, given).batch_size
     return Request(
@@ -138,18 +137,18 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
 
 
 def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: bool) -> dict[str, Any]:
-    """Return what was given, with as many processes as torchrun has started commands, if it has started this one.
+    """Return the given values with --nproc set to torchrun's WORLD_SIZE, if torchrun has started this command.
 
     Raises:
-        BadInput: torchrun has started what it cannot, or --nproc says another number.
+        BadInput: torchrun cannot start this command, or --nproc differs from WORLD_SIZE.
     """
     given = dict(given)
     if not owns_process:
         if command in _DISTRIBUTED and torchrun.read(os.environ) is not None:
             function = command.replace("-", "_")
             raise BadInput(
-                f"torchrun: got a program of yours that calls amp_track.{function}, expected the command: torchrun … "
-                f"-m amp_track {command} …; or call it without torchrun"
+                f"amp_track.{function} does not run in a script that torchrun has started. Use torchrun … -m amp_track "
+                f"{command} …, or call it without torchrun."
             )
         return given
     launch = torchrun.launch()
@@ -157,15 +156,14 @@ def _with_the_ranks(command: str, given: Mapping[str, Any], *, owns_process: boo
         return given
     if command not in _DISTRIBUTED:
         raise BadInput(
-            f"torchrun: got it with {command}, expected one of {', '.join(_DISTRIBUTED)}; start {command} without it"
+            f"{command} does not run under torchrun, only {', '.join(_DISTRIBUTED)} do. Start it without torchrun."
         )
     processes = flag_named(FLAGS[command], "--nproc").parameter
     count = str(launch.rank.count)
     if given.get(processes) not in (None, count):
         raise BadInput(
-            f"--nproc: got {given[processes]} with {count} commands that torchrun has started (WORLD_SIZE), "
-            "expected as many; leave it out"
+            f"--nproc: got {given[processes]}, expected the {count} processes that torchrun has started (WORLD_SIZE)."
         )
-    if not given.get(flag_named(FLAGS["train"], "--resume").parameter):  # whose training has a number of its own
+    if not given.get(flag_named(FLAGS["train"], "--resume").parameter):  # a resumed training keeps its --nproc
         given[processes] = count
     return given

@@ -1,4 +1,4 @@
-"""Dataclass fields that are also command-line flags: what a flag is, and what depends on its value."""
+"""Dataclass fields that are also command-line flags."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from typing import Any
 
 
 class Affects(StrEnum):
-    """What depends on a setting of a job. A study made with another value of it is another study."""
+    """The results that a setting of a job changes. Another value of the setting gives another study."""
 
     MAX_BATCH = "max_batch"
-    """The largest batch that fits, and so every training inside it."""
+    """The max batch, and so every training inside it."""
     TRAINING = "training"
-    """The result of a training, but not the largest batch."""
+    """The result of a training, but not the max batch."""
     TRIAL = "trial"
-    """Each trial has its own value: this is what a study varies."""
+    """A study varies it: each trial has its own value."""
     NOTHING = "nothing"
-    """Neither: how long to wait, what to keep."""
+    """No result: timeouts, and which files are stored."""
+
+
+class Panel(StrEnum):
+    """The panel of `--help` that shows a flag."""
+
+    EVERYDAY = "Options"
+    """typer's own panel: it comes first."""
+    TRAINING = "Training"
+    SEARCH = "Search"
+    STORES = "Stores"
 
 
 def setting(
@@ -33,20 +43,22 @@ def setting(
     shown_default: str | None = None,
     affects: Affects | None = None,
     resumable: bool = False,
+    panel: Panel = Panel.EVERYDAY,
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
     Args:
-        default: the value when the flag is not given.
+        default: the value without the flag.
         help: one sentence for `--help`.
-        parse: from the text given to the value; raises ValueError when it cannot be.
-        expected: what a good value is, for the error message.
+        parse: returns the value of a text; raises ValueError for an invalid text.
+        expected: describes a valid value in the error message.
         flag: the flag's name; by default the field's, with dashes.
-        metavar: how `--help` shows the value.
+        metavar: the placeholder of the value in `--help`.
         repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
-        shown_default: what `--help` shows as the default when the value itself would say little.
-        affects: what depends on it; every flag of a Job says so.
+        shown_default: the default in `--help`, where the value itself does not explain it.
+        affects: the results that it changes; required for a flag of a Job.
         resumable: whether `train --resume` may change it.
+        panel: the panel of `--help` that shows it.
     """
     return field(
         default=default,
@@ -60,11 +72,19 @@ def setting(
             "shown_default": shown_default,
             "affects": affects,
             "resumable": resumable,
+            "panel": panel,
         },
     )
 
 
-def switch(help: str, *, affects: Affects | None = None, resumable: bool = False) -> Any:
+def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
     """Return a dataclass field that is a flag without a value, off unless given."""
-    metadata = {"help": help, "flag": None, "repeatable": False, "affects": affects, "resumable": resumable}
+    metadata = {
+        "help": help,
+        "flag": None,
+        "repeatable": False,
+        "affects": affects,
+        "resumable": resumable,
+        "panel": panel,
+    }
     return field(default=False, metadata=metadata)

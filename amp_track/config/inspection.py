@@ -1,4 +1,4 @@
-"""The inspection of device and workload, in a fresh process, before anything is run or written."""
+"""The inspection of device and workload, made before any job runs and before anything is written."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from amp_track.records.hardware import Hardware
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """Whether something can be done on this device, and the reason, for the user to read."""
+    """Whether a device supports a feature, and the reason for the user."""
 
     supported: bool
     reason: str
     is_emulated: bool = False
-    """Whether the device has no units for it, and computes it in others: it works, and gains no speed."""
+    """Whether the device has no hardware units for it: it works, but is not faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """A job's device and workload, as a fresh process finds them before anything is run or written."""
+    """The properties of a job's device and workload, found by a fresh process."""
 
     device: str
-    """As torch names it: `cpu`, `cuda:0`."""
+    """The name in torch: `cpu`, `cuda:0`."""
     hardware: Hardware
     free_bytes: int
     budget_support: Support
     precisions: tuple[tuple[str, Support], ...]
     workload_name: str
     workload_digest: str
-    """The digest of the workload's source: an edge proven for other code is not an edge of this one."""
+    """The digest of the workload's source: a max batch that was proven for other code does not hold."""
     workload_imports: tuple[str, ...] | None = None
-    """The files besides the workload's own that the digest covers, relative to its folder; None if unknown."""
+    """The imported files that the digest covers too, relative to the workload's folder; None if unknown."""
     batch_size: int
     """The workload's own batch size, for which its learning rate was chosen."""
     epochs: int
@@ -42,16 +42,16 @@ class Inspection:
     options: tuple[tuple[str, str], ...]
     """Every option of the workload with the value it has in this job."""
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The values that each option may have, for those of which all are known: switches and listed names."""
+    """The possible values of each option that has a known list: switches and named choices."""
     metric_name: str
     higher_is_better: bool
     training_samples: int
-    """0 when the data was not loaded because the job is synthetic."""
+    """0 if the job is synthetic: the data was not loaded."""
     evaluation_samples: int
     dataset_digest: str
     versions: tuple[tuple[str, str], ...]
     local_processes: int = 1
-    """The processes of a job on one machine, which share its loader workers."""
+    """The processes of a job on one machine; they share its data-loading processes."""
 
     def support(self, precision: str) -> Support:
         """Return whether the device supports a precision, and the reason."""
@@ -59,12 +59,12 @@ class Inspection:
 
     @property
     def cautions(self) -> dict[str, str]:
-        """By precision that this device supports and merely emulates, what to expect of it."""
+        """The warnings of this device's emulated precisions."""
         return {name: found.reason for name, found in self.precisions if found.supported and found.is_emulated}
 
 
 def resolve(job: Job, inspection: Inspection) -> Job:
-    """Return the job with the workload's values where the user gave none, and the real device's name."""
+    """Return the job with the workload's defaults for unset fields, and the device's full name."""
     learning_rate = job.learning_rate if job.learning_rate is not None else inspection.learning_rate
     epochs = job.epochs if job.epochs is not None or job.steps is not None else inspection.epochs
     num_workers = job.num_workers

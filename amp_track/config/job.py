@@ -1,7 +1,7 @@
-"""Job: everything that determines one run. No torch, no MLflow, no Optuna: importing this costs milliseconds.
+"""Describe a job: everything that determines one run. Importing this takes milliseconds: no torch, MLflow or Optuna.
 
-A Job's fields are the single source of the command line's flags (`amp_track.config.cli_params` reads the metadata), of
-the names `mlflow run -P` takes, and of the params that MLflow shows.
+The fields of a Job are the only source of command-line flags (`amp_track.config.cli_params` reads the metadata), of the
+parameters of `mlflow run -P`, and of the params in MLflow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.config import values
-from amp_track.config.fields import Affects, setting, switch
+from amp_track.config.fields import Affects, Panel, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -21,13 +21,13 @@ DEFAULT_WORKLOAD = "experiments/digits.py"
 class Job:
     """Everything that determines one run.
 
-    `None` stands for "as the workload says" until `resolve` has filled it in; a resolved job holds only what was run.
+    `None` means the workload's default. `resolve` replaces it, so that a resolved job holds the values that were used.
     """
 
     workload: str = DEFAULT_WORKLOAD
     precision: str = setting(
         "amp",
-        "fp32 (strict IEEE), tf32, amp (float16 with GradScaler) or bf16.",
+        "fp32 (strict IEEE), tf32, amp or fp16 (float16 with GradScaler), bf16.",
         values.precision,
         expected=f"one of {', '.join(values.PRECISIONS)}",
         metavar="NAME",
@@ -35,7 +35,7 @@ class Job:
     )
     batch_size: int | None = setting(
         None,
-        "Samples per step; auto trains at the largest batch that fits.",
+        "Samples per batch. auto finds the max batch first and trains at it.",
         values.positive_integer,
         expected="a whole number of 1 or more, or auto",
         metavar="N|auto",
@@ -61,6 +61,7 @@ class Job:
         shown_default="none",
         affects=Affects.TRAINING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     learning_rate: float | None = setting(
         None,
@@ -74,21 +75,21 @@ class Job:
     )
     lr_scaling: str = setting(
         "none",
-        "How the learning rate follows the batch size, from the workload's own batch size: none, linear (SGD) or "
-        "sqrt (Adam).",
+        "Scale the learning rate with the batch size, relative to the workload's own: none, linear (SGD), sqrt (Adam).",
         values.one_of("none", "linear", "sqrt"),
         expected="one of none, linear, sqrt",
         metavar="RULE",
         affects=Affects.TRAINING,
+        panel=Panel.TRAINING,
     )
     seed: int = setting(
-        0, "Seed of initial weights and of the order of samples.", values.seed,
+        0, "Random seed of the initial weights and of the order of samples.", values.seed,
         expected="a whole number from 0 to 2147483647", metavar="N",
-        affects=Affects.TRAINING,
+        affects=Affects.TRAINING, panel=Panel.TRAINING,
     )  # fmt: skip
     device: str = setting(
         "auto",
-        "auto, cpu, cuda, cuda:1, mps, …; auto takes the first accelerator there is.",
+        "cpu, cuda, cuda:1, mps, … or auto: the first accelerator, else the CPU.",
         values.device,
         expected="auto, cpu, or an accelerator such as cuda, cuda:1, mps",
         metavar="NAME",
@@ -97,59 +98,72 @@ class Job:
     )
     memory_budget_bytes: int | None = setting(
         None,
-        "Memory the job may use, enforced: 6GiB, 512MiB.",
+        "Memory limit of a job, such as 6GiB or 512MiB. It is enforced.",
         values.byte_size,
         expected="a size above 0 with its unit, such as 6GiB or 512MiB",
         flag="memory-budget",
         metavar="SIZE",
-        shown_default="what the device has free",
+        shown_default="the device's free memory",
         affects=Affects.MAX_BATCH,
         resumable=True,
     )
     grad_accum: int = setting(
         1,
-        "Batches whose gradients are added up before each optimizer step.",
+        "Batches per optimizer step: their gradients are accumulated.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     max_grad_norm: float | None = setting(
         None,
-        "Clip the gradients' norm, after unscaling.",
+        "Clip the gradient norm to this value, after unscaling.",
         values.positive_number,
         expected="a number above 0",
         metavar="NORM",
         shown_default="no clipping",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     nproc: int = setting(
         1,
-        "Train data-parallel in so many processes, each with a device, a batch and a memory budget of its own.",
+        "Processes (ranks) for data-parallel training. Batch size and memory budget are per process.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     num_workers: int | None = setting(
         None,
-        "Processes that load data beside each training process; 0, as on a CPU with a budget: between the steps.",
+        "Data-loading processes per rank. 0 loads in the training process, as always on a CPU with a memory budget.",
         values.natural_number,
         expected="a whole number of 0 or more",
         metavar="N",
         shown_default="the workload's",
         affects=Affects.TRAINING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
-    channels_last: bool = switch("Keep image tensors in channels-last memory order.", affects=Affects.MAX_BATCH)
-    compile: bool = switch("torch.compile the model.", affects=Affects.MAX_BATCH)
-    synthetic: bool = switch(
-        "Train on made-up batches of the real shapes: size and speed without the data; no quality is reported.",
+    channels_last: bool = switch(
+        "Store image tensors in channels-last memory format.",
         affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
+    )
+    compile: bool = switch(
+        "Compile the model with torch.compile.",
+        affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
+    )
+    synthetic: bool = switch(
+        "Train on synthetic batches of the real shapes: measures memory and speed without the data, reports no metric.",
+        affects=Affects.MAX_BATCH,
+        panel=Panel.TRAINING,
     )
     grad_stats_every: int | None = setting(
         None,
-        "Every N steps, look for overflow and underflow of float16 in the gradients of every layer.",
+        "Measure float16 overflow and underflow in the gradients of every layer, every N steps.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         flag="grad-stats-every",
@@ -157,31 +171,34 @@ class Job:
         shown_default="never",
         affects=Affects.MAX_BATCH,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     checkpoint_every: int | None = setting(
         None,
-        "Every N steps, keep all that --resume needs with the MLflow run; the best and the last are kept.",
+        "Save a checkpoint for --resume in the MLflow run every N steps. The best and the last are kept.",
         values.positive_integer,
         expected="a whole number of 1 or more",
         metavar="N",
         shown_default="never",
         affects=Affects.NOTHING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     job_timeout_seconds: float | None = setting(
         None,
-        "Give up on a job, or on importing the workload and loading its data, after this long: 90s, 10m, 2h.",
+        "Time limit of one job, and of importing the workload and loading its data: 90s, 10m, 2h.",
         values.duration_seconds,
-        expected="a time above 0 with its unit, such as 90s, 10m or 1h30m, of a century at most",
+        expected="a time above 0 with its unit, such as 90s, 10m or 1h30m, at most a century",
         flag="job-timeout",
         metavar="TIME",
         shown_default="no limit",
         affects=Affects.NOTHING,
         resumable=True,
+        panel=Panel.TRAINING,
     )
     options: tuple[tuple[str, str], ...] = setting(
         (),
-        "An option of the workload, such as width=32; may be given several times.",
+        "Set an option of the workload, such as width=32. Repeatable.",
         values.option,
         expected="option=value",
         flag="set",
@@ -191,22 +208,21 @@ class Job:
         affects=Affects.MAX_BATCH,
     )
     probe: bool = False
-    """Only as many steps as show whether this batch size fits and what it costs: see `amp_track.training.trainer`."""
+    """Whether to run only the steps that measure whether the batch fits; see `amp_track.training.trainer`."""
     probe_to_the_end: bool = True
-    """Whether a probe of a training of one epoch makes the end of the epoch too: a smaller batch, and an evaluation."""
+    """Whether a probe of a one-epoch training also runs the end of the epoch: a smaller batch, and an evaluation."""
     epoch_steps: int | None = None
-    """Optimizer steps of an epoch that is cut short, of which the last is the epoch's own last; as many batches are
-    evaluated."""
+    """Optimizer steps of a shortened epoch; the last one is the last of the full epoch. Evaluation uses as many
+    batches."""
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
-                f"--epochs: got {self.epochs} together with --steps {self.steps}, expected one of the two; "
-                "leave out the one you do not mean"
+                f"--epochs: got {self.epochs} together with --steps {self.steps}, expected only one of them."
             )
 
     def params(self) -> dict[str, str]:
-        """The job as MLflow shows it: every field by name, as text; unset ones say so."""
+        """Return every field by name, as text, for MLflow; unset fields are "None"."""
         texts = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -216,7 +232,7 @@ class Job:
         return texts
 
     def as_json(self) -> str:
-        """Return the whole job as text, for `from_json`."""
+        """Return the job as text for `from_json`."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
@@ -233,28 +249,28 @@ class Job:
 
 
 assert all(item.metadata["affects"] is not None for item in dataclasses.fields(Job) if "help" in item.metadata), (
-    "every flag of a Job says what it affects: one that does not would be missing from the fingerprint of studies"
+    "a flag of a Job without `affects` would be missing from the fingerprint of studies"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One of the processes that train a job together."""
+    """A process of a data-parallel job."""
 
     index: int = 0
     count: int = 1
     local_index: int = 0
-    """Among those on its machine, and so the device that it has."""
+    """The index among the ranks of its machine; it chooses the device."""
     local_count: int = 1
     rendezvous: str = ""
-    """Where they find each other: file:///path on one machine, else tcp://host:port/name, a store of torch."""
+    """The rendezvous address: file:///path on one machine, else tcp://host:port/name of a torch store."""
 
 
 ALONE = Rank()
 
 
 def ranks_of_one_machine(count: int, rendezvous: str = "") -> list[Rank]:
-    """Return the ranks of so many processes that train on one machine."""
+    """Return the ranks of `count` processes on one machine."""
     return [
         Rank(index=index, count=count, local_index=index, local_count=count, rendezvous=rendezvous)
         for index in range(count)
@@ -263,7 +279,7 @@ def ranks_of_one_machine(count: int, rendezvous: str = "") -> list[Rank]:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFolder:
-    """Where a job's process leaves files for its run: checkpoints, pictures, and the weights it ends with."""
+    """The folder in which a job process stores files for its run: checkpoints, plots and final weights."""
 
     path: str
     resume_from: str | None = None
@@ -273,5 +289,8 @@ class JobFolder:
 
 
 def loads_in_its_own_process(device_kind: str, memory_budget_bytes: int | None) -> bool:
-    """A CPU's budget is of one process, and its meter would count what loader workers share with it."""
+    """Return whether a job loads data in its own process.
+
+    A CPU budget limits one process, and its meter would count memory that is shared with data-loading processes.
+    """
     return device_kind == "cpu" and memory_budget_bytes is not None

@@ -1,4 +1,4 @@
-"""The arithmetic of a job's samples, batches and optimizer steps."""
+"""Compute the samples, batches and optimizer steps of a job."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from amp_track.config.job import Job
 
 
 def steps_per_epoch(job: Job, training_samples: int) -> int:
-    """Return how many optimizer steps go through the training data once; the last one may have fewer samples.
-
-    An epoch that is cut short has fewer.
-    """
+    """Return the optimizer steps of an epoch, which may be shortened; the last step may have fewer samples."""
     assert job.batch_size is not None
     steps = math.ceil(math.ceil(training_samples / (job.batch_size * job.nproc)) / job.grad_accum)
     return steps if job.epoch_steps is None else min(steps, job.epoch_steps)
 
 
 def total_steps(job: Job, training_samples: int) -> int:
-    """Return the number of optimizer steps of the whole job."""
+    """Return the number of optimizer steps of a job."""
     return job.steps if job.steps is not None else (job.epochs or 1) * steps_per_epoch(job, training_samples)
 
 
 def synthetic_samples(job: Job) -> int:
-    """Return the number of samples in an epoch of made-up data: 16 batches for each process."""
+    """Return the samples of an epoch of synthetic data: 16 batches per process."""
     assert job.batch_size is not None
     return 16 * job.batch_size * job.nproc
 
 
 def micro_batch(effective_batch_size: int, max_batch: int, *, multiple_of: int = 1) -> tuple[int, int] | None:
-    """Return the largest batch that fits and divides the effective one, and how many of it make one optimizer step.
+    """Return the largest batch that fits and divides the effective batch, and the batches per optimizer step.
 
-    None where no multiple of `multiple_of` divides the effective batch.
+    Return None if no multiple of `multiple_of` divides the effective batch.
     """
     low = [number for number in range(1, math.isqrt(effective_batch_size) + 1) if not effective_batch_size % number]
     divisors = [*low, *(effective_batch_size // number for number in low)]
@@ -40,7 +37,7 @@ def micro_batch(effective_batch_size: int, max_batch: int, *, multiple_of: int =
 
 
 def scaled_learning_rate(job: Job, reference_batch_size: int) -> float:
-    """Return the learning rate, scaled from the batch size for which the workload's learning rate was chosen.
+    """Return the learning rate, scaled from the batch size of the workload to that of the job.
 
     `lr_scaling` is linear for SGD (Goyal et al., 1706.02677), a square root for Adam (Malladi et al., 2205.10287).
     """

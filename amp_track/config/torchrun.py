@@ -1,4 +1,4 @@
-"""What torchrun tells each of the commands that it starts, one for each rank. Imports no torch."""
+"""Read the variables that torchrun sets for each command that it starts, one per rank. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from amp_track.config.job import Rank
 from amp_track.records.errors import BadInput
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
-"""The variable by which torch.distributed.is_torchelastic_launched tells it, too."""
+"""The variable that torch.distributed.is_torchelastic_launched reads."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _OF_TORCHRUN = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-"""Its variables, besides those that begin with TORCHELASTIC_."""
+"""The variables of torchrun, besides those that begin with TORCHELASTIC_."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One of the commands that torchrun has started together.
+    """The rank of this command among those that torchrun has started.
 
     Args:
-        rank: whose it is; its job's process has the same one.
-        address: of the machine that has torchrun's store.
-        port: of that store.
-        name: a prefix for the keys of this launch in that store.
+        rank: the rank of this command and of its job process.
+        address: the host of torchrun's store.
+        port: the port of that store.
+        name: the prefix of this launch's keys in that store.
     """
 
     rank: Rank
@@ -38,14 +38,14 @@ class Launch:
 
     @property
     def is_first(self) -> bool:
-        """True for the one that does what it was asked for; the others run processes of its jobs."""
+        """Whether this is rank 0, which runs the command; the other ranks run processes of its jobs."""
         return self.rank.index == 0
 
 
 def launch() -> Launch | None:
-    """Return what torchrun has started this process as, and forget its variables; None if it has not.
+    """Return the launch of this process by torchrun and delete torchrun's variables; None without torchrun.
 
-    Jobs have RANK and WORLD_SIZE of their own, and what looks for torchrun in them would join its store.
+    Job processes set RANK and WORLD_SIZE themselves, and code that finds torchrun's variables would join its store.
 
     Raises:
         BadInput: as `read`.
@@ -57,12 +57,12 @@ def launch() -> Launch | None:
 
 
 def program() -> str:
-    """Return what this command is called by, but for torchrun's own options, which it does not tell."""
+    """Return the program name for a command line; torchrun's own options are unknown."""
     return "amp-track" if launch() is None else "torchrun … -m amp_track"
 
 
 def says_errors() -> bool:
-    """Return whether this command says what is wrong with its arguments: the first one of each machine does."""
+    """Return whether this process prints errors: only the first rank of each machine does."""
     found = _launch()
     return not isinstance(found, Launch) or found.rank.local_index == 0
 
@@ -81,15 +81,15 @@ def _launch() -> Launch | BadInput | None:
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun has started the process that has this environment."""
+    """Return whether torchrun has started the process with this environment."""
     return _RUN_ID in environment
 
 
 def read(environment: Mapping[str, str]) -> Launch | None:
-    """Return what an environment tells of torchrun; None where that has not started the process, or it alone.
+    """Return the launch that an environment describes; None without torchrun or for a single process.
 
     Raises:
-        BadInput: torchrun shares no store, or the variables are not what it sets.
+        BadInput: torchrun shares no store, or its variables are incomplete or invalid.
     """
     if not is_launched(environment):
         return None
@@ -103,19 +103,19 @@ def read(environment: Mapping[str, str]) -> Launch | None:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     except (KeyError, ValueError) as error:
         raise BadInput(
-            f"torchrun: got {_RUN_ID} without what belongs to it ({error}), expected all variables that torchrun sets; "
-            f"start it by torchrun, or unset {_RUN_ID}"
+            f"{_RUN_ID} is set, but another variable of torchrun is missing or invalid ({error}). Start the command by "
+            f"torchrun, or unset {_RUN_ID}."
         ) from None
     if rank.count == 1:
         return None
     if environment.get(_AGENT_STORE) != "True":
         raise BadInput(
-            f"torchrun: got one that shares no store with what it starts ({_AGENT_STORE}), expected one that does; "
-            "leave out TORCH_DISABLE_SHARE_RDZV_TCP_STORE, and take --rdzv-backend c10d or static"
+            f"torchrun does not share its store with the commands ({_AGENT_STORE}). Unset "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE and use --rdzv-backend c10d or static."
         )
     if ":" in address:
         raise BadInput(
-            f"torchrun: got {address} as the address of rank 0, expected a name or an IPv4 address; give torchrun "
-            "--local-addr"
+            f"torchrun gives {address} as the address of rank 0, but a host name or an IPv4 address is required. Set "
+            "torchrun's --local-addr."
         )
     return Launch(rank=rank, address=address, port=port, name=f"amp_track/{environment[_RUN_ID]}")

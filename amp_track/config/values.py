@@ -1,7 +1,7 @@
-"""The parsers of flags: from the text that was given to its value.
+"""Parse the texts of flags.
 
-Each raises ValueError on text it cannot read; the caller knows the flag's name and what is expected, and says both. No
-torch here: arguments are checked before it is imported.
+Each parser raises ValueError for an invalid text; the caller adds the flag and the expected value. No torch here:
+arguments are checked before it is imported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PRECISIONS = ("fp32", "tf32", "amp", "bf16")
 PRECISION_COLORS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp": "#D55E00", "bf16": "#009E73"}
 """From the palette of Okabe and Ito, safe for color-blind readers (https://jfly.uni-koeln.de/color/)."""
 LAUNCHERS = ("local", "slurm", "ray")
-"""What starts search workers: each is a module of amp_track/workers/launchers/."""
+"""The launchers of search workers: modules of amp_track/workers/launchers/."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that takes one of these texts."""
+    """Return a parser that accepts only these texts."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -33,7 +33,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-precision = one_of(*PRECISIONS)
+def precision(text: str) -> str:
+    """Parse the name of a precision; fp16 is another name for amp."""
+    return _canonical_precision({"fp16": "amp"}.get(text, text))
+
+
+_canonical_precision = one_of(*PRECISIONS)
 
 
 def precisions(text: str) -> tuple[str, ...]:
@@ -42,14 +47,14 @@ def precisions(text: str) -> tuple[str, ...]:
 
 
 def natural_number(text: str) -> int:
-    """Parse a whole number of 0 or more, of 63 bits as torch and the stores have them."""
+    """Parse a whole number of 0 or more with at most 63 bits, the limit of torch and the stores."""
     if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) >= 2**63:
         raise ValueError(text)
     return int(text)
 
 
 def seed(text: str) -> int:
-    """Parse a seed, of 32 bits as NumPy takes them, so that more seeds can be counted from it."""
+    """Parse a seed below 2**31: NumPy takes 32 bits, and the seeds of later trials are larger."""
     number = natural_number(text)
     if number >= 2**31:
         raise ValueError(text)
@@ -57,7 +62,7 @@ def seed(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """Parse the number of a TCP port."""
+    """Parse a TCP port."""
     number = positive_integer(text)
     if number > 65535:
         raise ValueError(text)
@@ -65,7 +70,7 @@ def port(text: str) -> int:
 
 
 def effective_batch_size(text: str) -> int:
-    """Parse an effective batch size, of so few bits that its divisors are found at once."""
+    """Parse an effective batch size below 2**31, so that its divisors are found quickly."""
     number = positive_integer(text)
     if number >= 2**31:
         raise ValueError(text)
@@ -73,7 +78,7 @@ def effective_batch_size(text: str) -> int:
 
 
 def duration_seconds(text: str) -> float:
-    """Parse a duration, such as `90s`, `10m` or `1h30m`, or a number of seconds; at most a century, as clocks count."""
+    """Parse a duration, such as `90s`, `10m` or `1h30m`, or a number of seconds; at most a century."""
     if parts := re.fullmatch(r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", text.strip()):
         days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
         text = str(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
@@ -113,8 +118,8 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def byte_size(text: str) -> int:
-    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or whole bytes; of 63 bits as torch has them."""
-    from pydantic import ByteSize, TypeAdapter  # 30 ms that most commands need not pay
+    """Parse a size in bytes: `6GiB` (1024³), `6GB` (1000³), `512MiB`, or bytes; at most 63 bits, the limit of torch."""
+    from pydantic import ByteSize, TypeAdapter  # takes 30 ms that most commands do not need
 
     if not re.fullmatch(r"\s*(\d+|[\d.]+\s*[^\W\d]\w*)\s*", text):  # pydantic reads "5%" as 5, and "1.5" as 1
         raise ValueError(text)
@@ -126,7 +131,7 @@ def byte_size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Headroom:
-    """The part of a budget that is left free: a fraction of it, or a number of bytes."""
+    """The part of a budget to leave free: a fraction, or a number of bytes."""
 
     fraction: float = 0.0
     size_bytes: int = 0
@@ -139,7 +144,7 @@ class Headroom:
 
 
 def headroom(text: str) -> Headroom:
-    """Parse a headroom: `5%` of the budget, or `512MiB` of it."""
+    """Parse a headroom: `5%` or `512MiB` of the budget."""
     if not text.strip().endswith("%"):
         return Headroom(size_bytes=byte_size(text))
     percent = positive_number(text.strip()[:-1])
@@ -149,14 +154,14 @@ def headroom(text: str) -> Headroom:
 
 
 def byte_size_text(text: str) -> str:
-    """Parse a size in bytes, and return it as it was written: it names what it is asked for."""
+    """Check a size in bytes and return its text, which is the name of the plan's target."""
     byte_size(text)
     return text.strip()
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """A difference of quality that does not matter: a fraction of the reference's quality, or an absolute one."""
+    """The difference of the metric that does not matter: a fraction of the reference's value, or an absolute one."""
 
     fraction: float = 0.0
     absolute: float = 0.0
@@ -169,7 +174,7 @@ class Tolerance:
 
 
 def tolerance(text: str) -> Tolerance:
-    """Parse a margin: `1%` of the reference's quality, or `0.005`."""
+    """Parse a tolerance: `1%` of the reference's metric, or `0.005`."""
     if text.strip().endswith("%"):
         return Tolerance(fraction=positive_number(text.strip()[:-1]) / 100)
     return Tolerance(absolute=positive_number(text))
@@ -183,8 +188,15 @@ def device(text: str) -> str:
 
 
 def study_name(text: str) -> str:
-    """Parse the name of a study, of which NAME/max-batch and NAME/train are made: 512 characters at most in Optuna."""
+    """Parse the name of a study. Optuna limits names, such as NAME/max-batch, to 512 characters."""
     if not text.strip() or "/" in text or len(text) > 500 or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def experiment_name(text: str) -> str:
+    """Parse the name of an MLflow experiment: 500 characters at most in MLflow."""
+    if not text.strip() or len(text) > 500 or not text.isprintable():
         raise ValueError(text)
     return text
 

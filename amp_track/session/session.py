@@ -179,7 +179,12 @@ class Session:
         """Open MLflow's store."""
         from amp_track import tracking
 
-        return tracking.Tracker(self.tracking_uri, outbox_folder=addresses.outbox_folder(self.request.stores.storage))
+        stores = self.request.stores
+        return tracking.Tracker(
+            self.tracking_uri,
+            outbox_folder=addresses.outbox_folder(stores.storage),
+            experiment=stores.experiment,
+        )
 
     def training_samples(self, job: Job) -> int:
         """Return the number of samples in one epoch of a job."""

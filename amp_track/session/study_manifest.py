@@ -37,7 +37,9 @@ class Remembered:
     datasets: tuple[tuple[str, str], ...] = ()
     """The digest of the data set for each value that a comparison varies."""
     experiment_id: str
-    """Of the study's MLflow parent run."""
+    """Of the study's MLflow run."""
+    experiment: str | None = None
+    """The name that --experiment gave, for search workers: a study's run that was deleted is made again there."""
 
     def request(self, stores: Stores, *, owns_process: bool = False) -> Request:
         """Return the request of the command, with the stores of its study."""
@@ -82,7 +84,7 @@ def keep(
     """
     from amp_track.study import storage
 
-    session = tracked_study.session
+    session, known = tracked_study.session, _known(tracked_study.study)
     new = Remembered(
         command=command,
         job=session.request.job,
@@ -93,9 +95,9 @@ def keep(
         precisions=session.precisions,
         datasets=tuple((value, of_value.inspection.dataset_digest) for value, of_value in (compared or {}).items()),
         experiment_id=tracked_study.parent.experiment_id,
+        experiment=session.request.stores.experiment or (known.experiment if known is not None else None),
     )
-    known = _known(tracked_study.study)
-    if known is not None and session.request.joins:  # its path on this machine may differ
+    if known is not None and session.request.joins:  # a search worker may find the same file elsewhere
         new = dataclasses.replace(new, job=dataclasses.replace(new.job, workload=known.job.workload))
     if known is not None and (known.command, command) == ("search", "max-batch"):
         either = {*known.precisions, *new.precisions}

@@ -167,10 +167,13 @@ class TrackedStudy:
 
     @property
     def run(self) -> StudyRun:
-        """The study's name and parent run."""
-        parent = self.parent
+        """The run that stands for the study."""
+        experiment_id = self.parent.experiment_id
         return StudyRun(
-            name=self.name, run_id=parent.run_id, experiment_id=parent.experiment_id, id_of=self.tracker.id_of
+            name=self.name,
+            run_id=self.parent.run_id,
+            experiment_id=experiment_id,
+            id_of=functools.partial(self.tracker.id_of, experiment_id=experiment_id),
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+DEFAULT_EXPERIMENT = "amp_track"
 DEFAULT_STORAGE = "sqlite:///optuna.db"
 STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the store address of Optuna, for a command without --storage."""

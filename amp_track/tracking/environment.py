@@ -1,4 +1,4 @@
-"""Resolve the run and experiment from MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME."""
+"""Choose the run and the experiment from --experiment, MLFLOW_RUN_ID, MLFLOW_EXPERIMENT_ID and _NAME."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import addresses
 
-EXPERIMENT = "amp_track"
 _FIRST_EXPERIMENT = "0"
 """The id of the experiment that every new store contains."""
 NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -40,9 +39,15 @@ def run_id_of_environment() -> str | None:
     return os.environ.get("MLFLOW_RUN_ID") or None
 
 
-def experiment_name() -> str:
-    """Return the name of the experiment of new runs. Raise BadInput if the environment variable is invalid."""
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+def experiment_name(given: str | None = None) -> str:
+    """Return the name of the experiment of new runs. Raises BadInput if the environment's name is invalid.
+
+    Args:
+        given: the name that --experiment gave; it takes precedence over the environment.
+    """
+    if given is not None:
+        return given
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or addresses.DEFAULT_EXPERIMENT
     if not name.isprintable() or len(name) > _LONGEST_NAME:
         raise BadInput(
             f"MLFLOW_EXPERIMENT_NAME: got {name!r}, expected at most {_LONGEST_NAME} printable characters. Use another "
@@ -51,14 +56,15 @@ def experiment_name() -> str:
     return name
 
 
-def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
-    """Return the experiment of new runs; None if it does not exist yet.
+def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> Experiment | None:
+    """Return the experiment of new runs; None if it does not exist yet. `given` is as in `experiment_name`.
 
     Raises:
         BadInput: it has been deleted, or MLFLOW_EXPERIMENT_ID is invalid or unknown.
     """
-    name, given_id, uri = experiment_name(), os.environ.get("MLFLOW_EXPERIMENT_ID"), client.tracking_uri
-    if given_id and len(given_id) > _LONGEST_ID:  # a database would raise its own error
+    name, uri = experiment_name(given), client.tracking_uri
+    given_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if given is None else None
+    if given_id and len(given_id) > _LONGEST_ID:  # a database raises an error of its own
         raise not_there(uri, "MLFLOW_EXPERIMENT_ID", given_id, "an experiment")
     try:
         found = client.get_experiment(given_id) if given_id else client.get_experiment_by_name(name)
@@ -70,22 +76,23 @@ def known_experiment(client: mlflow.MlflowClient) -> Experiment | None:
         return None
     if found.lifecycle_stage != "active":
         raise BadInput(
-            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} has been deleted. Restore it (mlflow "
-            f"experiments restore --experiment-id {found.experiment_id}), or set MLFLOW_EXPERIMENT_NAME."
+            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} has been deleted, expected "
+            "one that is there; restore it (mlflow experiments restore --experiment-id "
+            f"{found.experiment_id}), or name another with --experiment"
         )
     return found
 
 
-def experiment(client: mlflow.MlflowClient) -> str:
-    """Return the id of the experiment of new runs, created if necessary. Raise BadInput like `known_experiment`."""
-    if (found := known_experiment(client)) is not None:
-        if experiment_name() == EXPERIMENT and not os.environ.get("MLFLOW_EXPERIMENT_ID"):
+def experiment(client: mlflow.MlflowClient, given: str | None = None) -> str:
+    """Return the id of the experiment of new runs; create it if it does not exist. Raises BadInput as above."""
+    if (found := known_experiment(client, given)) is not None:
+        if found.name == addresses.DEFAULT_EXPERIMENT:
             _say_its_kind(client, found)
         return str(found.experiment_id)
     try:
-        return str(client.create_experiment(experiment_name(), tags=_KIND_OF_EXPERIMENT))
+        return str(client.create_experiment(experiment_name(given), tags=_KIND_OF_EXPERIMENT))
     except mlflow.exceptions.MlflowException:
-        if (found := known_experiment(client)) is None:  # else another machine has just created it
+        if (found := known_experiment(client, given)) is None:  # else another machine has just made it
             raise
         return str(found.experiment_id)
 
@@ -107,9 +114,9 @@ def check_artifact_store(uri: str, found: Experiment | None) -> None:
     module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
     if module and not _is_installed(module):
         raise BadInput(
-            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} stores files in "
-            f"{masking.masked_within(location)}, which requires {package}. Install it, or use another experiment "
-            "by MLFLOW_EXPERIMENT_NAME."
+            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} keeps files in "
+            f"{masking.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
+            "or name another experiment with --experiment"
         )
     folder = addresses.local_folder(location)
     if folder is not None and not uri.startswith("http"):  # else the folder may be on the server
@@ -129,19 +136,20 @@ def _check_folder(folder: Path) -> None:
     nearest = next(path for path in around if os.path.exists(path))  # Path.exists may raise PermissionError
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise BadInput(
-            f"--tracking-uri: files of runs go to {folder}, but {nearest} is not a writable folder. "
-            f"{'Use another working directory' if not folder.is_absolute() else 'Make it writable'}, or set "
-            "MLFLOW_EXPERIMENT_NAME to another experiment."
+            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written, {nearest} "
+            f"cannot; {'work in another folder' if not folder.is_absolute() else 'see to it'}, or name another "
+            "experiment with --experiment"
         )
 
 
-def check_new_store(uri: str) -> None:
-    """Raise BadInput if a new store cannot satisfy the environment, or this folder cannot hold its files."""
+def check_new_store(uri: str, given: str | None = None) -> None:
+    """Raise BadInput if the environment names what no new store has, or its files cannot be kept in this folder."""
     _check_folder(Path(_NEW_FILES))
-    experiment_name()
+    experiment_name(given)
     if (run_id := run_id_of_environment()) is not None:
         raise not_there(uri, "MLFLOW_RUN_ID", run_id, "a run")
-    if (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT) != _FIRST_EXPERIMENT:
+    experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") or _FIRST_EXPERIMENT
+    if given is None and experiment_id != _FIRST_EXPERIMENT:
         raise not_there(uri, "MLFLOW_EXPERIMENT_ID", experiment_id, "an experiment")
 
 

@@ -53,24 +53,34 @@ class Resumable:
 class Tracker:
     """An MLflow tracking store, with its tables created.
 
-    New top-level runs go to the experiment in MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, else to `amp_track`.
+    New top-level runs go to `experiment`, else to the one that the environment names (MLFLOW_EXPERIMENT_ID or _NAME),
+    else to `amp_track`.
 
     Args:
-        uri: the store address, already checked.
-        outbox_folder: the folder in which records wait for a server; not needed for a database file.
-        resumes: whether the command only resumes runs, so that the environment variables do not matter.
+        uri: the store's address, which the command has checked.
+        outbox_folder: where records wait for a server that does not answer; a database file needs none.
+        experiment: the name of the experiment of new runs.
+        resumes: whether runs are resumed alone, wherever the environment would put new ones.
 
     Raises:
         BadInput: another version of MLflow created the store, or the environment names a run or an experiment that is
             not in it. Nothing is written then.
     """
 
-    def __init__(self, uri: str, *, outbox_folder: Path = Path(addresses.OUTBOX), resumes: bool = False) -> None:
+    def __init__(
+        self,
+        uri: str,
+        *,
+        outbox_folder: Path = Path(addresses.OUTBOX),
+        experiment: str | None = None,
+        resumes: bool = False,
+    ) -> None:
         hush()
         set_clock()
         self.uri = uri
+        self._experiment = experiment
         if not addresses.exists(uri) and not resumes:
-            environment.check_new_store(uri)
+            environment.check_new_store(uri, experiment)
         with store_lock(uri):
             if (file := addresses.sqlite_file(uri)) is not None:
                 mlflow_internals.make_store(file)
@@ -87,12 +97,12 @@ class Tracker:
     def _experiment_id(self) -> str:
         """The id of the experiment of new runs, created on first use."""
         with store_lock(self.uri):
-            return self._ask(lambda: environment.experiment(self._client), writes=True)
+            return self._ask(lambda: environment.experiment(self._client, self._experiment), writes=True)
 
     def _check_environment(self) -> None:
         """Raise BadInput if new runs cannot be created as the environment variables demand."""
         if (run_id := environment.run_id_of_environment()) is None:
-            known = self._ask(lambda: environment.known_experiment(self._client))
+            known = self._ask(lambda: environment.known_experiment(self._client, self._experiment))
             environment.check_artifact_store(self.uri, known)
         elif not self.exists(run_id):
             raise environment.not_there(self.uri, "MLFLOW_RUN_ID", run_id, "a run")
@@ -237,13 +247,13 @@ class Tracker:
     def _download(self, run_id: str, file: str, folder: Path) -> str:
         return str(self._ask(lambda: self._client.download_artifacts(run_id, file, str(folder))))
 
-    def id_of(self, run_id: str) -> str:
-        """Return the id for the key of a run if the server has created the run meanwhile, else the key."""
+    def id_of(self, run_id: str, experiment_id: str) -> str:
+        """Return the id of a run of an experiment that was made when a server was down, if it has made it since."""
         known = self._sink.id_of(run_id)
         if not is_key(known):
             return known
         try:
-            return self._ask(lambda: find_by_key(self._client, self._experiment_id, known)) or known
+            return self._ask(lambda: find_by_key(self._client, experiment_id, known)) or known
         except StoreFailed:
             return known
 

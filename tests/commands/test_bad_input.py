@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 from support import DIGITS, ROOT, WORKLOADS, Done
 
+from amp_track import __version__
 from amp_track.config.job import Job
 from amp_track.runner.runner import JobRunner
 
@@ -19,6 +20,18 @@ ARGUMENTS = [
     (["train", DIGITS, "--precision", "fp8"], "--precision: got 'fp8', expected one of fp32, tf32, amp, bf16"),
     (["max-batch", DIGITS, "--precision", "fp32,fp8"], "--precision: got 'fp32,fp8', expected names from"),
     (["train", DIGITS, "--batch-size", "0"], "--batch-size: got '0', expected a whole number of 1 or more, or auto"),
+    *(
+        ([command, DIGITS, "--experiment", name], "--experiment: got '")
+        for command, name in (
+            ("train", ""),
+            ("max-batch", "a\nb"),
+            ("search", "x" * 501),
+            ("compare", " "),
+            ("plan", " "),
+        )
+    ),
+    (["plan", DIGITS, "--experiment", "mine"], "--experiment requires --track"),
+    (["train", "--resume", "0" * 32, "--experiment", "mine"], "--experiment cannot be used with --resume"),
     (["train", DIGITS, "--batch-size", "-4"], "--batch-size: got '-4'"),
     (["train", DIGITS, "--memory-budget", ""], "--memory-budget: got '', expected a size above 0 with its unit"),
     (["max-batch", DIGITS, "--memory-budget="], "--memory-budget: got '', expected a size above 0 with its unit"),
@@ -61,17 +74,17 @@ ARGUMENTS = [
     (["train", DIGITS, "--colour", "red"], "No such option: --colour"),
     (["train", DIGITS, "--epochs"], "requires an argument"),
     (["train", DIGITS, "--grad-stats-every", "0"], "--grad-stats-every: got '0', expected a whole number of 1 or more"),
-    (["train", DIGITS, "--headroom", "5%"], "--headroom: got 5%, expected it together with --batch-size auto"),
+    (["train", DIGITS, "--headroom", "5%"], "--headroom requires --batch-size auto"),
     (["train", DIGITS, "--grad-accum", "2", "--effective-batch-size", "64"], "--grad-accum: got 2 together with"),
     (["train", "--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),
-    (["train", "--resume", "0" * 32], "there is no store"),
+    (["train", "--resume", "0" * 32], "does not exist"),
     (["max-batch", DIGITS, "--headroom", "120%"], "--headroom: got '120%', expected a part of the budget, such as 5%"),
     (["search", DIGITS, "--lr-range", "1,0.1"], "--lr-range: got '1,0.1', expected two numbers above 0"),
-    (["search", DIGITS, "--synthetic"], "use fit --synthetic"),
+    (["search", DIGITS, "--synthetic"], "Use max-batch --synthetic"),
     (["search", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
     (
         ["search", DIGITS, "--seeds", "3", "--tolerance", "-1%"],
-        "--tolerance: got '-1%', expected a part of the quality",
+        "--tolerance: got '-1%', expected a part of the metric",
     ),
     (["compare", DIGITS, "--vary", "width"], "--vary: got 'width', expected option=value,value,…"),
     (["compare", DIGITS, "--batch-size", "auto"], "--batch-size: got auto, expected a whole number of 1 or more"),
@@ -80,16 +93,19 @@ ARGUMENTS = [
     (["compare", DIGITS, "--seeds", "0"], "--seeds: got '0', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--batch-size", "auto"], "--batch-size: got 'auto', expected a whole number of 1 or more"),
     (["dtypes", DIGITS, "--epochs", "2"], "No such option: --epochs"),
-    (["dtypes", "nowhere.py"], "nowhere.py: file not found, expected a Python file with one Workload"),
-    (["max-batch", ":"], "WORKLOAD: got :, expected package.module:Class or a Python file"),
-    (["max-batch", "..:Digits"], "WORKLOAD: got ..:Digits, expected package.module:Class"),
-    (["plan", "..:Digits"], "WORKLOAD: got ..:Digits, expected package.module:Class"),
-    (["max-batch", "x" * 300], "file not found"),
-    (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: file not found"),
-    (["max-batch", "\udcff.py"], "expected a file name in UTF-8"),
-    (["max-batch", "--", "--my_file.py"], "--my_file.py: file not found"),
-    (["max-batch", DIGITS, "--study", "\udcff"], r"--study: got '\udcff', expected a name of 500 characters at most"),
-    (["max-batch", DIGITS, "--study", "x" * 501], "expected a name of 500 characters at most"),
+    (["dtypes", "nowhere.py"], "nowhere.py: got no such file, expected a Python file with one Workload"),
+    (["max-batch", ":"], "got no name of a class, expected package.module:Class or a Python file"),
+    (["max-batch", "..:Digits"], "got no name of a class"),
+    (["plan", "..:Digits"], "got no name of a class"),
+    (["max-batch", "x" * 300], "got no such file"),
+    (["max-batch", "a\nb\x1b[31m"], r"a\nb\x1b[31m: got no such file"),
+    (["max-batch", "\udcff.py"], "got a name that is no UTF-8"),
+    (["max-batch", "--", "--my_file.py"], "--my_file.py: got no such file"),
+    (
+        ["max-batch", DIGITS, "--study", "\udcff"],
+        r"--study: got '\udcff', expected a name of at most 500 printable characters",
+    ),
+    (["max-batch", DIGITS, "--study", "x" * 501], "expected a name of at most 500 printable characters"),
     (["train", DIGITS, "--set", "width=\udcff"], r"--set: got 'width=\udcff', expected option=value"),
     (["max-batch", DIGITS, "--headroom", "9" * 400], "expected a part of the budget, such as 5%, or a size"),
     (["max-batch", DIGITS, "--effective-batch-size", "2147483648"], "expected a whole number from 1 to 2147483647"),
@@ -276,6 +292,11 @@ def test_an_environment_that_names_nothing_is_told_before_anything_is_written(
     assert {file: file.read_bytes() for file in Path.cwd().iterdir()} == before
 
 
+def test_version_is_that_of_the_package(amp_track: Command) -> None:
+    done = amp_track("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"amp-track {__version__}\n", "")
+
+
 @pytest.mark.parametrize("command", [[], ["train"], ["max-batch"], ["search"], ["compare"], ["dtypes"]], ids=" ".join)
 def test_help_teaches(command: list[str], amp_track: Command) -> None:
     done = amp_track(*command, "--help")
@@ -284,3 +305,10 @@ def test_help_teaches(command: list[str], amp_track: Command) -> None:
     if command:
         assert f"amp-track {command[0]} experiments/digits.py" in done.stdout
         assert ("--memory-budget" in done.stdout) == (command != ["dtypes"])
+
+
+def test_help_shows_everyday_flags_before_the_panels(amp_track: Command) -> None:
+    shown = amp_track("train", "--help").stdout
+    order = ["--precision", "--batch-size", "─ Training ─", "--grad-accum", "─ Search ─", "--headroom", "─ Stores ─"]
+    found = [shown.index(text) for text in (*order, "--experiment")]
+    assert found == sorted(found)

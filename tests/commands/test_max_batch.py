@@ -265,7 +265,7 @@ class TestEdges:
 
     def test_a_multiple_that_does_not_fit_is_no_batch(self) -> None:
         question = asked(multiple_of=500, confirm_steps=0, job={"precision": "fp32"})
-        with pytest.raises(NothingFits, match="no multiple of 500 fits: the largest batch is 157"):
+        with pytest.raises(NothingFits, match="no multiple of 500 fits: the max batch is 157"):
             train(dataclasses.replace(question, find_batch_size=True), runner=SimulatedRunner())
 
     def test_an_effective_batch_is_reached_by_accumulating(self) -> None:

@@ -122,7 +122,7 @@ def test_seeds_tell_whether_metric_is_kept() -> None:
     ("precisions", "settings", "message"),
     [
         (("amp", "bf16"), {}, "--seeds: got 3 with --precision amp,bf16, expected fp32 among them"),
-        (("fp32",), {"samples": 9}, "expected a workload with evaluation data"),
+        (("fp32",), {"samples": 9}, "--seeds requires evaluation data"),
     ],
 )
 def test_what_cannot_be_compared_is_rejected(
@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_rejected(
 
 
 def test_made_up_data_has_no_metric_to_search_for() -> None:
-    with pytest.raises(BadInput, match="use fit --synthetic"):
+    with pytest.raises(BadInput, match="Use max-batch --synthetic"):
         search(asked(job={"synthetic": True}), runner=SimulatedRunner())
 
 

@@ -136,9 +136,12 @@ def test_a_run_that_the_store_does_not_have_is_told(amp_track: Command) -> None:
     [
         (["--port", "0"], "--port: got '0', expected a whole number from 1 to 65535"),
         (["--dashboard-port", "65536"], "--dashboard-port: got '65536', expected a whole number from 1 to 65535"),
-        (["--port", "5000", "--tracking-uri", "http://me:hunter2@127.0.0.1:9"], "--port: got 5000 with the tracking"),
-        (["--tracking-uri", "http://127.0.0.1:9"], "no MLflow server answers"),
-        (["--storage", "sqlite:////no/folder/x.db"], "the folder /no/folder does not exist"),
+        (
+            ["--port", "5000", "--tracking-uri", "http://me:hunter2@127.0.0.1:9"],
+            "--port cannot be used with a tracking server",
+        ),
+        (["--tracking-uri", "http://127.0.0.1:9"], "expected an MLflow server that answers"),
+        (["--storage", "sqlite:////no/folder/x.db"], "expected a file in a folder that exists"),
         (["--study", "x"], "No such option: --study"),
         (["a", "b"], "unexpected extra argument"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import optuna
 import pytest
 from simulated import SimulatedRunner
@@ -142,32 +143,32 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     [
         (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
-        (["mine", "--workers", "2", "--device", "cpu"], "--device: got cpu with workers that are started, each of"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, which cannot be created"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, which cannot be created"),
-        (["mine", "--logs", "here"], "--logs: got here with one worker, which prints here, expected more"),
+        (["mine", "--workers", "2", "--device", "cpu"], "--device cannot be used with several workers"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
+        (["mine", "--logs", "here"], "--logs requires --workers 2 or more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
-        (["mine", "--sbatch", "time=8:00:00"], "--sbatch: got it with --launcher local, expected slurm; leave it out"),
+        (["mine", "--sbatch", "time=8:00:00"], "--sbatch requires --launcher slurm"),
         (["mine", "--sbatch", "a b=1"], "--sbatch: got 'a b=1', expected an option of sbatch, such as partition=gpu"),
         (
             ["mine", "--launcher", "slurm"],
-            "--storage: got sqlite:///optuna.db with --launcher slurm, whose workers run on other machines, expected a",
+            "--storage: got sqlite:///optuna.db with --launcher slurm on other machines, expected a",
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "/shared/optuna.log"],
-            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+            "got sqlite:///mlflow.db with --launcher slurm on other machines, expected a server",
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql+psycopg://u:hunter2@nowhere/x"],
-            "got sqlite:///mlflow.db with --launcher slurm, whose workers run on other machines, expected a server",
+            "got sqlite:///mlflow.db with --launcher slurm on other machines, expected a server",
         ),
         (
             ["mine", "--launcher", "slurm", "--storage", "postgresql://127.0.0.1/x", "--tracking-uri", "http://h:1"],
-            "--storage: got postgresql://127.0.0.1/x with --launcher slurm, whose workers run on other machines",
+            "--storage: got postgresql://127.0.0.1/x with --launcher slurm on other machines",
         ),
         (
             ["mine", "--launcher", "ray"],
-            "--storage: got sqlite:///optuna.db with --launcher ray, whose workers run on other machines, expected a",
+            "--storage: got sqlite:///optuna.db with --launcher ray on other machines, expected a",
         ),
         (
             ["mine", "--launcher", "ray", "--storage", "postgresql://192.0.2.1/x", "--tracking-uri", "http://192.0.2.1"],
@@ -202,4 +203,20 @@ def test_the_address_of_the_study_may_come_from_the_environment(
     assert amp_track("report", "mine").returncode == 2
     monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")
     assert amp_track("report", "mine").returncode == 0
-    assert "--storage: sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
+    assert (
+        "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
+    )
+
+
+def test_a_study_and_its_workers_use_the_experiment_that_was_given() -> None:
+    found = max_batch(asked(experiment="mine", max_batch_size=9), runner=SimulatedRunner())
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    assert client.get_experiment(found.experiment_id).name == "mine"
+    assert client.get_experiment_by_name("amp_track") is None
+
+    client.delete_run(found.run_id)
+    joined = work(named("mine"), runner=SimulatedRunner())
+    assert isinstance(joined, MaxBatchResult)
+    assert joined.run_id != found.run_id
+    assert joined.experiment_id == found.experiment_id
+    assert client.get_experiment_by_name("amp_track") is None

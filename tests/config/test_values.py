@@ -56,6 +56,11 @@ def test_there_are_four_precisions_in_a_fixed_order() -> None:
     assert values.PRECISIONS == ("fp32", "tf32", "amp", "bf16")
 
 
+def test_fp16_is_another_name_for_amp() -> None:
+    assert values.precision("fp16") == "amp"
+    assert values.precisions("fp16,bf16,amp") == ("amp", "bf16")
+
+
 def test_precisions_keeps_the_order_and_drops_repeats() -> None:
     assert values.precisions("bf16, fp32,bf16") == ("bf16", "fp32")
     with pytest.raises(ValueError, match="fp64"):

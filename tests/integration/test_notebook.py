@@ -57,7 +57,7 @@ def test_a_cell_shows_progress_in_one_output(clean_folder: Path) -> None:
 
     (lines,) = max_batch
     first, *_, probe, confirmation = lines["text/plain"].splitlines()
-    assert first == "finding the largest batch that fits the memory that is free at fp32"
+    assert first == "finding the max batch within the memory that is free at fp32"
     assert probe.startswith("fp32 batch 64     fits") and confirmation.startswith("fp32 batch 64     fits")
     assert lines["text/html"].startswith("<pre") and probe in lines["text/html"]
 

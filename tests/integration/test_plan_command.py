@@ -199,14 +199,14 @@ def test_a_tracked_plan_is_one_run_with_plot_and_snapshots(amp_track: Command, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri: got sqlite:///x.db, expected it together with --track"),
-        (["--vary", "depth=2,3", "--set", "depth=2"], "depth is given by both --vary and --set"),
+        (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri requires --track"),
+        (["--vary", "depth=2,3", "--set", "depth=2"], "--vary: got depth, which --set gives a value too"),
         (["--vary", "depht=2,3"], "--vary depht: got '2', expected an option of "),
         (["--vary", "depth=2,two"], "--vary depth: got 'two', expected int"),
         (["--vary", "depth"], "--vary: got 'depth', expected option=value,value,…"),
         (
             ["--effective-batch-size", "64"],
-            "--effective-batch-size: got 64, expected it together with --memory-budget or ",
+            "--effective-batch-size requires --memory-budget or --gpu",
         ),
     ],
 )

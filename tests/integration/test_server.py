@@ -122,7 +122,7 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
 def test_a_server_that_is_killed_and_comes_back_has_every_record_once(server: Server) -> None:
     """Killed as the first probe begins; back while the search goes on, or as it ends."""
     with started(*FIT, "--tracking-uri", server.address) as max_batch:
-        read_until(max_batch, "finding the largest batch")
+        read_until(max_batch, "finding the max batch")
         server.kill()
         said = read_until(max_batch, "accepts no records now")
         server.start()
@@ -160,7 +160,7 @@ def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> N
 
 def test_the_runs_of_a_command_that_was_killed_with_its_server_are_ended(server: Server) -> None:
     with started(*FIT, "--tracking-uri", server.address) as max_batch:
-        read_until(max_batch, "finding the largest batch")
+        read_until(max_batch, "finding the max batch")
         server.kill()
         read_until(max_batch, "fits")
         max_batch.send_signal(signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_gone(server: Server, nu
 def test_every_record_arrives_once_through_a_bad_connection(server: Server, trouble: dict[str, Any]) -> None:
     """Answers that are late, errors for a while, and requests whose answer is lost after the server did them."""
     with relay(server.port) as between, started(*FIT, "--tracking-uri", between.address) as max_batch:
-        read_until(max_batch, "finding the largest batch")
+        read_until(max_batch, "finding the max batch")
         for name, value in trouble.items():
             setattr(between, name, value)
         said = read_until(max_batch, "to prove that it is the largest")

@@ -35,8 +35,8 @@ def test_a_job_whose_time_is_up_is_queued_again_and_the_study_is_finished(monkey
         while subprocess.run(["squeue", "--noheader", "--format=%i"], capture_output=True).stdout:
             time.sleep(0.2)
     for log in (first, second):
-        assert "study s, on a page: " in said(log), said(log)
-    assert said(first).count("finding the largest batch") == 2, "it resumes"
+        assert "Report of study s: " in said(log), said(log)
+    assert said(first).count("finding the max batch") == 2, "it resumes"
     assert len(in_state(TrialState.COMPLETE, "s/train")) == 4
     assert in_state(TrialState.RUNNING, "s/max-batch") == in_state(TrialState.RUNNING, "s/train") == []
     assert "RUNNING" not in {run.info.status for run in runs()}

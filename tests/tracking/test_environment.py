@@ -60,3 +60,24 @@ def test_a_run_whose_last_records_are_rejected_has_not_finished() -> None:
         run.metric("a//b", 1.0)
     kept = mlflow.MlflowClient(stores()["tracking_uri"]).get_run(run.run_id)
     assert kept.info.status == "FAILED"
+
+
+@pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
+def test_a_given_experiment_takes_precedence_over_the_environment(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    monkeypatch.setenv(variable, client.create_experiment("7") if variable.endswith("ID") else "7")
+    with Tracker(stores()["tracking_uri"], experiment="mine").run("a run", tags={}) as run:
+        pass
+    assert client.get_experiment(run.experiment_id).name == "mine"
+    with tracker().run("another", tags={}) as run:
+        pass
+    assert client.get_experiment(run.experiment_id).name == "7"
+
+
+def test_an_experiment_that_was_deleted_is_rejected() -> None:
+    client = mlflow.MlflowClient(stores()["tracking_uri"])
+    client.delete_experiment(client.create_experiment("mine"))
+    with pytest.raises(BadInput, match="experiment mine has been deleted"):
+        Tracker(stores()["tracking_uri"], experiment="mine")

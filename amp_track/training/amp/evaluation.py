@@ -33,7 +33,7 @@ class EvalStep:
         model: the model, on its device. Call its `eval()` before.
         loss: (output, target) -> scalar tensor, the mean over the batch.
         score: (output, target) -> one number per sample, shape (N,).
-        precision: the training's precision mode, or its name: fp32, tf32, amp, bf16.
+        precision: the mode of the training, or its name: fp32, tf32, amp (or fp16), bf16.
         device: the model's device, or its name.
         channels_last: give four-dimensional inputs that memory order.
 

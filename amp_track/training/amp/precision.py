@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from amp_track.config import values
 from amp_track.config.inspection import Support
 from amp_track.config.values import PRECISIONS
 from amp_track.training.devices.cpu import units_of
@@ -86,9 +87,10 @@ class Precision:
         """Return the mode of that name, or the given mode. Raises ValueError if the name does not exist."""
         if isinstance(name, Precision):
             return name
-        if name not in _MODES:
-            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}")
-        return _MODES[name]
+        try:
+            return _MODES[values.precision(name)]
+        except ValueError:
+            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}") from None
 
     def autocast(self, device_type: str) -> torch.autocast:
         """Return the autocast context of the forward pass; it is disabled if the mode has no autocast."""
@@ -171,7 +173,7 @@ def float32_precision(mode: Precision | str) -> Iterator[dict[str, str]]:
     `allow_tf32` flags are set to the same values, so that reading them raises no error.
 
     Args:
-        mode: the mode, or its name: fp32, tf32, amp, bf16.
+        mode: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
 
     Raises:
         RuntimeError: a setting had changed at the end of the block, so the results are not those of this mode.

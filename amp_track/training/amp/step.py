@@ -103,13 +103,13 @@ class TrainStep:
             amp. An optimizer whose step requires a closure, such as LBFGS, is rejected; if it only asserts the closure,
             as the usual SAM does, its first step raises.
         loss: (output, target) -> scalar tensor, the mean over the batch.
-        precision: the mode, or its name: fp32, tf32, amp, bf16.
-        score: (output, target) -> one number per sample, shape (N,), added up on the device with the loss.
-        schedule: optimizer steps made so far -> factor of the learning rate, 0 or more. Steps that amp skips do not
-            count.
-        max_grad_norm: the norm to clip gradients to, after unscaling, once per optimizer step.
-        channels_last: use the channels-last memory format for the model and four-dimensional inputs.
-        compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the process).
+        precision: the mode, or its name: fp32, tf32, amp (or fp16), bf16.
+        score: (output, target) -> one number per sample, shape (N,), added up on the device beside the loss.
+        schedule: updates made so far -> factor of the learning rate, 0 or more. It counts updates, not the steps that
+            amp skips.
+        max_grad_norm: the norm to clip gradients to, after unscaling, once per update.
+        channels_last: give the model and four-dimensional inputs that memory order.
+        compile: torch.compile the forward pass, with a backward pass without autocast (a setting of the whole process).
         grad_stats_every: N; count overflow and underflow in every layer at every N-th step, see
             `amp_track.training.amp.diagnosis`.
         scaler: the GradScaler for amp, on the parameters' device; by default a new one with torch's default settings.

@@ -42,7 +42,7 @@ def test_a_device_may_be_a_name() -> None:
 
 def test_a_name_that_does_not_exist_is_rejected_everywhere() -> None:
     with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
-        EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output, "fp16", CPU)
+        EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output, "fp8", CPU)
     with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"), float32_precision("half"):
         pass
 

@@ -268,7 +268,7 @@ REJECTED: dict[str, Callable[[torch.amp.GradScaler], dict[str, Any]]] = {
     "no function": lambda used: {"schedule": 0.5},
     "scaler in use": lambda used: {"schedule": warm_up, "scaler": used},
     "scaler of another device": lambda used: {"schedule": warm_up, "scaler": torch.amp.GradScaler("xpu")},
-    "precision": lambda used: {"schedule": warm_up, "precision": "fp16"},
+    "precision": lambda used: {"schedule": warm_up, "precision": "fp8"},
     "no process group": lambda used: {"schedule": warm_up, "data_parallel": True},
 }
 

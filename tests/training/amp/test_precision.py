@@ -9,6 +9,12 @@ def test_only_amp_scales() -> None:
     assert [name for name in PRECISIONS if Precision.named(name).grad_scaler] == ["amp"]
 
 
+def test_fp16_is_the_mode_amp() -> None:
+    assert Precision.named("fp16") is Precision.named("amp")
+    with float32_precision("fp16") as settings:
+        assert settings["cudnn.conv"] == "ieee"
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("fp32", torch.float32), ("amp", torch.float16), ("bf16", torch.bfloat16)])
 def test_autocast_gives_matrix_products_their_dtype(name: str, dtype: torch.dtype) -> None:
     matrix = torch.ones(4, 4)
