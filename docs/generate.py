@@ -38,18 +38,18 @@ from benchmarks.gpu import stages, tables  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = tuple(FLAGS)
 _GROUPS = {
-    "job": "The training",
-    "fitoptions": "The largest batch",
-    "searchoptions": "The search",
-    "compareoptions": "The comparison",
+    "job": "Training",
+    "maxbatchoptions": "Max batch",
+    "searchoptions": "Search",
+    "compareoptions": "Comparison",
     "resumption": "Resuming",
     "trust": "Resuming",
-    "example": "The batch that dtypes looks at",
-    "planoptions": "The memory that plan predicts for",
-    "uioptions": "The pages that ui serves",
-    "reportoptions": "Where the page is written",
-    "workoptions": "The workers that work starts",
-    "stores": "Where results go",
+    "example": "Example batch of dtypes",
+    "planoptions": "Memory plan",
+    "uioptions": "Web pages of ui",
+    "reportoptions": "Report page",
+    "workoptions": "Search workers",
+    "stores": "Stores",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""
 
@@ -104,10 +104,17 @@ def exit_codes() -> None:
     _print_table(["exit code", "exception in Python", "means"], rows)
 
 
-def example(name: str) -> None:
-    """Print an example's commands with their output, and the machine that it was made on."""
+def example(name: str, *, skip: int = 0, tables: tuple[int, ...] | None = None, links: bool = True) -> None:
+    """Print an example's commands with their output, and the machine that it was made on.
+
+    Args:
+        name: the example.
+        skip: leave out this many commands at the beginning.
+        tables: show only these tables, counted from 0; all without it.
+        links: show the commands and addresses that open the study.
+    """
     record = read_record(name)
-    print("```text", *record["lines"], "```", "", sep="\n")
+    print("```text", *_shown(record["lines"], skip=skip, tables=tables, links=links), "```", "", sep="\n")
     took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
     print(f"*{_made_on(record)}{took}*")
 
@@ -287,9 +294,9 @@ def _described(parameter: Any) -> tuple[str, str, str, str]:
     owner = parameter.name.partition("_")[0]
     flag = parameter.opts[0]
     if parameter.is_flag:
-        return _GROUPS.get(owner, "The output"), f"`{flag}`", parameter.help, "off"
+        return _GROUPS.get(owner, "Output"), f"`{flag}`", parameter.help, "off"
     return (
-        _GROUPS.get(owner, "The output"),
+        _GROUPS.get(owner, "Output"),
         f"`{flag} {parameter.metavar}`",
         parameter.help,
         str(parameter.show_default),
@@ -299,6 +306,27 @@ def _described(parameter: Any) -> tuple[str, str, str, str]:
 def _first_sentence(kind: type) -> str:
     """The first line of a docstring, without its full stop where more follows."""
     return str(kind.__doc__).strip().partition("\n")[0]
+
+
+def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, links: bool) -> list[str]:
+    """Return the lines of an example that a page shows, with `[…]` for each part that it leaves out."""
+    commands = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+    left_out = set(range(commands[skip]))
+    starts = [number for number, line in enumerate(lines) if line.startswith("┏")]
+    ends = [number for number, line in enumerate(lines) if line.startswith("└")]
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if tables is not None and number not in tables:
+            left_out |= set(range(start - 1, end + 1))  # with the title above it
+    if not links:
+        first = next(number for number, line in enumerate(lines) if "mlruns/" in line)
+        left_out |= set(range(first, lines.index("", first)))
+    shown: list[str] = []
+    for number, line in enumerate(lines):
+        if number not in left_out:
+            shown.append(line)
+        elif shown and shown[-1] != "[…]":
+            shown.append("[…]")
+    return shown
 
 
 def _result(name: str) -> dict[str, Any]:
