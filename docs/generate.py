@@ -40,14 +40,14 @@ COMMANDS = tuple(FLAGS)
 _GROUPS = {
     "job": "Training",
     "maxbatchoptions": "Max batch",
-    "searchoptions": "Search",
-    "compareoptions": "Comparison",
+    "searchoptions": "Search and comparison",
+    "compareoptions": "Search and comparison",
     "resumption": "Resuming",
     "trust": "Resuming",
-    "example": "Example batch of dtypes",
-    "planoptions": "Memory plan",
-    "uioptions": "Web pages of ui",
-    "reportoptions": "Report page",
+    "example": "dtypes and memory plan",
+    "planoptions": "dtypes and memory plan",
+    "uioptions": "ui and report",
+    "reportoptions": "ui and report",
     "workoptions": "Search workers",
     "stores": "Stores",
 }
@@ -104,17 +104,23 @@ def exit_codes() -> None:
     _print_table(["exit code", "exception in Python", "means"], rows)
 
 
-def example(name: str, *, skip: int = 0, tables: tuple[int, ...] | None = None, links: bool = True) -> None:
+def example(
+    name: str, *, skip: int = 0, most: int | None = None, tables: tuple[int, ...] | None = None, links: bool = True
+) -> None:
     """Print an example's commands with their output, and the machine that it was made on.
 
     Args:
         name: the example.
         skip: leave out this many commands at the beginning.
+        most: show at most this many lines of the rest.
         tables: show only these tables, counted from 0; all without it.
         links: show the commands and addresses that open the study.
     """
     record = read_record(name)
-    print("```text", *_shown(record["lines"], skip=skip, tables=tables, links=links), "```", "", sep="\n")
+    lines = _shown(record["lines"], skip=skip, tables=tables, links=links)
+    if most is not None and len(lines) > most:
+        lines[most:] = ["[…]"]
+    print("```text", *lines, "```", "", sep="\n")
     took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
     print(f"*{_made_on(record)}{took}*")
 
