@@ -71,27 +71,21 @@ def plots(name: str) -> None:
 
 
 def options() -> None:
-    """Print the flags of all commands: one table for each subject, one column for each command."""
+    """Print the flags of all commands in one table, grouped by subject, with one column for each command."""
     on_commands: dict[tuple[str, ...], set[str]] = {}
     for command, parameters in _flags().items():
         for parameter in parameters:
             on_commands.setdefault(_described(parameter), set()).add(command)
     groups = dict.fromkeys(group for group, *_ in on_commands)
+    rows = []
     for group in sorted(groups, key=lambda group: [*_GROUPS.values(), group].index(group)):
-        rows = [
+        rows.append([f"**{group}**", "", "", *("" for _ in COMMANDS)])
+        rows += [
             [*cells, *("✓" if command in on else "" for command in COMMANDS)]
             for (of_group, *cells), on in on_commands.items()
             if of_group == group
         ]
-        print(f"\n### {group}\n")
-        _print_table(["flag", "what it does", "default", *COMMANDS], rows)
-    print()
-
-
-def options_of(command: str, *names: str) -> None:
-    """Print some flags of one command, in the order given."""
-    described = {parameter.opts[0]: _described(parameter) for parameter in _flags()[command]}
-    _print_table(["flag", "what it does", "default"], [list(described[name][1:]) for name in names])
+    _print_table(["flag", "what it does", "default", *COMMANDS], rows)
 
 
 def exit_codes() -> None:
