@@ -239,15 +239,25 @@ def gpu_tables() -> None:
 
 
 def faults_table() -> None:
-    """Print what every fault has cost, and how long it took to go on."""
+    """Print what happens on each fault, how often it was tried, and how long it took to end and to recover."""
     result = _result("faults")
-    _print_table(list(fault_results.HEADINGS), fault_results.summary(faults.ALL, result["rows"]))
+    measured = {name: cells for name, *cells in fault_results.summary(faults.ALL, result["rows"])}
+    rows = []
+    for fault in faults.ALL:
+        row = [fault.name, fault.sentence]
+        if cells := measured.get(fault.name):
+            times, *wrong, end, end_worst, recovery, recovery_worst, undisturbed = cells
+            row += [
+                times,
+                str(sum(map(int, wrong))),
+                f"{end}, {end_worst}",
+                f"{recovery}, {recovery_worst}",
+                undisturbed,
+            ]
+        rows.append(row + [""] * (7 - len(row)))
+    seconds = ["seconds to end: median, worst", "to recover: median, worst", "undisturbed"]
+    _print_table(["fault", "what happens", "times", "went wrong", *seconds], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow', 'optuna')}*")
-
-
-def faults_in_words() -> None:
-    """Print what happens on each fault."""
-    _print_table(["fault", "what happens"], [[fault.name, fault.sentence] for fault in faults.ALL])
 
 
 def input_pipeline_tables(device: str) -> None:
