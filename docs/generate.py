@@ -120,7 +120,7 @@ def example(
 
 
 def search_summary() -> None:
-    """Print README.md's narrow table, from the same run that docs/search.md shows whole."""
+    """Print README.md's narrow table, from the run that docs/search.md shows."""
     record = read_record("search")
     rows = []
     for row in record["summary"]:
@@ -131,16 +131,16 @@ def search_summary() -> None:
                 row["precision"],
                 str(max_batch["batch_size"]),
                 f"{max_batch['samples_per_second']:,.0f}",
-                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} updates{few}",
-                f"{best['metric']:.4f} after {best['optimizer_steps']} updates at batch {best['batch_size']}",
+                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} steps{few}",
+                f"{best['metric']:.4f} after {best['optimizer_steps']} steps at batch {best['batch_size']}",
             ]
         )
-    _print_table(["precision", "largest batch", "samples/s there", "accuracy there", "best accuracy"], rows)
+    _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)
     print(f"\n*{_made_on(record)}, one seed; {record['seconds']} s*")
 
 
 def finders_table(device: str) -> None:
-    """Print the finders of the largest batch beside each other, and the figures over all cases."""
+    """Print a table of the finders of the max batch, and the figures over all cases."""
     result = _result(f"finders-{device}")
     found = result["summary"]
     ratios = found["wall_over_lightning_binsearch"]
@@ -158,33 +158,33 @@ def finders_table(device: str) -> None:
 
 
 def overhead_table(device: str) -> None:
-    """Print what tracking costs, against a bare loop and Lightning."""
+    """Print the cost of tracking, against a bare loop and Lightning."""
     result = _result(f"overhead-{device}")
     print(overhead.table(result))
     print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, n={result['n']}, medians*")
 
 
 def trials_table(device: str) -> None:
-    """Print what a trial costs beyond its job."""
+    """Print the cost of a trial without its job."""
     result = _result(f"trials-{device}")
     _, fresh_process_aim = trials.fresh_process_aim(device, result.get("device_process_seconds_median", 0.0))
     _print_table(
         ["", "measured", "aim"],
         [
             [
-                "a trial beyond its own job: MLflow and Optuna on SQLite",
+                "a trial without its job: MLflow and Optuna on SQLite",
                 f"{result['trial_overhead_seconds_median']:.3f} s",
                 "≤ 0.08 s",
             ],
-            ["the same in time of a processor", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
+            ["the same in CPU time", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
             [
-                "a job's fresh process, after the first",
+                "a fresh process for a job, after the first",
                 f"{result['fresh_process_seconds_median']:.3f} s",
                 fresh_process_aim,
             ],
-            ["the picture of its curves, drawn beside the next job", f"{result['plot_seconds_median']:.3f} s", ""],
+            ["the plot of its curves, drawn during the next job", f"{result['plot_seconds_median']:.3f} s", ""],
             [
-                "the next job's time with a picture drawn beside it, over without",
+                "time of a job with a plot drawn meanwhile, relative to without",
                 f"{result['job_seconds_ratio_beside_a_plot_median']:.2f} ×",
                 "",
             ],
@@ -194,7 +194,7 @@ def trials_table(device: str) -> None:
 
 
 def startup_table(device: str) -> None:
-    """Print what a whole training takes, from the command's start to its end, against a bare script."""
+    """Print the time of a complete training command, against a bare script."""
     result = _result(f"startup-{device}")
     rows = []
     for precision, found in result["precisions"].items():
@@ -206,7 +206,7 @@ def startup_table(device: str) -> None:
 
 
 def server_table(device: str) -> None:
-    """Print what a training takes whose records go to a server, against a database file."""
+    """Print the time of a training with a tracking server, against a database file."""
     result = _result(f"server-{device}")
     seconds = [f"{result['seconds_median'][way]:.1f} s" for way in server.WAYS]
     ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
@@ -216,7 +216,7 @@ def server_table(device: str) -> None:
 
 
 def growth_table(device: str) -> None:
-    """Print what a study costs as it grows."""
+    """Print the cost of a study as it grows."""
     result = _result(f"growth-{device}")
     head, *measures = growth.COLUMNS.items()
     _print_table(
@@ -239,7 +239,7 @@ def gpu_tables() -> None:
 
 
 def faults_table() -> None:
-    """Print what happens on each fault, how often it was tried, and how long it took to end and to recover."""
+    """Print the result of each fault, how often it was tried, and how long it took to end and to recover."""
     result = _result("faults")
     measured = {name: cells for name, *cells in fault_results.summary(faults.ALL, result["rows"])}
     rows = []
