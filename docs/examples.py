@@ -128,11 +128,6 @@ EXAMPLES = {
     "bad-input": Example(
         commands=("amp-track train experiments/digits.py --batch-size none",), with_progress=True, exit_code=2
     ),
-    "nothing-fits": Example(
-        commands=("amp-track train experiments/digits.py --batch-size 1024 --memory-budget 32MiB",),
-        with_progress=True,
-        exit_code=3,
-    ),
 }
 
 

@@ -38,18 +38,18 @@ from benchmarks.gpu import stages, tables  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 COMMANDS = tuple(FLAGS)
 _GROUPS = {
-    "job": "The training",
-    "fitoptions": "The largest batch",
-    "searchoptions": "The search",
-    "compareoptions": "The comparison",
+    "job": "Training",
+    "maxbatchoptions": "Max batch",
+    "searchoptions": "Search and comparison",
+    "compareoptions": "Search and comparison",
     "resumption": "Resuming",
     "trust": "Resuming",
-    "example": "The batch that dtypes looks at",
-    "planoptions": "The memory that plan predicts for",
-    "uioptions": "The pages that ui serves",
-    "reportoptions": "Where the page is written",
-    "workoptions": "The workers that work starts",
-    "stores": "Where results go",
+    "example": "dtypes and memory plan",
+    "planoptions": "dtypes and memory plan",
+    "uioptions": "ui and report",
+    "reportoptions": "ui and report",
+    "workoptions": "Search workers",
+    "stores": "Stores",
 }
 """Headings of the option table, by the dataclass whose field a flag is."""
 
@@ -71,27 +71,21 @@ def plots(name: str) -> None:
 
 
 def options() -> None:
-    """Print the flags of all commands: one table for each subject, one column for each command."""
+    """Print the flags of all commands in one table, grouped by subject, with one column for each command."""
     on_commands: dict[tuple[str, ...], set[str]] = {}
     for command, parameters in _flags().items():
         for parameter in parameters:
             on_commands.setdefault(_described(parameter), set()).add(command)
     groups = dict.fromkeys(group for group, *_ in on_commands)
+    rows = []
     for group in sorted(groups, key=lambda group: [*_GROUPS.values(), group].index(group)):
-        rows = [
+        rows.append([f"**{group}**", "", "", *("" for _ in COMMANDS)])
+        rows += [
             [*cells, *("✓" if command in on else "" for command in COMMANDS)]
             for (of_group, *cells), on in on_commands.items()
             if of_group == group
         ]
-        print(f"\n### {group}\n")
-        _print_table(["flag", "what it does", "default", *COMMANDS], rows)
-    print()
-
-
-def options_of(command: str, *names: str) -> None:
-    """Print some flags of one command, in the order given."""
-    described = {parameter.opts[0]: _described(parameter) for parameter in _flags()[command]}
-    _print_table(["flag", "what it does", "default"], [list(described[name][1:]) for name in names])
+    _print_table(["flag", "what it does", "default", *COMMANDS], rows)
 
 
 def exit_codes() -> None:
@@ -104,16 +98,29 @@ def exit_codes() -> None:
     _print_table(["exit code", "exception in Python", "means"], rows)
 
 
-def example(name: str) -> None:
-    """Print an example's commands with their output, and the machine that it was made on."""
+def example(
+    name: str, *, skip: int = 0, most: int | None = None, tables: tuple[int, ...] | None = None, links: bool = True
+) -> None:
+    """Print an example's commands with their output, and the machine that it was made on.
+
+    Args:
+        name: the example.
+        skip: leave out this many commands at the beginning.
+        most: show at most this many lines of the rest.
+        tables: show only these tables, counted from 0; all without it.
+        links: show the commands and addresses that open the study.
+    """
     record = read_record(name)
-    print("```text", *record["lines"], "```", "", sep="\n")
+    lines = _shown(record["lines"], skip=skip, tables=tables, links=links)
+    if most is not None and len(lines) > most:
+        lines[most:] = ["[…]"]
+    print("```text", *lines, "```", "", sep="\n")
     took = f", {record['seconds']} s" if EXAMPLES[name].is_slow else ""
     print(f"*{_made_on(record)}{took}*")
 
 
 def search_summary() -> None:
-    """Print README.md's narrow table, from the same run that docs/search.md shows whole."""
+    """Print README.md's narrow table, from the run that docs/search.md shows."""
     record = read_record("search")
     rows = []
     for row in record["summary"]:
@@ -124,16 +131,16 @@ def search_summary() -> None:
                 row["precision"],
                 str(max_batch["batch_size"]),
                 f"{max_batch['samples_per_second']:,.0f}",
-                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} updates{few}",
-                f"{best['metric']:.4f} after {best['optimizer_steps']} updates at batch {best['batch_size']}",
+                f"{max_batch['metric']:.4f} after {max_batch['optimizer_steps']} steps{few}",
+                f"{best['metric']:.4f} after {best['optimizer_steps']} steps at batch {best['batch_size']}",
             ]
         )
-    _print_table(["precision", "largest batch", "samples/s there", "accuracy there", "best accuracy"], rows)
+    _print_table(["precision", "max batch", "its samples/s", "its accuracy", "best accuracy"], rows)
     print(f"\n*{_made_on(record)}, one seed; {record['seconds']} s*")
 
 
 def finders_table(device: str) -> None:
-    """Print the finders of the largest batch beside each other, and the figures over all cases."""
+    """Print a table of the finders of the max batch, and the figures over all cases."""
     result = _result(f"finders-{device}")
     found = result["summary"]
     ratios = found["wall_over_lightning_binsearch"]
@@ -151,33 +158,33 @@ def finders_table(device: str) -> None:
 
 
 def overhead_table(device: str) -> None:
-    """Print what tracking costs, against a bare loop and Lightning."""
+    """Print the cost of tracking, against a bare loop and Lightning."""
     result = _result(f"overhead-{device}")
     print(overhead.table(result))
     print(f"\n*{_made_on(result, 'torch', 'mlflow', 'lightning')}, n={result['n']}, medians*")
 
 
 def trials_table(device: str) -> None:
-    """Print what a trial costs beyond its job."""
+    """Print the cost of a trial without its job."""
     result = _result(f"trials-{device}")
     _, fresh_process_aim = trials.fresh_process_aim(device, result.get("device_process_seconds_median", 0.0))
     _print_table(
         ["", "measured", "aim"],
         [
             [
-                "a trial beyond its own job: MLflow and Optuna on SQLite",
+                "a trial without its job: MLflow and Optuna on SQLite",
                 f"{result['trial_overhead_seconds_median']:.3f} s",
                 "≤ 0.08 s",
             ],
-            ["the same in time of a processor", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
+            ["the same in CPU time", f"{result['trial_overhead_cpu_seconds_median']:.3f} s", ""],
             [
-                "a job's fresh process, after the first",
+                "a fresh process for a job, after the first",
                 f"{result['fresh_process_seconds_median']:.3f} s",
                 fresh_process_aim,
             ],
-            ["the picture of its curves, drawn beside the next job", f"{result['plot_seconds_median']:.3f} s", ""],
+            ["the plot of its curves, drawn during the next job", f"{result['plot_seconds_median']:.3f} s", ""],
             [
-                "the next job's time with a picture drawn beside it, over without",
+                "time of a job with a plot drawn meanwhile, relative to without",
                 f"{result['job_seconds_ratio_beside_a_plot_median']:.2f} ×",
                 "",
             ],
@@ -187,7 +194,7 @@ def trials_table(device: str) -> None:
 
 
 def startup_table(device: str) -> None:
-    """Print what a whole training takes, from the command's start to its end, against a bare script."""
+    """Print the time of a complete training command, against a bare script."""
     result = _result(f"startup-{device}")
     rows = []
     for precision, found in result["precisions"].items():
@@ -199,7 +206,7 @@ def startup_table(device: str) -> None:
 
 
 def server_table(device: str) -> None:
-    """Print what a training takes whose records go to a server, against a database file."""
+    """Print the time of a training with a tracking server, against a database file."""
     result = _result(f"server-{device}")
     seconds = [f"{result['seconds_median'][way]:.1f} s" for way in server.WAYS]
     ratios = f"{result['ratio_median']:.2f} × ({min(result['ratios']):.2f} to {max(result['ratios']):.2f})"
@@ -209,7 +216,7 @@ def server_table(device: str) -> None:
 
 
 def growth_table(device: str) -> None:
-    """Print what a study costs as it grows."""
+    """Print the cost of a study as it grows."""
     result = _result(f"growth-{device}")
     head, *measures = growth.COLUMNS.items()
     _print_table(
@@ -232,15 +239,25 @@ def gpu_tables() -> None:
 
 
 def faults_table() -> None:
-    """Print what every fault has cost, and how long it took to go on."""
+    """Print the result of each fault, how often it was tried, and how long it took to end and to recover."""
     result = _result("faults")
-    _print_table(list(fault_results.HEADINGS), fault_results.summary(faults.ALL, result["rows"]))
+    measured = {name: cells for name, *cells in fault_results.summary(faults.ALL, result["rows"])}
+    rows = []
+    for fault in faults.ALL:
+        row = [fault.name, fault.sentence]
+        if cells := measured.get(fault.name):
+            times, *wrong, end, end_worst, recovery, recovery_worst, undisturbed = cells
+            row += [
+                times,
+                str(sum(map(int, wrong))),
+                f"{end}, {end_worst}",
+                f"{recovery}, {recovery_worst}",
+                undisturbed,
+            ]
+        rows.append(row + [""] * (7 - len(row)))
+    seconds = ["seconds to end: median, worst", "to recover: median, worst", "undisturbed"]
+    _print_table(["fault", "what happens", "times", "went wrong", *seconds], rows)
     print(f"\n*{_made_on(result, 'torch', 'mlflow', 'optuna')}*")
-
-
-def faults_in_words() -> None:
-    """Print what happens on each fault."""
-    _print_table(["fault", "what happens"], [[fault.name, fault.sentence] for fault in faults.ALL])
 
 
 def input_pipeline_tables(device: str) -> None:
@@ -287,9 +304,9 @@ def _described(parameter: Any) -> tuple[str, str, str, str]:
     owner = parameter.name.partition("_")[0]
     flag = parameter.opts[0]
     if parameter.is_flag:
-        return _GROUPS.get(owner, "The output"), f"`{flag}`", parameter.help, "off"
+        return _GROUPS.get(owner, "Output"), f"`{flag}`", parameter.help, "off"
     return (
-        _GROUPS.get(owner, "The output"),
+        _GROUPS.get(owner, "Output"),
         f"`{flag} {parameter.metavar}`",
         parameter.help,
         str(parameter.show_default),
@@ -299,6 +316,27 @@ def _described(parameter: Any) -> tuple[str, str, str, str]:
 def _first_sentence(kind: type) -> str:
     """The first line of a docstring, without its full stop where more follows."""
     return str(kind.__doc__).strip().partition("\n")[0]
+
+
+def _shown(lines: list[str], *, skip: int, tables: tuple[int, ...] | None, links: bool) -> list[str]:
+    """Return the lines of an example that a page shows, with `[…]` for each part that it leaves out."""
+    commands = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+    left_out = set(range(commands[skip]))
+    starts = [number for number, line in enumerate(lines) if line.startswith("┏")]
+    ends = [number for number, line in enumerate(lines) if line.startswith("└")]
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if tables is not None and number not in tables:
+            left_out |= set(range(start - 1, end + 1))  # with the title above it
+    if not links:
+        first = next(number for number, line in enumerate(lines) if "mlruns/" in line)
+        left_out |= set(range(first, lines.index("", first)))
+    shown: list[str] = []
+    for number, line in enumerate(lines):
+        if number not in left_out:
+            shown.append(line)
+        elif shown and shown[-1] != "[…]":
+            shown.append("[…]")
+    return shown
 
 
 def _result(name: str) -> dict[str, Any]:

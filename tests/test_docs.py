@@ -1,4 +1,4 @@
-"""README.md and docs/ say what is true of the code: generated parts are fresh, links lead somewhere, commands parse."""
+"""Check README.md and docs/ against the code: generated parts are fresh, links resolve, commands parse."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PAGES = [
 RECORDS = sorted((ROOT / "docs" / "output").glob("*.json"))
 assert RECORDS, "docs/output is empty: run `make docs-all`"
 FEWEST_LETTERS = 7
-"""A text in the source with fewer letters than this between its placeholders could be any line."""
+"""A text with fewer letters outside of its placeholders matches too many lines."""
 
 
 # ------------------------------------------------------------------------------------------------------- generated
@@ -66,7 +66,7 @@ def lines_of(record: Path) -> list[str]:
 
 
 def headings_shown(lines: list[str]) -> list[str]:
-    """Every heading of the tables in a text, once, without spaces: where a heading is wrapped does not matter."""
+    """Return the distinct table headings of a text, without spaces, so that wrapping does not matter."""
     found = []
     for start, line in enumerate(lines):
         if line.startswith("┏"):
@@ -77,14 +77,14 @@ def headings_shown(lines: list[str]) -> list[str]:
 
 
 def headings_made(tables: list[Any]) -> list[str]:
-    """The same of tables that have not been printed."""
+    """Return the distinct headings of tables that are not printed yet, without spaces."""
     columns = [column for table in tables for column in table.columns]
     texts = [str(getattr(column, "heading", None) or getattr(column, "header", "")) for column in columns]
     return list(dict.fromkeys("".join(text.split()) for text in texts))
 
 
 def tables_made_today(name: str) -> list[Any]:
-    """The tables that the command of an example prints, of a result that holds just enough to draw them."""
+    """Return the tables that an example prints, made from a minimal result."""
     fits = JobResult(status=JobStatus.FITS, metric=0.9, samples_per_second=1.0, steps=1)
     job = Job(batch_size=1, epochs=1, learning_rate=1.0)
     trainings = tuple(SeedResult(precision="fp32", seed=seed, job_result=fits, run_id="") for seed in range(2))
@@ -153,7 +153,7 @@ def test_examples_show_no_path_of_the_machine_that_ran_them(record: Path) -> Non
 
 @cache
 def texts_in_the_source() -> list[re.Pattern[str]]:
-    """Every text in the source, an f-string's placeholders as "anything"."""
+    """Return a pattern for every text in the source; placeholders of f-strings match anything."""
     patterns = []
     for file in sorted((ROOT / "amp_track").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -167,7 +167,7 @@ def texts_in_the_source() -> list[re.Pattern[str]]:
 
 
 def sentences(lines: list[str]) -> Iterator[str]:
-    """What an example says in words: its notes, put together where they are wrapped, and why a batch was probed."""
+    """Yield the sentences of an example: its notes, unwrapped, and the reasons of its probes."""
     note = ""
     for line in lines:
         if note and line.startswith("  "):
@@ -185,15 +185,15 @@ def sentences(lines: list[str]) -> Iterator[str]:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_sentences_shown_are_those_of_today(record: Path) -> None:
     for sentence in sentences(lines_of(record)):
-        of_a_precision = re.sub(r"^\w+: (.+)\.$", r"\1", sentence)  # a name before what the source says of it
+        of_a_precision = re.sub(r"^\w+: (.+)\.$", r"\1", sentence)  # without the precision
         known = any(text.fullmatch(said) for text in texts_in_the_source() for said in (sentence, of_a_precision))
         assert known, f"{sentence!r}: run `make docs-all`"
 
 
 def test_the_check_of_sentences_can_fail() -> None:
-    lines = ["· no such sentence is in the source", "  of this package at all", "bf16 batch 9  fits  (for fun alone)"]
+    lines = ["· no such sentence is in the source", "  of this package at all", "bf16 batch 9  fits  (only for fun)"]
     found = list(sentences(lines))
-    assert found == ["no such sentence is in the source of this package at all", "for fun alone"]
+    assert found == ["no such sentence is in the source of this package at all", "only for fun"]
     assert not any(text.fullmatch(sentence) for sentence in found for text in texts_in_the_source())
 
 
@@ -210,7 +210,7 @@ def test_every_metric_is_on_the_page_about_mlflow() -> None:
 def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
     command = [sys.executable, "docs/generate.py", "--run", "worker-slurm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": ""})
-    assert done.stderr == "example work-slurm: needs unshare: apt-get install util-linux\n"
+    assert done.stderr == "example worker-slurm: needs unshare: apt-get install util-linux\n"
     assert done.returncode == 1
 
 
@@ -218,14 +218,14 @@ def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
 
 
 def tokens(page: Path) -> Iterator[Any]:
-    """All tokens of a page, those within paragraphs included."""
+    """Yield all tokens of a page, including those within paragraphs."""
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text()):
         yield token
         yield from token.children or ()
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     found: set[str] = set()
     for level, text in re.findall(r"^(#+) (.+)$", page.read_text(), re.MULTILINE):
         assert level
@@ -260,7 +260,7 @@ def parameters_of(command: str) -> list[Any]:
 
 
 def commands_shown() -> Iterator[tuple[str, list[str]]]:
-    """Every `amp-track` command of every page, with the page's name."""
+    """Yield every `amp-track` command of every page, with the page's name."""
     for page in PAGES:
         for token in tokens(page):
             texts = []
