@@ -85,7 +85,7 @@ class SharedStorage(RDBStorage):
     @functools.cached_property
     def cached(self) -> BaseStorage:
         """This storage with a cache that all studies of a process share, so that each finished trial is read once."""
-        return trial_reader.Memory(self)
+        return optuna_internals.with_cache(self)
 
     def close(self) -> None:
         """Close the connections."""

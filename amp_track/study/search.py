@@ -124,7 +124,7 @@ def train_inside(
         storage.name_worker(trial)
         begun = _begun(study.get_trials(deepcopy=False))
         _leave_to_others(trial.number, begun, wanted=trials)
-        # A seed of its own: a resumed study, or another search worker, would draw again what was drawn before.
+        # With one seed, a resumed study or another search worker would repeat earlier draws.
         study.sampler = TPESampler(seed=job.seed + _SEEDS_APART * trial.number)
         chosen = space.suggest(trial, job)
         trial.set_user_attr(storage.LEARNING_RATE, chosen.learning_rate)
@@ -145,19 +145,16 @@ def train_inside(
         begun = _begun(all_trials := study.get_trials(deepcopy=False))
         if sum(trial.state is TrialState.COMPLETE for trial in begun) >= trials or is_time_up():
             return
-        if so_far.begun < trials:
+        if len(begun) < trials:
             space.enqueue_landmarks(study, all_trials)  # again if the search worker of one has died
             run_one(study, objective)
         else:
             interrupts.sleep(POLL_SECONDS)
 
 
-def _sampler_of(number: int, job: Job, looks_at: Sequence[FrozenTrial] | None) -> BoundedTPE:
-    """Return the sampler of one trial, with a seed that depends on the trial's number.
-
-    With one seed, a resumed study or another search worker would repeat earlier draws.
-    """
-    return BoundedTPE(seed=job.seed + _SEEDS_APART * number, looks_at=looks_at)
+def _begun(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the finished and the running trials."""
+    return [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
 
 def _known(same: FrozenTrial | None) -> tuple[JobResult, str] | None:
@@ -183,13 +180,13 @@ def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
     ]
 
 
-def _leave_to_others(number: int, so_far: SoFar, *, wanted: int) -> None:
+def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) -> None:
     """Raise TrialPruned if an earlier trial of another search worker has the same settings or is the last one."""
-    asked = next((optuna_internals.asked_params(trial) for trial in so_far.running if trial.number == number), None)
-    earlier = (trial for trial in (*so_far.complete, *so_far.running) if trial.number < number)
+    asked = next((optuna_internals.asked_params(trial) for trial in begun if trial.number == number), None)
+    earlier = [trial for trial in begun if trial.number < number]
     if asked and any(optuna_internals.asked_params(trial) == asked for trial in earlier):
         raise optuna.TrialPruned("another search worker has queued the same settings")
-    if so_far.begun_before(number) >= wanted:
+    if len(earlier) >= wanted:
         raise optuna.TrialPruned("another search worker is training the last trial")
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from amp_track.config.job import JobFolder
-from amp_track.records.causes import lack_of_space
-from amp_track.records.errors import BadInput, StoreFailed
+from amp_track.records.errors import BadInput, StoreFailed, lack_of_space
 from amp_track.records.events import CheckpointWritten
 
 _FORMAT = 2
