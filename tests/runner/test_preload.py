@@ -212,7 +212,7 @@ from torch.utils.data import TensorDataset
 
 @dataclass(frozen=True)
 class Says(Workload):
-    quality: ClassVar[Metric] = Metric(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
+    metric: ClassVar[Metric] = Metric(f"{reads_environment.SEEN} - {torch.get_num_threads()} threads")
 
     def model(self): return nn.Linear(1, 1)
     def train_data(self): return TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))
