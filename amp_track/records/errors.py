@@ -56,7 +56,7 @@ class AmpTrackError(Exception):
 
 
 class BadInput(AmpTrackError, ValueError):
-    """Invalid input.
+    """Invalid input; nothing was written.
 
     Args:
         message: the problem and the fix, in one line.

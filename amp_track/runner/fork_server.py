@@ -38,7 +38,7 @@ SAFE_PATH_VARIABLE, SAFE_PATH = "PYTHONSAFEPATH", "amp_track"
 _ADDR_NO_RANDOMIZE, _NO_CHANGE = 0x0040000, 0xFFFFFFFF
 """Arguments of personality(2), from Linux's sys/personality.h."""
 _SERVERS = 3
-"""A job fails after so many fork servers have died."""
+"""A job fails after this many fork servers have died."""
 _LONGEST_TMPDIR = 70
 """Linux allows 107 bytes for a socket path; `/amp_track-xxxxxxxx/listener-xxxxxxxx` uses 37 of them."""
 

@@ -1,1 +1,1 @@
-"""What becomes of a command when something goes wrong: faults in real processes, and the stores read afterwards."""
+"""Inject faults into real commands and check the stores afterwards."""

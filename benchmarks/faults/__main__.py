@@ -1,10 +1,10 @@
-"""Let everything go wrong that can, in real processes, and see whether anything is lost.
+"""Inject every known fault into real processes, and check that nothing is lost.
 
     python -m benchmarks.faults [--times 20] [--only NAME] [--seconds BUDGET] [--at-once 2]
 
-Each fault is tried at least so many times, and in each phase of each command once; then the same command is given
-again. Writes benchmarks/results/faults.json, row by row: another run goes on where this one was stopped. Ends with exit
-code 1 if anything was lost.
+Each fault is tried at least `--times` times, and once in each phase of each command; then the same command runs again.
+Writes benchmarks/results/faults.json, row by row, so that another run can continue. The exit code is 1 if anything was
+lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def where() -> dict[str, Any]:
 
 
 def tries(wanted: Sequence[Fault], times: int) -> Iterator[tuple[str, Fault, int]]:
-    """Yield every try with its key, the first of each fault before the second of any."""
+    """Yield all tries with their keys: the first try of every fault, then the second, and so on."""
     numbers = {fault.name: max(times, len(fault.cases)) for fault in wanted}
     for index in range(max(numbers.values())):
         for fault in wanted:
@@ -65,20 +65,20 @@ class Programme:
         self._lock = threading.Lock()
 
     def normal(self, work: Work) -> Undisturbed:
-        """Return what a command does undisturbed, which is measured once."""
+        """Return the result of a command without a fault, which is measured once."""
         with self._lock:
             if work not in self._normal:
                 self._normal[work] = case.undisturbed(work, Place(self._folder / f"undisturbed-{len(self._normal)}"))
             return self._normal[work]
 
     def attempt(self, key: str, fault: Fault, index: int) -> None:
-        """Try a fault once, unless that is done or time is up."""
+        """Try a fault once, unless that try is done or time is up."""
         if key in self._kept.rows or time.monotonic() > self._deadline:
             return
         cases = random.Random(fault.name).sample(fault.cases, len(fault.cases))
         work, moment = cases[index % len(cases)]
         normal = self.normal(work)
-        place = Place(Path(tempfile.mkdtemp(dir=self._folder)))  # a socket's path may be no longer than 107 characters
+        place = Place(Path(tempfile.mkdtemp(dir=self._folder)))  # the path of a socket is limited to 107 characters
         row = case.attempt(fault, Case(work, moment, seed=index, place=place), normal)
         with self._lock:
             self._kept.add(key, row)
@@ -115,7 +115,7 @@ def main() -> None:
         programme = Programme(Path(folder), kept, time.monotonic() + arguments.seconds)
         try:
             list(pool.map(lambda each: programme.attempt(*each), tries(wanted, arguments.times)))
-        except BaseException:  # Ctrl-C: the tries that run are finished, and no other begins
+        except BaseException:  # Ctrl-C: finish running tries and start no others
             pool.shutdown(cancel_futures=True)
             raise
     show(list(kept.rows.values()))

@@ -1,4 +1,4 @@
-"""One case: a command, a fault that strikes it at a moment, the same command again, and what is left of both."""
+"""One case: a command, a fault at some moment, the same command again, and a check of the result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from benchmarks.faults.works import Work
 
 @dataclass(frozen=True)
 class Observation:
-    """What a fault did to the command that it struck."""
+    """The effect of a fault on its command."""
 
     has_struck: bool
-    """False where the command was over before the moment came."""
+    """False if the command ended before the moment of the fault."""
     exit_code: int | None
-    """None where the command hung."""
+    """None if the command hung."""
     end_seconds: float
-    """From the fault to the end of the command."""
+    """The time from the fault to the end of the command."""
     lines: list[str]
     processes_left: int
 
@@ -35,10 +35,10 @@ class Case:
 
     Args:
         work: the command.
-        moment: when the fault strikes.
-        seed: draws how much later.
-        place: where it happens.
-        stack: closed when the case is over; a set-up enters what has to be undone.
+        moment: the phase in which the fault strikes.
+        seed: for the random delay after that moment.
+        place: its folders.
+        stack: closed at the end of the case; a set-up registers its cleanup here.
     """
 
     work: Work
@@ -48,10 +48,10 @@ class Case:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def disturb(self, strike: Callable[[Command], bool | None]) -> Observation:
-        """Run the command, strike it at the moment, and wait until it ends.
+        """Run the command, inject the fault at the moment, and wait until the command ends.
 
         Args:
-            strike: returns False where the command was over before all of it had happened.
+            strike: returns False if the command ended before the fault was complete.
         """
         with Command(self.place, self.work.arguments) as command:
             has_struck = self.moment.wait(command, self.seed)
@@ -70,17 +70,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault to inject.
 
     Args:
         name: of the row.
-        sentence: what happens then, for people.
-        run: lets it happen to the command of a case.
-        cases: the commands and moments at which it strikes, in turns.
-        exit_codes: those that the command may end with; 0 where it goes on, or was over before.
+        sentence: the effect, for the docs.
+        run: injects it into the command of a case.
+        cases: the commands and moments, used in turn.
+        exit_codes: allowed exit codes; 0 if the command continues, or ended before the fault.
         set_up: prepares the folders of a case.
-        ends_itself: whether the command can end its runs itself, so that none may be RUNNING once it is over.
-        impossible: why it cannot be tried here; empty if it can.
+        ends_itself: whether the command can end its runs, so that none may be RUNNING afterwards.
+        impossible: returns why it cannot be tried here; "" if it can.
     """
 
     name: str
@@ -99,7 +99,7 @@ def each(*moments: Moment, of: tuple[Work, ...] = works.ALL) -> tuple[tuple[Work
 
 
 def undisturbed(work: Work, place: Place) -> Undisturbed:
-    """Run a command as it is meant to be."""
+    """Run a command without a fault."""
     started = time.monotonic()
     with Command(place.make(), work.arguments) as command:
         if command.wait() != 0:
@@ -109,7 +109,7 @@ def undisturbed(work: Work, place: Place) -> Undisturbed:
 
 
 def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
-    """Try a fault once, give the same command again, and return the row."""
+    """Try a fault once, run the same command again, and return the row."""
     case.place.make()
     with case.stack:
         fault.set_up(case)
@@ -126,7 +126,7 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         lost, twice = check.lost_and_twice(normal.records, before, after)
         files = check.files_left(case.place)
     if case.work.name == "train" and before.roots:
-        twice = max(twice - 1, 0)  # its run was FINISHED, and another training is what was asked for
+        twice = max(twice - 1, 0)  # its run was FINISHED, so the second command trains again
     status = JobStatus(
         lost=lost,
         twice=twice,

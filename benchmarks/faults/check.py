@@ -1,4 +1,4 @@
-"""What must hold after each fault, read from outside: from the stores, the processes and the folders."""
+"""The invariants after each fault, read from the stores, the processes and the folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.faults.stores import Records
 
 _KEPT_BESIDE_STORES = {"mlflow.db", "optuna.db", "mlruns"}
 _KEPT_IN_TMPDIR = ("torchinductor_*",)
-"""What an undisturbed command leaves: torch's cache."""
+"""Files that stay after a command without a fault: the cache of torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,30 +22,29 @@ class JobStatus:
     """The invariants of one case: all of them 0, or something was lost."""
 
     lost: int
-    """Trials and runs that an undisturbed command has and this one has not, or that were there before it resumed."""
+    """Trials and runs that are missing, compared with a command without a fault or with the state before resuming."""
     twice: int
-    """Trials and runs that count more often than in an undisturbed command."""
+    """Trials and runs that count more often than in a command without a fault."""
     running: int
     """Trials and runs left RUNNING."""
     processes: int
     files: int
-    """Sockets, held locks and temporary files that are left in TMPDIR and beside the stores."""
+    """Sockets, held locks and temporary files that stay in TMPDIR and next to the stores."""
     differs: bool
-    """Whether the answer, such as the edges, is another one than an undisturbed command's, or a run ends before it has
-    started."""
+    """Whether the answer, such as the max batch, differs from that of a command without a fault, or a run ends before
+    it starts."""
     ends_badly: bool
-    """Whether the command ended with another exit code than it should, or failed when it was given again, or showed a
-    traceback of amp_track's own."""
+    """Whether the command ended with a wrong exit code, failed when run again, or printed a traceback of amp_track."""
 
     @property
     def is_good(self) -> bool:
-        """True if nothing was lost and nothing left."""
+        """True if nothing was lost and nothing stayed."""
         return not any(dataclasses.astuple(self))
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a command records and answers where nothing goes wrong."""
+    """The records and the answer of a command without a fault."""
 
     records: Records
     answer: Any
@@ -56,9 +55,9 @@ def lost_and_twice(undisturbed: Records, before: Records, after: Records) -> tup
     """Return how many trials and runs are missing, and how many count twice.
 
     Args:
-        undisturbed: what the command records where nothing goes wrong.
-        before: what was recorded when the fault was over.
-        after: what is recorded once the same command has been given again.
+        undisturbed: the records of the command without a fault.
+        before: the records after the fault.
+        after: the records after the same command ran again.
     """
     wanted, made = undisturbed.jobs(), after.jobs()
     changed = sum(after.complete.get(key) != job for key, job in before.complete.items())
@@ -67,7 +66,7 @@ def lost_and_twice(undisturbed: Records, before: Records, after: Records) -> tup
 
 
 def files_left(place: Place) -> list[str]:
-    """Return what lies in TMPDIR and beside the stores that an undisturbed command does not leave."""
+    """Return the files in TMPDIR and next to the stores that a command without a fault does not leave."""
     kept = {path for pattern in _KEPT_IN_TMPDIR for path in place.temporary.glob(pattern)}
     left = [path for path in place.temporary.iterdir() if path not in kept]
     left += [path for path in place.stores.iterdir() if path.name not in _KEPT_BESIDE_STORES]
@@ -75,7 +74,7 @@ def files_left(place: Place) -> list[str]:
 
 
 def shows_traceback(lines: list[str]) -> bool:
-    """Return whether a traceback was printed that passes through the package itself."""
+    """Return whether the output contains a traceback with frames of the package."""
     text = "\n".join(lines)
     package = str(Path(stores.__file__).parents[2] / "amp_track")
     return "Traceback (most recent call last)" in text and package in text

@@ -1,4 +1,4 @@
-"""Start a command in a folder of its own, watch how far it has come, and see what it leaves behind."""
+"""Start a command in a new folder, watch its phases, and collect its output and processes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from benchmarks import processes
 from benchmarks.faults import workload
 
 LONGEST_SECONDS = 180.0
-"""A command that takes longer is taken for hung, and ended."""
+"""A command that takes longer counts as hung and is killed."""
 _POLL_SECONDS = 0.005
 _EXIT_SECONDS = 15.0
-"""How long processes may take to end once the command is over."""
+"""Time limit for the exit of processes after the command has ended."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one case happens: a folder for each thing whose content is looked at afterwards."""
+    """The folders of one case, which are inspected afterwards."""
 
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the commands' environment; a fault may add some."""
+    """Environment variables of the commands; a fault may add some."""
 
     @property
     def stores(self) -> Path:
@@ -45,11 +45,11 @@ class Place:
 
     @property
     def marks(self) -> Path:
-        """Where the workload notes how far it has come."""
+        """The folder in which the workload records its phases."""
         return self.folder / "marks"
 
     def make(self) -> Place:
-        """Make the folders."""
+        """Create the folders."""
         for folder in (self.stores, self.temporary, self.marks):
             folder.mkdir(parents=True, exist_ok=True)
         return self
@@ -61,26 +61,26 @@ class Place:
 
 
 def _hear_signals() -> None:
-    """Hear Ctrl-C and a closed terminal, which are ignored where this runs in a shell's background or under `nohup`."""
+    """Reset SIGINT and SIGHUP, which are ignored in background jobs of a shell and under `nohup`."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 class Command:
-    """A command that runs in a session of its own, as in a terminal of its own. Use it in a `with` block.
+    """A command that runs in a new session, as in a new terminal. Use it in a `with` block.
 
     Args:
-        place: where it runs.
-        arguments: those of `amp-track`.
+        place: its folders.
+        arguments: the arguments of `amp-track`.
     """
 
     def __init__(self, place: Place, arguments: Sequence[str]) -> None:
         self.place = place
         self.lines: list[str] = []
-        """What it has printed on stderr."""
+        """The lines on its stderr."""
         self.started = time.monotonic()
         self.ended: float | None = None
-        """When its stderr was closed, in seconds as `started`; None before, and where nobody reads it."""
+        """The time at which its stderr was closed, on the clock of `started`; None before, or if nobody reads it."""
         with (place.folder / "stdout").open("wb") as stdout:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "amp_track", *arguments], cwd=place.stores, env=place.environment(),
@@ -102,7 +102,7 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Of the command itself."""
+        """The process id of the command."""
         return self._process.pid
 
     @property
@@ -112,11 +112,11 @@ class Command:
 
     @property
     def stdout(self) -> str:
-        """What it has printed on stdout."""
+        """The text on its stdout."""
         return (self.place.folder / "stdout").read_text(errors="replace")
 
     def reaches(self, moment: Callable[[Command], bool], longest_seconds: float = LONGEST_SECONDS) -> bool:
-        """Wait for a moment. Return whether it came before the command ended."""
+        """Wait for a moment. Return whether the command reached it before it ended."""
         deadline = time.monotonic() + longest_seconds
         while time.monotonic() < deadline and self.exit_code is None:
             if moment(self):
@@ -133,21 +133,21 @@ class Command:
                 os.kill(self.pid, number)
 
     def stop_reading(self) -> None:
-        """Close the end of stderr that is read, as `head` does when it has seen enough."""
+        """Close the reading end of stderr, as `head` does after enough lines."""
         self._hangs_up.set()
         self._reader.join()
 
     def wait(self, longest_seconds: float = LONGEST_SECONDS) -> int | None:
-        """Return the exit code; None if it takes so long that it hangs."""
+        """Return the exit code; None if the command hangs."""
         try:
             code = self._process.wait(longest_seconds)
         except subprocess.TimeoutExpired:
             return None
-        self._reader.join(_EXIT_SECONDS)  # processes that are left may hold the pipe
+        self._reader.join(_EXIT_SECONDS)  # remaining processes may hold the pipe
         return code
 
     def processes(self) -> list[int]:
-        """Return the processes of its session besides itself."""
+        """Return the other processes of its session."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -157,15 +157,15 @@ class Command:
         return found
 
     def kill_helper(self, module: str, *, its_children: bool = False) -> None:
-        """Kill the process that multiprocessing has started for one of its modules, or only that process's children."""
-        with contextlib.suppress(psutil.NoSuchProcess):  # the command ends just now
+        """Kill a helper process of multiprocessing, named by its module, or only the children of that process."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # the command is ending
             for child in psutil.Process(self.pid).children():
                 if f"multiprocessing.{module}" in " ".join(child.cmdline()):
                     for process in child.children() if its_children else [child]:
                         process.kill()
 
     def processes_left(self) -> int:
-        """Return how many of its processes do not end once it has ended itself."""
+        """Return the number of its processes that still run after the command has ended."""
         deadline = time.monotonic() + _EXIT_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)

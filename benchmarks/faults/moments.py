@@ -1,4 +1,4 @@
-"""The moments of a command at which a fault may strike, recognised from outside."""
+"""The phases of a command in which a fault may strike, detected from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.faults.command import Command
 
 _LONGEST_DELAY_SECONDS = 0.2
-"""A fault strikes up to this much later, so that it does not always come at the same line."""
+"""The largest random delay of a fault, so that it does not always strike at the same line."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Moment:
     has_come: Callable[[Command], bool]
 
     def wait(self, command: Command, seed: int) -> bool:
-        """Wait for it, and a little longer. Return whether the command still runs then."""
+        """Wait for the phase, and a random delay. Return whether the command still runs then."""
         delay = random.Random(seed).uniform(0, _LONGEST_DELAY_SECONDS)
         if not command.reaches(self.has_come):
             return False

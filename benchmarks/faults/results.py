@@ -1,4 +1,4 @@
-"""The file of results: every row as it comes, so that a run can be continued, and what they add up to."""
+"""The file of results: each row is stored immediately, so that a run can be continued; and its summary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.processes import ROOT
 
 FILE = ROOT / "benchmarks" / "results" / "faults.json"
 _MUST_BE_THE_SAME = ("device", "driver", "versions", "code")
-"""Rows that were made with another of these are made anew."""
+"""Rows that differ in one of these are measured again."""
 
 
 def code_digest() -> str:
-    """Return a digest of the package and of these faults: rows that other code has made say nothing of this one."""
+    """Return a digest of the package and of these faults: rows of other code are not valid for this one."""
     folders = [ROOT / "amp_track", ROOT / "benchmarks" / "faults"]
     files = sorted(file for folder in folders for kind in ("*.py", "*.c") for file in folder.rglob(kind))
     files += [ROOT / "benchmarks" / name for name in ("processes.py", "servers.py")]
@@ -45,7 +45,7 @@ class Results:
                 self.rows = {row["key"]: row for row in known["rows"]}
 
     def add(self, key: str, row: dict[str, Any]) -> None:
-        """Add a row, and write the file anew, whole or not at all."""
+        """Add a row and rewrite the file atomically."""
         self.rows[key] = {"key": key, **row}
         lines = ",\n".join(f"    {json.dumps(self.rows[name], ensure_ascii=False)}" for name in sorted(self.rows))
         head = json.dumps(self._provenance, indent=2, ensure_ascii=False).removesuffix("\n}")
@@ -64,7 +64,7 @@ _COUNTED = ("lost", "twice", "running", "processes", "files", "differs", "ends_b
 
 
 def summary(faults: Sequence[Fault], rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return a line of the table for each fault that was tried; a try that came too late does not count."""
+    """Return one table row per fault. Tries that came after the end of the command do not count."""
     lines = []
     for fault in faults:
         of_fault = [row for row in rows if row["fault"] == fault.name and row["has_struck"]]

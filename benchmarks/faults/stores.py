@@ -1,4 +1,4 @@
-"""What the two SQLite stores say of trials and runs, read without MLflow and Optuna."""
+"""Read trials and runs from the two SQLite stores, without MLflow and Optuna."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Records:
     backwards: int = 0
 
     def jobs(self) -> Counter[str]:
-        """Return how often each job counts, but for probes: which batches a fit tries depends on what it knows."""
+        """Return how often each job counts, without probes, whose batch sizes depend on earlier results."""
         trials = Counter(job for (study, _), job in self.complete.items() if not study.endswith("/max-batch"))
         return trials + Counter({f"run {name}": count for name, count in self.roots.items()})
 
     def probes(self) -> Counter[str]:
-        """Return how often a fit has run each job, but for those that it repeats on purpose."""
+        """Return how often each probe ran, without intended repeats."""
         jobs = (job for (study, _), job in self.complete.items() if study.endswith("/max-batch"))
         return Counter(job for job in jobs if not job.endswith('"repeat"'))
 
 
 def read(folder: Path) -> Records:
-    """Return what is recorded in a folder; nothing for stores that are not there yet."""
+    """Return the records in a folder; none for stores that do not exist yet."""
     trials = _rows(
         folder / "optuna.db",
-        # NAME/max-batch/PRECISION repeats the trials of NAME/max-batch for people, and stands for no work.
+        # NAME/max-batch/PRECISION contains copies of the trials of NAME/max-batch.
         "select t.trial_id, s.study_name, t.number, t.state from trials t join studies s using (study_id) "
         "where s.study_name not like '%/max-batch/%'",
     )
@@ -92,7 +92,7 @@ def resumable_training(folder: Path) -> str | None:
 
 
 def _job(study: str, described: list[Any]) -> str:
-    """Return which job a trial has run. What a search trains is drawn anew each time, and only its number counts."""
+    """Return the job of a trial. Trainings of a search are random, so only their number counts."""
     if study.endswith("/train"):
         return study
     return " ".join([study, *(str(value) for row in described for value in row[1:])])
@@ -104,5 +104,5 @@ def _rows(file: Path, query: str) -> list[Any]:
     with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as connection:
         try:
             return connection.execute(query).fetchall()
-        except sqlite3.OperationalError:  # its tables are not made yet
+        except sqlite3.OperationalError:  # its tables do not exist yet
             return []

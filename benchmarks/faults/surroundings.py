@@ -1,4 +1,4 @@
-"""What goes wrong around a command: its disk, its clock, its tracking server."""
+"""Faults in the environment of a command: disk, clock, tracking server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from benchmarks.servers import Server, running_server
 
 _DISK_MEBIBYTES = 16
 _AWAY_SECONDS = 2.0
-"""A server is started again after this time, and needs some seconds until it answers."""
+"""The delay before a server is restarted; it needs some more seconds until it answers."""
 _CLOCK_SECONDS = 0.5
-"""From one jump to the next: shorter than what is left of the quickest command."""
+"""The interval of clock jumps: shorter than the remaining time of the fastest command."""
 
 
 # ------------------------------------------------------------------------------------------------------- the disk
@@ -46,7 +46,7 @@ def _disk_full(case: Case) -> Observation:
             try:
                 while True:
                     file.write(bytes(65536))
-            except OSError:  # no space left, which is what it is for
+            except OSError:  # no space left, as intended
                 return
 
     seen = case.disturb(strike)
@@ -65,12 +65,12 @@ def _read_only(case: Case) -> Observation:
 DISKS = (
     Fault(
         "a full disk",
-        "The command ends; what it could not write of its own end is ended by the same command, once there is room.",
+        "The command ends. Running it again with free space ends the trials and runs that it could not end.",
         _disk_full, each(moments.STORES, moments.JOB, moments.EVALUATION, moments.RESULT),
         exit_codes=(0, 1, 2), set_up=_on_a_small_disk, impossible=_cannot_mount,
     ),
     Fault(
-        "a folder that is read-only", "The command ends with exit code 2 and one line, before anything is written.",
+        "a folder that is read-only", "The command ends with exit code 2 and one line; nothing is written.",
         _read_only, each(moments.START), exit_codes=(2,), set_up=_on_a_small_disk, impossible=_cannot_mount,
     ),
 )  # fmt: skip
@@ -84,7 +84,7 @@ def _cannot_compile() -> str:
 
 
 def _with_clock(case: Case) -> None:
-    """Let the commands see a clock that can be set; that of the machine is everybody's."""
+    """Give the commands a clock that can be set, without changing the clock of the machine."""
     library = case.place.folder / "clock.so"
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
@@ -98,7 +98,7 @@ def _offset_file(case: Case) -> Path:
 
 
 def _set_clock(case: Case, *, hours: int) -> None:
-    with _offset_file(case).open("r+b") as file:  # in place: the commands have it in their memory
+    with _offset_file(case).open("r+b") as file:  # in place: the commands have mapped the file
         file.write(struct.pack("q", hours * 3600))
 
 
@@ -124,13 +124,13 @@ def _killed_with_a_clock_set_back(case: Case) -> Observation:
 CLOCKS = (
     Fault(
         "the clock jumps an hour back, then two ahead",
-        "The command goes on; its runs are timed by a clock that does not jump.",
+        "The command continues; it measures times by a clock that does not jump.",
         _clock_jumps, each(moments.STORES, moments.JOB), set_up=_with_clock, ends_itself=True,
         impossible=_cannot_compile,
     ),
     Fault(
         "SIGKILL of the command, and the clock is set back an hour",
-        "The next command ends the runs that were left, none before it has started.",
+        "The next command ends the stale runs, none with an end before its start.",
         _killed_with_a_clock_set_back, each(moments.STORES, moments.JOB, moments.EVALUATION), set_up=_with_clock,
         exit_codes=(0, -signal.SIGKILL), impossible=_cannot_compile,
     ),
@@ -141,10 +141,10 @@ CLOCKS = (
 
 
 def _on_a_server(happen: Callable[[Case, Server], Observation]) -> Callable[[Case], Observation]:
-    """Return what lets something happen to a command whose runs go to a server of its own."""
+    """Return a function that injects a fault into a command with its own tracking server."""
 
     def run(case: Case) -> Observation:
-        database = f"sqlite:///{case.place.stores}/mlflow.db"  # where the runs of the other commands are
+        database = f"sqlite:///{case.place.stores}/mlflow.db"  # shared with the other commands
         server = case.stack.enter_context(running_server(case.place.folder / "server", database=database))
         case.place.variables["MLFLOW_TRACKING_URI"] = server.address
         return happen(case, server)
@@ -153,7 +153,7 @@ def _on_a_server(happen: Callable[[Case, Server], Observation]) -> Callable[[Cas
 
 
 def _told_once(seen: Observation, *texts: str) -> Observation:
-    """Return what was seen, with another exit code where the user is not told, or told twice."""
+    """Return the observation, with a wrong exit code if the warning was not printed exactly once."""
     said = sum(any(text in line for text in texts) for line in seen.lines)
     return seen if said == 1 or not seen.has_struck else dataclasses.replace(seen, exit_code=None)
 
@@ -188,18 +188,18 @@ def _both_killed(case: Case, server: Server) -> Observation:
 SERVERS = (
     Fault(
         "SIGKILL of the tracking server, which is started again",
-        "The command goes on, and says so once; what the server has not taken waits on disk until it answers, or until "
-        "the next command.",
+        "The command warns once and continues. Undelivered records stay in the outbox on disk until the server "
+        "answers, or until the next command.",
         _on_a_server(_away), each(moments.JOB, moments.BETWEEN, moments.EVALUATION, of=works.STUDIES),
     ),
     Fault(
         "a tracking server that is away until the command has ended",
-        "The command goes on, and says where records wait; the next one delivers them.",
+        "The command continues and prints the path of its outbox; the next command delivers the records.",
         _on_a_server(_away_to_the_end), each(moments.JOB, moments.BETWEEN, moments.EVALUATION, of=works.STUDIES),
     ),
     Fault(
         "SIGKILL of the command and of its tracking server",
-        "The next command delivers what the killed one has left, and ends its runs.",
+        "The next command delivers the outbox of the killed one, and ends its runs.",
         _on_a_server(_both_killed), each(moments.JOB, moments.STEP, moments.EVALUATION),
         exit_codes=(0, -signal.SIGKILL),
     ),

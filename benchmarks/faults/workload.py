@@ -1,8 +1,8 @@
-"""A tiny training that notes how far it has come, and fails once where the harness says so.
+"""A tiny training that records its phases, and fails once in a phase chosen by the harness.
 
-The folder that FAULTS_FOLDER names holds a file for each phase that was reached. Where it holds a file `strike`, which
-says `PHASE ACTION`, the first process that reaches the phase does the action: it takes the file away, so that it
-happens once.
+The folder FAULTS_FOLDER gets a file for each phase that was reached. If it contains a file `strike` with the text
+`PHASE ACTION`, the first process that reaches the phase does the action. It deletes the file, so that this happens only
+once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.utils.data import TensorDataset
 from amp_track import Workload
 
 FOLDER = "FAULTS_FOLDER"
-"""The environment variable that names the folder; without it, nothing is noted and nothing fails."""
+"""The environment variable with the folder; without it, nothing is recorded and nothing fails."""
 
 
 def reach(phase: str) -> None:
-    """Note a phase, and do what is to happen there."""
+    """Record a phase, and inject the fault that is set for it."""
     name = os.environ.get(FOLDER)
-    if name is None or type(torch.empty(0)) is not torch.Tensor:  # a plan computes without values, and is no job
+    if name is None or type(torch.empty(0)) is not torch.Tensor:  # a memory plan is not a job
         return
     folder = Path(name)
     (folder / phase).touch()
@@ -36,16 +36,16 @@ def reach(phase: str) -> None:
         if wanted != phase:
             return
         (folder / "strike").rename(folder / "struck")
-    except (OSError, ValueError):  # nothing is to happen, or it has happened
+    except (OSError, ValueError):  # no fault is set, or it has already happened
         return
     if action == "hang":
         time.sleep(3600)
     os.kill(os.getpid(), signal.Signals[action])
-    time.sleep(3600)  # a signal of another process's wish, such as SIGSTOP, comes a moment later
+    time.sleep(3600)  # a signal such as SIGSTOP takes effect a moment later
 
 
 class _Phases(nn.Module):
-    """Notes that a batch is computed, and passes it on."""
+    """Records that a batch is computed, and returns it unchanged."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         reach("forward" if self.training else "evaluation")

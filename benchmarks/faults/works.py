@@ -1,4 +1,4 @@
-"""The commands that are disturbed: small enough to run hundreds of times, and with answers that are always the same."""
+"""The commands to disturb: fast enough to run hundreds of times, with reproducible answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Work:
 
     Args:
         name: of the command.
-        arguments: all of them.
-        answer: takes from the object that `--json` prints what must not depend on a disturbance.
+        arguments: the complete command line.
+        answer: selects from the `--json` output the part that must not depend on a fault.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Work:
     answer: Callable[[Any], Any]
 
     def again(self, place: Place) -> Sequence[str]:
-        """Return the arguments that resume it: the same ones, and --resume for a training with a checkpoint."""
+        """Return the arguments to resume: the same ones, or --resume for a training with a checkpoint."""
         if self.name == "train" and (run_id := stores.resumable_training(place.stores)) is not None:
             return ["train", _WORKLOAD, "--resume", run_id, "--json"]
         return self.arguments
 
     def answer_of(self, stdout: str) -> Any:
-        """Return the answer in what the command has printed; None if there is none."""
+        """Return the answer in the output of the command; None if there is none."""
         try:
             return json.loads(json.dumps(self.answer(json.loads(stdout))))
         except ValueError:

@@ -1,7 +1,7 @@
-"""Run tests and benchmarks on a machine with a GPU, with the Python that is there, in stages.
+"""Run tests and benchmarks on a machine with a GPU, with its Python, in stages.
 
-A row is on the disk as soon as it is measured, and is skipped if it exists for the same device, driver and versions:
-repeat the command to continue. Exit codes: 0 everything is measured; 1 rows failed or are left; 2 bad input;
+Each row is written as soon as it is measured, and skipped if it exists for the same device, driver and versions: repeat
+the command to continue. Exit codes: 0 all rows are measured; 1 rows failed or are missing; 2 bad input;
 130 interrupted.
 """
 
@@ -37,8 +37,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 
 
 def run_stage(stage: str, machine: Machine, file: Path, end: float) -> int:
-    """Run processes until no row is left, time is up or one writes no row; return the last one's exit code."""
-    until = min(time.time() + 8 * 60, end)  # later no row is started: machines with a GPU are borrowed for minutes
+    """Run processes until all rows are done, time is up or one writes no row. Return the exit code of the last one."""
+    until = min(time.time() + 8 * 60, end)  # no row starts later: GPU machines are borrowed for minutes
     request = json.dumps([stage, str(file), until, dataclasses.asdict(machine)])
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu.stage_process", request]
     while True:

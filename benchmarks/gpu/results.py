@@ -1,4 +1,4 @@
-"""The machine that is measured, and the rows of a stage: JSON lines, on the disk as soon as they are measured."""
+"""The measured machine, and the rows of a stage: JSON lines, written as soon as they are measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.provenance import provenance, versions
 
 @dataclass(frozen=True)
 class Machine:
-    """The device as the user named it, its kind and model, why it lacks which precisions, and where rows come from."""
+    """The device as named by the user, its kind and model, unsupported precisions with reasons, and the provenance."""
 
     device: str
     kind: str

@@ -1,4 +1,4 @@
-"""The process that measures a stage and writes its rows. It ends with the programme, or after a row's time limit."""
+"""The process that measures a stage and writes its rows. It ends with its parent, or after the time limit of a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.gpu.stages import STAGES, Measurement
 from benchmarks.processes import ROOT
 
 TIME_IS_UP, MORE_LEFT = 4, 5
-"""Exit codes: no row is started any more; the other rows need another process."""
+"""Exit codes: no time for another row; the remaining rows need another process."""
 _IDLE_LIMIT_SECONDS = 300.0  # of all but rows: imports, the collection of tests
 # Budgets first, which every max batch depends on; then fit; then the step.
 _TEST_ORDER = ("training/devices", "runner", "integration", "study", "commands", "training/amp", "training", "")
@@ -30,17 +30,17 @@ _CUDA_ERRORS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "CUDNN_STATUS", "d
 
 
 class Recorder:
-    """Writes the rows of this process. After `until`, a time of `time.time()`, none is started."""
+    """Writes the rows of this process. No row starts after `until`, a time of `time.time()`."""
 
     def __init__(self, file: Path, machine: Machine, until: float) -> None:
         self._file, self._machine, self._until = file, machine, until
-        self._stderr = os.fdopen(os.dup(2), "w")  # pytest captures the other
+        self._stderr = os.fdopen(os.dup(2), "w")  # pytest captures sys.stderr
         rows, run = read_rows(file, machine.provenance), machine.provenance["run"]
         self.done = {row.key for row in rows if row.status is not Status.FAILED or row.provenance["run"] == run}
         faulthandler.dump_traceback_later(_IDLE_LIMIT_SECONDS, exit=True, file=self._stderr)
 
     def start(self, key: str, limit_seconds: float) -> None:
-        """Begin a row. It remains as failed if this process does not finish it within its limit."""
+        """Start a row. It stays failed if this process does not finish it within its limit."""
         if time.time() > self._until:
             os._exit(TIME_IS_UP)
         reason = f"its process died, or took more than {limit_seconds:g} s"
@@ -61,7 +61,7 @@ def _missing(needs: Sequence[str]) -> str:
 
 
 def measure(measurements: list[Measurement], machine: Machine, recorder: Recorder) -> bool:
-    """Measure the rows that share a process with the first one that is missing. Return whether others are left."""
+    """Measure the rows that share a process with the first missing one. Return whether others remain."""
     possible = []
     for one in (one for one in measurements if one.key not in recorder.done):
         if reason := machine.unsupported.get(one.precision):
@@ -84,7 +84,7 @@ def measure(measurements: list[Measurement], machine: Machine, recorder: Recorde
 
 
 def run_tests(recorder: Recorder) -> bool:
-    """Run the tests that need a GPU, those first whose failure tells most. Return whether some are left."""
+    """Run the tests that need a GPU, the most informative first. Return whether some remain."""
     if missing := _missing(["pytest", "mlflow", "optuna"]):
         recorder.finish(Row(key="tests", status=Status.MISSING, reason=missing))
         return False
@@ -138,7 +138,7 @@ class _RowsPlugin:
 
 
 def _end_with_programme(stdin: int) -> None:
-    """Wait until stdin is closed, which happens however the programme ends, and kill the process group."""
+    """Wait until stdin is closed, which happens even if the parent is killed, and kill the process group."""
     while os.read(stdin, 1):
         pass
     os.killpg(os.getpgrp(), signal.SIGKILL)

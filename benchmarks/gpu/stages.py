@@ -1,4 +1,4 @@
-"""The stages, the most telling first, and their measurements. Small sizes (`smoke`) run the same code on a CPU."""
+"""The stages, the most informative first, and their measurements. Small sizes (`smoke`) run the same code on a CPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Jobs:
         return job_result
 
     def compare_with_plan(self, **settings: Any) -> dict[str, Any]:
-        """Return the predicted peaks of a job over those that are measured."""
+        """Return the ratio of predicted to measured peaks of a job."""
         job, inspection = self._prepare(settings)
         assert job.batch_size is not None
         size, workspace = job.batch_size, gpus.blas_workspace_of(inspection.hardware)
@@ -91,7 +91,7 @@ class _Jobs:
         return {**ratios, "predicted_bytes": {name: both[0] for name, both in peaks.items()}, **_values(job_result)}
 
     def compare_probe(self, **settings: Any) -> dict[str, Any]:
-        """Return peaks of a probe over those of 12 steps: an epoch, an evaluation and part of another epoch."""
+        """Return the ratio of a probe's peaks to those of 12 steps: an epoch, an evaluation, part of another epoch."""
         probe, training = self.run(probe=True, epochs=2, **settings), self.run(steps=12, **settings)
         return {
             "allocated_by_probe_over_training": _ratio(
@@ -129,7 +129,7 @@ def caltech256(machine: Machine) -> list[Measurement]:
 
 
 def max_batch(machine: Machine) -> list[Measurement]:
-    """Search the max batch of five models in 6 GiB and in all memory, beside Lightning."""
+    """Search the max batch of five models in 6 GiB and in all memory, and compare with Lightning."""
     models, (small, full), ours, peer, every = _MODELS, GPU_BUDGETS_MIB, "amp-track", PEERS[0], _FP32_FIRST
     first: list[Any] = [(small, ours, every), (small, peer, ["amp", "fp32"])]
     then: list[Any] = [(full, ours, every), *((small, run, every) for run in ("run 2", "run 3"))]
@@ -166,7 +166,7 @@ def _fit(case: Case, *, smoke: bool) -> dict[str, Any]:
 
 
 def _search_with_lightning(case: Case, *, smoke: bool) -> dict[str, Any]:
-    """Return Lightning's answer, or its error, which counts as measured: it would fail again."""
+    """Return the answer of Lightning, or its error, which counts as measured because it would occur again."""
     with tempfile.TemporaryDirectory() as folder:
         result, _ = in_own_process(peer_command(case, PEERS[0]), folder=folder, limit_seconds=170.0)
     names = {"max_batch": "answer", "probes": "probes", "probe_seconds": "wall_seconds", "error": "error"}
@@ -186,7 +186,7 @@ def step(machine: Machine) -> list[Measurement]:
 
 
 def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str, Any]:
-    """Time rounds of both steps in turns in one process, on a batch that is on the device, in channels-last order."""
+    """Time rounds of both steps in turns in one process, on a batch on the device, in channels-last format."""
     import torch
 
     from amp_track import Precision, TrainStep, float32_precision, load_workload
@@ -241,7 +241,7 @@ def _compare_steps(machine: Machine, precision: str, compiled: bool) -> dict[str
 
 
 def sinusoid(machine: Machine) -> list[Measurement]:
-    """Measure time and memory of a ConvModel, beside the claims of its write-up."""
+    """Measure time and memory of a ConvModel, to compare with the claims of its write-up."""
     options = (("size", "32"), ("hidden", "16"), ("steps_per_epoch", "8")) if machine.smoke else ()
     jobs = _Jobs(machine.device, Bench.workload("sinusoid"))
     cases = itertools.product(range(1 if machine.smoke else 3), _FP32_FIRST)
@@ -249,7 +249,7 @@ def sinusoid(machine: Machine) -> list[Measurement]:
 
 
 def sizes(machine: Machine) -> list[Measurement]:
-    """Measure from which width on an MLP is faster in lower precision, and CIFAR-10's ResNet-50."""
+    """Measure the width from which an MLP is faster in lower precision, and ResNet-50 on CIFAR-10."""
     widths, batches = ([64, 16], 4) if machine.smoke else ([4096, 16, 64, 256, 1024], 400)
     size: dict[str, Any] = {"batch_size": 64, "steps": 80}
     if machine.smoke:
@@ -284,7 +284,7 @@ def probe(machine: Machine) -> list[Measurement]:
 def memory_plan(machine: Machine) -> list[Measurement]:
     """Compare predicted peak memory with that of real steps."""
     cases = list(itertools.product(_NETS, _AMP_FIRST, (128, 32, 8), ("adamw", "sgd"), (False, True)))
-    random.Random(0).shuffle(cases)  # every net and batch comes early
+    random.Random(0).shuffle(cases)  # so that all models and batch sizes come early
     cases.sort(key=lambda case: case[4] or case[1] in ("tf32", "bf16"))
     if machine.smoke:
         cases = [("mlp", "fp32", 8, "adamw", False), ("mlp", "bf16", 8, "sgd", True)]

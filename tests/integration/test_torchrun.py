@@ -95,7 +95,7 @@ def test_a_rank_out_of_memory_is_a_result_and_no_command_listens() -> None:
     ("fault", "exit_code", "message"),
     [
         ("raise", 1, "ValueError: the labels are off by one (in forward) in process 3 of 4"),
-        ("sigkill", 1, "the job's process was killed by SIGKILL in process 3 of 4"),
+        ("sigkill", 1, "the job process was killed by SIGKILL in process 3 of 4"),
         ("hang", 1, "gave up after 4 s (--job-timeout)"),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_printed_pages_are_there_and_nothing_is_written() -> None:
         )  # fmt: skip
         known = requests.get(f"{dashboard}/api/studies", timeout=60).json()["study_summaries"]
         pages = {study["study_name"]: f"{dashboard}/dashboard/studies/{study['study_id']}" for study in known}
-        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "fit/bf16", "fit/fp32", "train")]
+        assert parts == [pages[f"it's/{part}"] for part in ("max-batch", "max-batch/bf16", "max-batch/fp32", "train")]
         assert {requests.get(page, timeout=60).status_code for page in running.addresses} == {200}
         elsewhere = requests.get(f"{dashboard}/api/studies", headers={"Host": "rebound.invalid"}, timeout=60)
         assert elsewhere.status_code == 403

@@ -73,9 +73,9 @@ def test_a_workloads_exception_is_a_crash_with_its_traceback(runner: JobRunner, 
     ("fault", "message", "killed_by"),
     [
         ("sys.exit", "SystemExit: 5", ""),
-        ("os._exit", "the job's process exited with code 7", ""),
-        ("sigkill", "the job's process was killed by SIGKILL", "SIGKILL"),
-        ("segfault", "the job's process was killed by SIGSEGV", "SIGSEGV"),
+        ("os._exit", "the job process exited with code 7", ""),
+        ("sigkill", "the job process was killed by SIGKILL", "SIGKILL"),
+        ("segfault", "the job process was killed by SIGSEGV", "SIGSEGV"),
     ],
 )
 def test_a_process_that_dies_is_a_crash(
