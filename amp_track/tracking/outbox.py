@@ -211,7 +211,7 @@ class Outbox:
             os.fsync(kept.fileno())
 
     def _with_path(self, number: int, write: Write) -> Write:
-        """Return the write with the path of its file, which lies in this spool and nowhere else."""
+        """Return the write with the path of its file, which must be in this outbox."""
         if not isinstance(write, LogFile | LogCheckpoint):
             return write
         if write.file != Path(write.file).name:
