@@ -148,7 +148,7 @@ def test_a_study_of_an_older_version_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("study", "out", "message"),
     [
-        ("mien", None, "^STUDY: got mien, expected a study in sqlite:////.*, such as mine; "),
+        ("mien", None, "^STUDY: got mien, expected a study in sqlite:////.*, such as mine"),
         ("mine", "page.pdf", r"^--out: got page.pdf, expected a file that ends in .html or .md; "),
         ("mine", "there/page.md", "^--out: got there/page.md, expected a file in a folder that exists; "),
         ("mine", "folder.md", "^--out: got folder.md, expected a file that can be written; "),
