@@ -208,7 +208,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         storage.close()
         with ui("a", "--tracking-uri", server.address, DISPLAY=":77", BROWSER=f"{browser} %s") as running:
             assert running.addresses[0] == links.run(server.address, found.experiment_id, found.run_id)
-            assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/fit"]
+            assert [line.split()[0] for line in running.lines[1:4]] == ["a", "…", "a/max-batch"]
             assert running.lines[-1] == "Ctrl-C stops optuna-dashboard"
             deadline = time.monotonic() + 20
             while not opened.exists() and time.monotonic() < deadline:
