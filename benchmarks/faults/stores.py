@@ -34,13 +34,13 @@ class Records:
     backwards: int = 0
 
     def jobs(self) -> Counter[str]:
-        """Return how often each job counts, but for probes: which batches a fit tries depends on what it knows."""
-        trials = Counter(job for (study, _), job in self.complete.items() if not study.endswith("/fit"))
+        """Return how often each job counts, except probes: max-batch chooses them by earlier results."""
+        trials = Counter(job for (study, _), job in self.complete.items() if not study.endswith("/max-batch"))
         return trials + Counter({f"run {name}": count for name, count in self.roots.items()})
 
     def probes(self) -> Counter[str]:
-        """Return how often a fit has run each job, but for those that it repeats on purpose."""
-        jobs = (job for (study, _), job in self.complete.items() if study.endswith("/fit"))
+        """Return how often max-batch has run each job, except for intended repeats."""
+        jobs = (job for (study, _), job in self.complete.items() if study.endswith("/max-batch"))
         return Counter(job for job in jobs if not job.endswith('"repeat"'))
 
 

@@ -76,7 +76,7 @@ def test_restarts_at_any_moment_cost_nothing(mode: str, server: Server, url: str
     complete = in_state(TrialState.COMPLETE, "s/max-batch", url)
     assert not in_state(TrialState.RUNNING, "s/max-batch", url)
     assert {run.info.status for run in runs()} == {"FINISHED"}
-    assert len(runs()) == len(complete) + 1 + len(in_state(TrialState.COMPLETE, "alone/fit")) + 1
+    assert len(runs()) == len(complete) + 1 + len(in_state(TrialState.COMPLETE, "alone/max-batch")) + 1
 
 
 def test_a_server_that_stays_away_ends_the_command_in_one_line(server: Server, url: str) -> None:  # noqa: F811

@@ -204,7 +204,7 @@ def test_a_tracking_server_has_pages_of_its_own_and_a_browser_opens_the_first(tm
         asked = request(TINY, study="a", precisions=("fp32",), tracking_uri=server.address)
         found = max_batch(asked, runner=SimulatedRunner(samples=512))
         storage = open_storage("sqlite:///optuna.db")
-        optuna.create_study(study_name="b/fit", storage=storage)
+        optuna.create_study(study_name="b/max-batch", storage=storage)
         storage.close()
         with ui("a", "--tracking-uri", server.address, DISPLAY=":77", BROWSER=f"{browser} %s") as running:
             assert running.addresses[0] == links.run(server.address, found.experiment_id, found.run_id)
