@@ -28,7 +28,7 @@ def open_client(uri: str) -> mlflow.MlflowClient:
             raise
         message = str(error).partition("NOTE:")[0].strip()
         raise BadInput(
-            f"--tracking-uri: MLflow {mlflow.__version__} cannot open {masking.masked(uri)}: {message}"
+            f"--tracking-uri: {masking.masked(uri)} cannot be opened by MLflow {mlflow.__version__}: {message}"
         ) from None
 
 

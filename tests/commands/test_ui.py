@@ -66,7 +66,7 @@ def test_where_only_train_was_used_there_is_mlflow_alone(amp_track: Command) -> 
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = str(used.getsockname()[1])
         assert "--port: got" in rejection(amp_track("ui", "--port", port)), "it goes on to start its server"
-        assert "expected a storage that holds studies" in rejection(amp_track("ui", "digits", "--port", port))
+        assert "holds no studies yet" in rejection(amp_track("ui", "digits", "--port", port))
     assert not Path("optuna.db").exists()
 
 
@@ -76,8 +76,8 @@ def test_a_storage_without_runs_beside_it_is_rejected(amp_track: Command) -> Non
     message = rejection(amp_track("ui", "--tracking-uri", "sqlite:///other.db"))
     assert message.startswith("--tracking-uri: sqlite:///other.db holds no runs yet")
     Path("empty.db").touch()
-    assert "expected a store that holds runs" in rejection(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
-    assert "expected a storage that holds studies" in rejection(amp_track("ui", "--storage", "sqlite:///empty.db"))
+    assert "holds no runs yet" in rejection(amp_track("ui", "--tracking-uri", "sqlite:///empty.db"))
+    assert "holds no studies yet" in rejection(amp_track("ui", "--storage", "sqlite:///empty.db"))
     assert files().items() - before.items() == {("empty.db", hashlib.sha256().hexdigest())}
 
 
