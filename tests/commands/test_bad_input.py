@@ -97,7 +97,7 @@ ARGUMENTS = [
 """What can be told without a process that has torch."""
 INSPECTED = [
     (["train", DIGITS, "--precision", "tf32", "--device", "cpu"], "got tf32, expected one this device has (fp32,"),
-    (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most the"),
+    (["train", DIGITS, "--memory-budget", "900TiB"], "expected at most "),
     (["max-batch", DIGITS, "--memory-budget", "1MiB", "--headroom", "2MiB"], "expected less than the 1 MiB"),
     (["train", DIGITS, "--effective-batch-size", "100"], "expected a multiple of the batch size 64"),
     (["train", DIGITS, "--device", "cuda:77"], "--device: got 'cuda:77', expected one of auto, cpu"),
