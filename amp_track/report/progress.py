@@ -1,6 +1,6 @@
-"""What a user sees while a command works: a bar on a terminal, one output in a notebook, plain lines elsewhere.
+"""Progress of a command: a bar on a terminal, one output in a notebook, plain lines elsewhere.
 
-All of it on stderr, but for a notebook's.
+Everything goes to stderr, except in a notebook.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
 from amp_track.report.notebook import CellOutput
 from amp_track.report.progress_bar import live_bar
+from amp_track.report.text import counted
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Say nothing any more once nobody reads it: rich would end the program, in the middle of its runs."""
+        """Stop printing: rich would otherwise end the program in the middle of its runs."""
         self.quiet = True
 
 
@@ -36,7 +37,7 @@ Show = Callable[[Event], None]
 
 
 def say(text: str, *, precision: str = "") -> None:
-    """Print one line that stays. Its first word has the color of a precision, where one is named, on a terminal."""
+    """Print a permanent line. On a terminal, its first word gets the color of `precision`, if given."""
     text = masked_within(text)
     if console.is_jupyter:
         _cell_output.say(text)
@@ -44,12 +45,12 @@ def say(text: str, *, precision: str = "") -> None:
         line = Text(text)
         if precision:
             line.stylize(PRECISION_COLORS[precision], 0, len(precision))
-        with contextlib.suppress(OSError):  # a terminal that is closed
+        with contextlib.suppress(OSError):  # the terminal may be closed
             console.print(line)
 
 
 def working(text: str) -> AbstractContextManager[object]:
-    """Show that something without events is under way: a spinner on a terminal, a line in a notebook."""
+    """Show that work without events is running: a spinner on a terminal, a line in a notebook."""
     if console.is_jupyter:
         return _line_in_notebook(text)
     spinner = "line" if console.options.ascii_only else "dots"
@@ -66,7 +67,7 @@ def saying_after(seconds: float, text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        timer.join()  # no line comes after the block
+        timer.join()  # no line may appear after the block
 
 
 def following(
@@ -75,11 +76,11 @@ def following(
     """Show one job as its events arrive.
 
     Args:
-        job: what runs.
-        title: shown beside the bar.
-        metric_name: of the number that `EpochEnded` carries.
-        epoch_lines: print a line at the end of each epoch; in a notebook, of the last one.
-        where: what is known of the search that the job belongs to.
+        job: the running job.
+        title: the text next to the bar.
+        metric_name: the name of the metric in `EpochEnded`.
+        epoch_lines: whether to print a line at the end of each epoch; in a notebook, of the last epoch.
+        where: the state of the search that the job belongs to.
     """
 
     def epoch_line(event: EpochEnded) -> str:
@@ -139,7 +140,7 @@ def _line_in_notebook(text: str) -> Iterator[None]:
 
 
 def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None = None, why: str = "") -> str:
-    """Return one job in one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (predicted max batch)`."""
+    """Return a job as one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (predicted to use the budget)`."""
     parts = [f"{job.precision:<4} batch {job.batch_size:<6} {job_result.status}"]
     if job_result.peak_bytes is not None and job_result.fits:
         parts.append(format_bytes(job_result.peak_bytes))
@@ -148,7 +149,9 @@ def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None 
     if job_result.waits_for_data:
         parts.append(f"{job_result.waited_fraction:.0%} of the time waiting for data")
     if metric_name is not None and job_result.metric is not None:
-        parts.append(f"{metric_name} {job_result.metric:.4f} after {job_result.optimizer_steps:,} updates")
+        parts.append(
+            f"{metric_name} {job_result.metric:.4f} after {counted(job_result.optimizer_steps, 'optimizer step')}"
+        )
     if not job_result.fits and job_result.phase:
         parts.append(f"in {job_result.phase}")
     if why:

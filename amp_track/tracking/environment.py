@@ -76,9 +76,8 @@ def known_experiment(client: mlflow.MlflowClient, given: str | None = None) -> E
         return None
     if found.lifecycle_stage != "active":
         raise BadInput(
-            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} has been deleted, expected "
-            "one that is there; restore it (mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}), or name another with --experiment"
+            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} has been deleted. Restore it (mlflow "
+            f"experiments restore --experiment-id {found.experiment_id}), or use another --experiment."
         )
     return found
 
@@ -114,9 +113,8 @@ def check_artifact_store(uri: str, found: Experiment | None) -> None:
     module, package = _LIBRARIES.get(urlsplit(location).scheme, ("", ""))
     if module and not _is_installed(module):
         raise BadInput(
-            f"--tracking-uri: got {masking.masked(uri)}, whose experiment {found.name} keeps files in "
-            f"{masking.masked_within(location)}, expected {package} to be installed, which that needs; install it, "
-            "or name another experiment with --experiment"
+            f"--tracking-uri: experiment {found.name} of {masking.masked(uri)} stores files in "
+            f"{masking.masked_within(location)}, which requires {package}. Install it, or use another --experiment."
         )
     folder = addresses.local_folder(location)
     if folder is not None and not uri.startswith("http"):  # else the folder may be on the server
@@ -136,9 +134,9 @@ def _check_folder(folder: Path) -> None:
     nearest = next(path for path in around if os.path.exists(path))  # Path.exists may raise PermissionError
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise BadInput(
-            f"--tracking-uri: got one whose files go to {folder}, expected a folder that can be written, {nearest} "
-            f"cannot; {'work in another folder' if not folder.is_absolute() else 'see to it'}, or name another "
-            "experiment with --experiment"
+            f"--tracking-uri: files of runs go to {folder}, but {nearest} is not a writable folder. "
+            f"{'Use another working directory' if not folder.is_absolute() else 'Make it writable'}, or use another "
+            "--experiment."
         )
 
 

@@ -48,7 +48,7 @@ def test_bad_resumptions_change_nothing(amp_track: Command) -> None:
         ),
         (["--resume", "RUN", "--batch-size", "auto"], "--batch-size auto cannot be used with --resume"),
         (["--resume", "RUN", "--headroom", "5%"], "--headroom cannot be used with --resume"),
-        ([DIGITS, "--resume", "RUN"], f"was made with another version of {DIGITS}"),
+        ([DIGITS, "--resume", "RUN"], f"another version of {DIGITS}"),
         (["--trust-store"], "--trust-store requires --resume"),
         (["--allow-changed-workload"], "--allow-changed-workload requires --resume"),
         (["--resume", "a b"], "--resume: got 'a b', expected the id of an MLflow run"),

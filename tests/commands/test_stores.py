@@ -89,10 +89,10 @@ DAMAGES = {
     truncated: "which cannot be read (database disk image is malformed)",
     text: "not an SQLite database",
     other_version: "version",
-    without_version: "not made to the end",
-    half_migrated: "not made to the end",
+    without_version: "some tables of ",
+    half_migrated: "some tables of ",
     without_a_table: "has no table ",
-    swapped: "name another",
+    swapped: "which is a database of ",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_used_is_told_in_one_line_and_left_alone(
     done = amp_track("max-batch", SMALL_MLP, "--memory-budget", "24MiB")
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (2, 1), done.stderr
-    assert lines[0].startswith((f"amp-track: {flag}: got sqlite:///", f"amp-track: {flag}: sqlite:///"))
+    assert lines[0].startswith(f"amp-track: {flag}: ")
     assert file in lines[0]
     assert DAMAGES[damage] in lines[0]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

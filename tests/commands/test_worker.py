@@ -144,8 +144,8 @@ def begun(store_templates: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         (["theirs"], "STUDY: got theirs, expected a study in sqlite:///optuna.db, such as mine"),
         (["mine", "--workers", "0"], "--workers: got '0', expected a whole number of 1 or more"),
         (["mine", "--workers", "2", "--device", "cpu"], "--device cannot be used with several workers"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, expected a folder"),
-        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, expected a folder"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "mlflow.db"], "--logs: got mlflow.db, which cannot be created"),
+        (["mine", DIGITS, "--workers", "2", "--logs", "x" * 300], f"--logs: got {'x' * 300}, which cannot be created"),
         (["mine", "--logs", "here"], "--logs requires --workers 2 or more"),
         (["mine", "--launcher", "pigeon"], "--launcher: got 'pigeon', expected one of local, slurm, ray"),
         (["mine", "--sbatch", "time=8:00:00"], "--sbatch requires --launcher slurm"),
@@ -204,7 +204,8 @@ def test_the_address_of_the_study_may_come_from_the_environment(
     monkeypatch.setenv("AMP_TRACK_STORAGE", "sqlite:///elsewhere.db")
     assert amp_track("report", "mine").returncode == 0
     assert (
-        "--storage: got sqlite:///nowhere.db" in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
+        "--storage: sqlite:///nowhere.db holds no studies"
+        in amp_track("report", "mine", "--storage", "sqlite:///nowhere.db").stderr
     )
 
 

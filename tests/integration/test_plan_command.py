@@ -200,7 +200,7 @@ def test_a_tracked_plan_is_one_run_with_plot_and_snapshots(amp_track: Command, t
     ("arguments", "message"),
     [
         (["--tracking-uri", "sqlite:///x.db"], "--tracking-uri requires --track"),
-        (["--vary", "depth=2,3", "--set", "depth=2"], "--vary: got depth, which --set gives a value too"),
+        (["--vary", "depth=2,3", "--set", "depth=2"], "depth is given by both --vary and --set"),
         (["--vary", "depht=2,3"], "--vary depht: got '2', expected an option of "),
         (["--vary", "depth=2,two"], "--vary depth: got 'two', expected int"),
         (["--vary", "depth"], "--vary: got 'depth', expected option=value,value,…"),
