@@ -146,7 +146,7 @@ def test_a_study_of_an_older_version_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("study", "out", "message"),
     [
-        ("mien", None, "^STUDY: got mien, expected a study in sqlite:////.*, such as mine; "),
+        ("mien", None, "^STUDY: got mien, expected a study in sqlite:////.*, such as mine. "),
         ("mine", "page.pdf", r"^--out: got page.pdf, expected a file that ends in .html or .md"),
         ("mine", "there/page.md", "^--out: got there/page.md, expected a file in an existing folder"),
         ("mine", "folder.md", "^--out: got folder.md, expected a writable file"),

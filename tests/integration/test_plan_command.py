@@ -88,7 +88,7 @@ def test_nothing_fits(amp_track: Command) -> None:
             ["--memory-budget", "lots"],
             "--memory-budget: got 'lots', expected a size above 0 with its unit, such as 6GiB",
         ),
-        (["--gpu", "RTX 4091"], "--gpu: got RTX 4091, expected one of GeForce RTX 4090, "),
+        (["--gpu", "RTX 4091"], "--gpu: got 'RTX 4091', expected one of GeForce RTX 4090, "),
         (["--precision", "fp8"], "--precision: got 'fp8', expected names from fp32"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_step_that_needs_values_is_told_its_line(amp_track: Command, act: str,
     done = amp_track("plan", str(WORKLOADS), "--set", f"act={act}", "--memory-budget", "1GiB")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert re.match(rf"amp-track: \S*workloads.py:\d+ \({re.escape(line)}\): got ", done.stderr)
+    assert re.match(rf"amp-track: \S*workloads.py:\d+ \({re.escape(line)}\): ", done.stderr)
     assert why in done.stderr
     assert "measure with amp-track max-batch" in done.stderr
 
@@ -124,7 +124,7 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
     done = amp_track("plan", str(WORKLOADS), "--set", "act=wrong", "--memory-budget", "1GiB")
     assert done.returncode == 2
     *_, last = done.stderr.splitlines()
-    assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): got RuntimeError: ", last)
+    assert re.match(r"amp-track: \S*workloads.py:\d+ \(return x @ x\): ", last)
 
 
 @pytest.mark.nightly
