@@ -245,7 +245,7 @@ class Sender:
         if self._said_down is None or time.monotonic() - self._said_down > _SAY_AGAIN_SECONDS:
             self._said_down = time.monotonic()
             _log.warning(
-                "%s accepts no records now (%s). They wait in %s until it does.", self._address,
+                "%s accepts no records now (%s). They are kept in %s until it does.", self._address,
                 reason_of(error), self._root,
             )  # fmt: skip
 
