@@ -145,7 +145,7 @@ def test_what_a_command_could_not_deliver_the_next_one_does(server: Server) -> N
         said = train.stdout.read()
         assert train.wait() == 0, said
     assert "records wait in" in said
-    assert "the next command that uses" in said
+    assert "The next command that uses" in said
     server.start()
     (run,) = server.runs()
     assert run.info.status == "RUNNING"
@@ -200,7 +200,7 @@ def test_every_record_arrives_once_through_a_bad_connection(server: Server, trou
         read_until(max_batch, "finding the max batch")
         for name, value in trouble.items():
             setattr(between, name, value)
-        said = read_until(max_batch, "to prove that it is the largest")
+        said = read_until(max_batch, "to prove the max batch")
         between.answers_500 = False
         assert max_batch.stdout is not None
         said += max_batch.stdout.read()
