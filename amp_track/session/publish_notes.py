@@ -33,7 +33,7 @@ def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
     """Write on each precision's study how its edge is proven."""
-    _note(studies, {f"fit/{name}": proof(name, found) for name, found in fitted.precisions.items()})
+    _note(studies, {f"max-batch/{name}": proof(name, found) for name, found in fitted.precisions.items()})
 
 
 def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> None:
@@ -43,7 +43,7 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     if not isinstance(result, CompareResult):
         fitted = result.limits if isinstance(result, SearchResult) else result
         of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
-        texts |= {f"fit/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
+        texts |= {f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
     _note(studies, texts)
 
 

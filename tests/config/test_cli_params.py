@@ -43,7 +43,7 @@ def test_every_entry_point_is_a_command_with_its_parameters() -> None:
 
 def test_mlflows_environment_is_made_of_the_project() -> None:
     project = yaml.safe_load((ROOT / "MLproject").read_text())
-    assert yaml.safe_load((ROOT / "python_env.yaml").read_text()) == {"dependencies": ["."]}
+    assert yaml.safe_load((ROOT / "python_env.yaml").read_text()) == {"dependencies": [".[examples]"]}
     assert Path(ROOT, project["python_env"]).is_file()
 
 
