@@ -62,9 +62,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Fail a slow test that is too slow, and with --require-services one that skips for anything but a GPU."""
     report: Any = yield
     if report.skipped and item.config.getoption("--require-services") and item.get_closest_marker("gpu") is None:
-        report.job_result, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
+        report.outcome, report.longrepr = "failed", f"skipped, with --require-services: {report.longrepr[2]}"
     if report.passed and call.when == "call" and item.get_closest_marker("slow") and call.duration > MOST_SLOW_SECONDS:
-        report.job_result = "failed"
+        report.outcome = "failed"
         report.longrepr = f"took {call.duration:.0f} s, expected {MOST_SLOW_SECONDS:.0f} s at most of a slow test"
     return report
 
