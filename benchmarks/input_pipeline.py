@@ -46,7 +46,7 @@ def write_images(folder: Path, count: int) -> None:
         place = folder / f"{number % CLASSES + 1:03}.class{number % CLASSES + 1}"
         place.mkdir(exist_ok=True)
         coarse = random.integers(0, 256, (30, 40, 3), dtype=numpy.uint8)
-        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", metric=90)
+        Image.fromarray(coarse).resize((400, 300), Image.Resampling.BICUBIC).save(place / f"{number}.jpg", quality=90)
 
 
 def worker_counts() -> list[int]:

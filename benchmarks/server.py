@@ -35,7 +35,7 @@ def timed(command: list[str]) -> float:
     """Return the seconds of a command in an empty folder. Raise RuntimeError if it leaves records behind."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = processes.seconds_of(command, Path(folder))
-        if left := [path.name for path in Path(folder).iterdir() if "spool" in path.name]:
+        if left := [path.name for path in Path(folder).iterdir() if "outbox" in path.name]:
             raise RuntimeError(f"{command} left {left}")
     return seconds
 
