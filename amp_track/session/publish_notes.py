@@ -43,7 +43,9 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
     if not isinstance(result, CompareResult):
         fitted = result.limits if isinstance(result, SearchResult) else result
         of_view = dashboard_markdown(result, ui=studies.session.ui, is_view=True)
-        texts |= {f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()}
+        texts |= {
+            f"max-batch/{name}": f"{proof(name, found)}\n\n{of_view}" for name, found in fitted.precisions.items()
+        }
     _note(studies, texts)
 
 
