@@ -44,14 +44,14 @@ class Bench:
     kind: str
     """`cpu`, `cuda`, …"""
     repeats: int
-    sandboxes: dict[str, JobRunner] = field(default_factory=dict)
+    runners: dict[str, JobRunner] = field(default_factory=dict)
 
     @property
     def is_gpu(self) -> bool:
         return self.kind == "cuda"
 
     def runner(self, name: str) -> JobRunner:
-        return self.sandboxes.setdefault(name, JobRunner(self.workload(name)))
+        return self.runners.setdefault(name, JobRunner(self.workload(name)))
 
     @staticmethod
     def workload(name: str) -> str:

@@ -34,7 +34,7 @@ def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
 
     Args:
         request: what was asked for.
-        sandbox: what runs the trainings; by default fresh processes on this machine.
+        runner: runs the trainings; by default in fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.

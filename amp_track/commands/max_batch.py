@@ -30,7 +30,7 @@ def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResu
 
     Args:
         request: what was asked for.
-        sandbox: what runs the probes; by default fresh processes on this machine.
+        runner: runs the probes; by default in fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.

@@ -33,7 +33,7 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
 
     Args:
         request: what was asked for.
-        sandbox: what runs the job; by default fresh processes on this machine.
+        runner: runs the job; by default in fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.

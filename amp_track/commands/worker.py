@@ -46,7 +46,7 @@ def work(request: Request, *, runner: Runner | None = None) -> Result:
     Args:
         request: the study's name in `stores.study`; what to start in `work_options`; the workload of the study's job
             if it was given.
-        sandbox: what runs the jobs of a worker that is this process; by default fresh processes on this machine.
+        runner: runs the jobs if this process is the search worker; by default in fresh processes on this machine.
 
     Raises:
         BadInput: there is no such study, its workload may not run here, it was made with another device, budget or

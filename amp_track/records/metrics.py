@@ -1,7 +1,7 @@
 """The table of metrics: what every run logs, under which name and unit, where it comes from, and how ranks merge it.
 
-A new metric is a field of `JobResult` and an entry of `METRICS`: tracking logs it and the sandbox merges it over the
-processes of a job. Metrics by step or epoch, which events stream while a job runs, have their names here too.
+A new metric is a field of `JobResult` and an entry of `LOGGED_METRICS`: tracking logs it and the job runner merges
+it over the ranks of a job. Metrics by step or epoch, which events stream while a job runs, have their names here too.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def merged_fields(job_results: Sequence[JobResult]) -> dict[str, Any]:
     """Return the fields of a job's outcome that are not simply those of its first process.
 
     Args:
-        outcomes: one of each process, by rank.
+        job_results: one of each process, by rank.
     """
     merged = {}
     for metric in LOGGED_METRICS:

@@ -142,7 +142,7 @@ _first: DistributedRunner | None = None
 """torchrun starts a process as one command, and so this belongs to the process."""
 
 
-class _OtherRankSandbox(_OneRank):
+class _OtherRankRunner(_OneRank):
     """Runs the processes of a rank other than 0.
 
     Args:
@@ -202,7 +202,7 @@ def follow(launch: Launch, workload: str) -> None:
             this one has said so.
     """
     with interrupts.deferred(owns_process=True):
-        runner = _OtherRankSandbox(launch, workload)
+        runner = _OtherRankRunner(launch, workload)
         runner.start()
         try:
             runner.follow()

@@ -27,7 +27,7 @@ def merge_job_results(job_results: Sequence[JobResult | None]) -> JobResult:
     comes last.
 
     Args:
-        outcomes: by rank; None for a process that was ended before it had an outcome.
+        job_results: by rank; None for a process that was ended before it had one.
     """
     failed = [
         (rank, job_result)

@@ -1,6 +1,6 @@
 """Run a Job in fresh processes under its budget, stream its events back, and return its JobResult whatever happens.
 
-Memory is clean, peaks are this job's own, and a process that dies is an JobResult, not the end of a search. This module
+Memory is clean, peaks are this job's own, and a process that dies is a JobResult, not the end of a search. This module
 imports no torch: the processes are forked from a server that has.
 """
 

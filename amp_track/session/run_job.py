@@ -104,7 +104,7 @@ def run_tracked(
     """Run a job and log it to `run`, whatever becomes of it.
 
     Args:
-        session: whose sandbox runs it.
+        session: has the job runner.
         job: resolved.
         run: of MLflow, new or resumed.
         kind: `train`, `probe` or `confirm`.
@@ -112,7 +112,7 @@ def run_tracked(
         epoch_lines: print a line at the end of each epoch.
         resume_from: a checkpoint to resume from.
         keep_weights: store the weights that the training ends with.
-        pictures: draws the curves of this training beside the next job, and of the last one beside this; None to draw
+        plots: draws the curves of this training beside the next job, and of the last one beside this; None to draw
             them when this job ends.
         where: what is known of the search that the job belongs to.
     """

@@ -77,7 +77,7 @@ class Session:
 
     Args:
         request: what was asked for.
-        sandbox: runs its jobs.
+        runner: runs its jobs.
         inspection: what device and workload say of themselves.
         precisions: those to look at, all of them supported here.
     """
@@ -96,7 +96,7 @@ class Session:
         Args:
             request: what was asked for.
             precisions: those asked for; None for every one that the device supports.
-            sandbox: what runs the jobs; by default fresh processes on this machine.
+            runner: runs the jobs; by default in fresh processes on this machine.
 
         Raises:
             BadInput: the request cannot be met here.

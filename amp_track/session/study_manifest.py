@@ -51,7 +51,7 @@ class Remembered:
         )
 
     def session(self, stores: Stores) -> Session:
-        """Return the command's session, for what is read of the study: its sandbox has not been started."""
+        """Return the command's session, for what is read of the study: its job runner has not been started."""
         return Session(self.request(stores), JobRunner(self.job.workload), self.inspection, self.precisions)
 
     def compared(self, base: Session) -> dict[str, Session]:

@@ -85,7 +85,7 @@ class Goal:
     Args:
         precisions: the precisions, in the order in which they are searched.
         limit: the largest batch worth trying.
-        budget_bytes: what the memory model aims at; the sandbox enforces what a job may really take.
+        budget_bytes: what the memory model aims at; the job runner enforces the budget.
         first_batch: the workload's own batch size.
         multiple_of: beside the edge, the largest multiple of this is probed.
         confirm: whether a longer training confirms each edge.

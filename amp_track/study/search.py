@@ -30,7 +30,7 @@ class Space:
     """The settings that a search may choose from.
 
     Args:
-        edges: the largest batch at each precision.
+        max_batches: the max batch at each precision.
         reference_batch_size: the workload's own batch size; every precision is tried at it.
         lr_range: the interval of learning rates to search, or None for the job's own.
     """

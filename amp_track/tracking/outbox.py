@@ -44,7 +44,7 @@ class Entry:
 
 
 class Outbox:
-    """The writes of one process to one tracking server. Make it with `Spool.create`, or find it with `left_behind`.
+    """The writes of one process to one tracking server. Make it with `Outbox.create`, or find it with `left_behind`.
 
     Args:
         folder: where it is.

@@ -111,7 +111,7 @@ class Sender:
         return key
 
     def write(self, run: str, write: Write, *, takes: bool = False) -> None:
-        """Keep a write, and deliver it as soon as the server takes it. See `Spool.append`."""
+        """Keep a write, and deliver it as soon as the server takes it. See `Outbox.append`."""
         with self._changed:
             if self._own is None:
                 self._own = Outbox.create(self._root, self._server)

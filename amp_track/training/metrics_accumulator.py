@@ -86,7 +86,7 @@ class MetricsAccumulator:
         self.train_loss = state["train_loss"]
 
     def measured(self) -> dict[str, Any]:
-        """Return the totals as fields of an JobResult."""
+        """Return the totals as fields of a JobResult."""
         return {
             "train_loss": self.train_loss,
             "steps": self._step.steps,

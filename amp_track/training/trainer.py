@@ -1,4 +1,4 @@
-"""Run a Job in this process: train, evaluate, measure, stream events, return an JobResult. It tracks nothing itself."""
+"""Run a Job in this process: train, evaluate, measure, stream events, return a JobResult. It tracks nothing itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Trainer:
         workload: its model and data.
         device: where to train.
         send: called with each event.
-        peers: the connection to the processes that train the job together; by default this one trains alone.
+        group: the connection to the processes that train the job together; by default this one trains alone.
         enforce_budget: limit memory to the job's budget, and not only measure it.
         folder: where to write checkpoints and artifacts, and which checkpoint to resume from.
     """

@@ -25,7 +25,7 @@ TIME_IS_UP, MORE_LEFT = 4, 5
 """Exit codes: no row is started any more; the other rows need another process."""
 _IDLE_LIMIT_SECONDS = 300.0  # of all but rows: imports, the collection of tests
 # Budgets first, which every max batch depends on; then fit; then the step.
-_TEST_ORDER = ("training/devices", "sandbox", "integration", "study", "commands", "training/amp", "training", "")
+_TEST_ORDER = ("training/devices", "runner", "integration", "study", "commands", "training/amp", "training", "")
 _CUDA_ERRORS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "CUDNN_STATUS", "device-side assert")
 
 

@@ -282,7 +282,7 @@ def test_jobs_run_the_package_of_their_command_and_not_an_installed_copy(tmp_pat
     """As under `mlflow run`, which starts the command in the project's folder and has installed the project once."""
     installed = tmp_path / "site-packages"
     shutil.copytree(ROOT / "amp_track", installed / "amp_track", ignore=shutil.ignore_patterns("__pycache__"))
-    job_process = installed / "amp_track" / "sandbox" / "job_process.py"
+    job_process = installed / "amp_track" / "runner" / "job_main.py"
     job_process.write_text(job_process.read_text() + '\nprint("of the installed copy")\n')
     command = [sys.executable, "-m", "amp_track", "dtypes", FAULTS, "--precision", "fp32"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

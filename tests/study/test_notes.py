@@ -92,4 +92,4 @@ def test_the_answer_is_a_note_on_every_part() -> None:
     )
     note = optuna_dashboard.get_note(study_of("c/compare"))
     assert made.answers[0].split(" (")[0] in note
-    assert "fit/PRECISION" not in note
+    assert "max-batch/PRECISION" not in note

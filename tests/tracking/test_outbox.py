@@ -158,7 +158,7 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
     outbox.close()
 
 
-def test_a_outbox_is_for_its_user_alone(root: Path) -> None:
+def test_an_outbox_is_for_its_user_alone(root: Path) -> None:
     outbox = Outbox.create(root, SERVER)
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in (root, outbox.folder)] == [0o700, 0o700]
 
@@ -166,13 +166,13 @@ def test_a_outbox_is_for_its_user_alone(root: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from amp_track.tracking.outbox import Spool
+from amp_track.tracking.outbox import Outbox
 from amp_track.tracking.writes import LogText
-spool = Spool.create(Path(sys.argv[1]), sys.argv[2])
-spool.name_run("key", "its id")
+outbox = Outbox.create(Path(sys.argv[1]), sys.argv[2])
+outbox.name_run("key", "its id")
 number = 0
 while True:
-    spool.append("key", LogText(path="a.txt", text=str(number)))
+    outbox.append("key", LogText(path="a.txt", text=str(number)))
     number += 1
     if number == 50:
         print("begun", flush=True)
