@@ -210,7 +210,7 @@ def test_every_metric_is_on_the_page_about_mlflow() -> None:
 def test_an_example_on_a_cluster_says_in_one_line_what_is_missing() -> None:
     command = [sys.executable, "docs/generate.py", "--run", "worker-slurm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": ""})
-    assert done.stderr == "example work-slurm: needs unshare: apt-get install util-linux\n"
+    assert done.stderr == "example worker-slurm: needs unshare: apt-get install util-linux\n"
     assert done.returncode == 1
 
 

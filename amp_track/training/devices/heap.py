@@ -2,13 +2,12 @@
 
 By default glibc keeps freed blocks for later, serves large requests from whatever free space its heap inherited, and
 adjusts its thresholds while it runs; Python adds a MiB at a time. The peak of the same job then differs by several per
-cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the job runner
-asks for, the same job takes the same memory: to the page within one command; between commands with different
-environments and folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
+cent between runs, and jumps with the batch. After `make_exact`, and at the fixed addresses that the job runner asks
+for, the same job takes the same memory: to the page within one command; between commands with different environments
+and folders to the page too for a CNN, a transformer, a ResNet and a U-Net, and within 0.03 % for an LSTM, which makes
 thousands of small tensors. Meter and limit then agree: in tests/runner/test_runner.py, trainings of the digits run
 within exactly what they took, and not within two pages less. One page less may do: where the system refuses a block
-with its header, malloc tries again with what is left of the heap's last page.
-"""
+with its header, malloc tries again with what is left of the heap's last page."""
 
 from __future__ import annotations
 
