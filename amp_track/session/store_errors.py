@@ -26,8 +26,8 @@ _HOME_OF_MLFLOW, _HOME_OF_OPTUNA = ("mlflow", "amp_track.tracking"), ("optuna", 
 """Modules that call the databases."""
 _READERS = ("json", "sqlalchemy")
 """Modules that parse values of databases."""
-_READERS_OF_TRIALS = ("optuna.storages",)
-"""Modules that parse trials of Optuna's database."""
+_READER_OF_TRIALS = "optuna.storages"
+"""The package that parses trials of Optuna's database."""
 _KEEPERS_OF_FILES = ("mlflow.store.artifact",)
 """Modules that import a library when they store the first file."""
 _READS = re.compile("_?(get|build|read|load|apply)_")
@@ -115,10 +115,10 @@ def _is_of_reading(error: BaseException) -> bool:
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     reads = any(
-        name.startswith(_READERS_OF_TRIALS) and _READS.match(frame.f_code.co_name)
+        name.startswith(_READER_OF_TRIALS) and _READS.match(frame.f_code.co_name)
         for name, frame in zip(modules, frames, strict=True)
     )
-    return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith(("optuna.", *_READERS_OF_TRIALS))
+    return isinstance(error, _OF_ODD_VALUES) and reads and modules[-1].startswith("optuna.")
 
 
 def _store_of(causes: Sequence[BaseException], stores: Stores) -> str:

@@ -1,4 +1,4 @@
-"""Run a Job in this process: train, evaluate, measure, stream events, return an JobResult. It tracks nothing itself."""
+"""Run a Job in this process: train, evaluate, measure, stream events, return a JobResult. It tracks nothing itself."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.faults import check, stores, works
-from benchmarks.faults.check import JobStatus, Undisturbed
+from benchmarks.faults.check import Invariants, Undisturbed
 from benchmarks.faults.command import Command, Place
 from benchmarks.faults.moments import Moment
 from benchmarks.faults.works import Work
@@ -127,7 +127,7 @@ def attempt(fault: Fault, case: Case, normal: Undisturbed) -> dict[str, Any]:
         files = check.files_left(case.place)
     if case.work.name == "train" and before.roots:
         twice = max(twice - 1, 0)  # its run was FINISHED, so the second command trains again
-    status = JobStatus(
+    status = Invariants(
         lost=lost,
         twice=twice,
         running=max(before.running if fault.ends_itself else 0, after.running),

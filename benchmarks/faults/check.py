@@ -18,7 +18,7 @@ _KEPT_IN_TMPDIR = ("torchinductor_*",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobStatus:
+class Invariants:
     """The invariants of one case: all of them 0, or something was lost."""
 
     lost: int

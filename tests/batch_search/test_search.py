@@ -153,7 +153,7 @@ def test_each_rule_by_example(known: str, budget_bytes: int | None, given: dict[
         ("2=1 3! 4x", 9, MaxBatch(2, 3, "memory")), ("4=40 5! 6=60", 9, MaxBatch(4, 5, "memory")),
     ],
 )  # fmt: skip
-def test_an_max_batch_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, max_batch: MaxBatch) -> None:
+def test_a_max_batch_is_between_a_batch_that_ran_and_the_next_one(known: str, limit: int, max_batch: MaxBatch) -> None:
     assert explore(tried(known), Limit(limit, "dataset"), budget_bytes=1000) == max_batch
 
 

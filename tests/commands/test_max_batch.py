@@ -321,7 +321,7 @@ class TestResuming:
     @pytest.mark.parametrize(
         ("epochs", "is_known"), [*(pytest.param(few, False, marks=pytest.mark.nightly) for few in (2, 3)), (4, True)]
     )
-    def test_an_max_batch_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
+    def test_a_max_batch_counts_for_a_training_of_more_epochs_where_it_was_confirmed_by_three(
         self, epochs: int, is_known: bool
     ) -> None:
         max_batch(asked(job={"epochs": epochs}), runner=SimulatedRunner(samples=1000))

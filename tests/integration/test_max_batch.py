@@ -115,7 +115,7 @@ def grows(**settings: object) -> Job:
 
 
 @pytest.mark.nightly
-def test_an_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
+def test_a_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_again() -> None:
     unconfirmed = max_batch(request(grows(), precisions=("fp32",), confirm_steps=0, study="short"))
     confirmed = max_batch(request(grows(), precisions=("fp32",), study="long"))
     short, long = unconfirmed.precisions["fp32"], confirmed.precisions["fp32"]
@@ -131,7 +131,7 @@ def test_an_max_batch_that_a_longer_training_refutes_steps_down_and_is_proven_ag
 
 
 @pytest.mark.nightly
-def test_an_max_batch_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
+def test_a_max_batch_in_evaluation_is_named_as_such_and_the_same_if_no_probe_evaluates() -> None:
     """In a training of one epoch the evaluation comes last; only the confirming training makes it, if there is one."""
     job = grows(options=(("evaluates_large", "True"), ("more_after", "100000")), epochs=1)
     probed = max_batch(request(job, precisions=("fp32",), confirm_steps=0, study="probed")).precisions["fp32"]

@@ -53,7 +53,7 @@ def test_json_is_one_object(amp_track: Command) -> None:
 
 
 @pytest.mark.slow
-def test_an_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> None:
+def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> None:
     def run(*arguments: str) -> dict:
         return json.loads(amp_track("plan", DIGITS, "--precision", "amp", "--json", *arguments).stdout)
 

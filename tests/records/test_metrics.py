@@ -9,7 +9,7 @@ FIELDS = [field.name for field in dataclasses.fields(JobResult)]
 
 
 @pytest.mark.parametrize("metric", LOGGED_METRICS, ids=lambda metric: metric.name)
-def test_every_metric_comes_from_a_field_of_an_job_result_that_all_its_metrics_merge_alike(
+def test_every_metric_comes_from_a_field_of_a_job_result_that_all_its_metrics_merge_alike(
     metric: LoggedMetric,
 ) -> None:
     assert metric.field in FIELDS

@@ -41,7 +41,7 @@ def max_batch(precisions: dict[str, PrecisionResult], *, processes: int = 1, **s
     )  # fmt: skip
 
 
-def test_the_json_of_an_max_batch_is_what_was_measured() -> None:
+def test_the_json_of_a_max_batch_is_what_was_measured() -> None:
     assert FITTED.as_json() == AS_JSON
 
 

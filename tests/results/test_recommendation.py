@@ -130,7 +130,7 @@ def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:
     assert (choice.precision, choice.speed_ratio) == ("bf16", 1.1)
 
 
-def test_a_training_at_a_precision_without_an_max_batch_is_left_out() -> None:
+def test_a_training_at_a_precision_without_a_max_batch_is_left_out() -> None:
     choice = choose(search(trained(0, "fp32", 16, 700, 0.9), trained(1, "amp", 16, 1900, 0.9)))
     assert choice is not None
     assert choice.precision == "fp32"

@@ -55,7 +55,7 @@ def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
     metric=st.none() | st.floats(allow_nan=False),
     history=st.lists(st.tuples(st.integers(0, 10**6), st.floats(1e-30, 1e30)), min_size=1, max_size=5),
 )
-def test_an_job_result_survives_its_trial(
+def test_a_job_result_survives_its_trial(
     status: JobStatus, metric: float | None, history: list[tuple[int, float]]
 ) -> None:
     scale = ScaleReport(initial=history[0][1], final=history[-1][1], history=tuple(history))
@@ -67,7 +67,7 @@ def test_an_job_result_survives_its_trial(
     assert storage.run_id_of(study.trials[0]) == "run"
 
 
-def test_an_job_result_is_parsed_once() -> None:
+def test_a_job_result_is_parsed_once() -> None:
     study = optuna.create_study()
     storage.remember(study.ask(), JobResult(status=JobStatus.FITS), "run")
     first, second = (storage.job_result_of(study.trials[0]) for _ in range(2))

@@ -49,7 +49,7 @@ def logged(job_result: JobResult) -> dict[str, float]:
     return dict(mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"]).get_run(run.run_id).data.metrics)
 
 
-def test_an_job_result_becomes_exactly_these_metrics() -> None:
+def test_a_job_result_becomes_exactly_these_metrics() -> None:
     assert logged(FULL) == ALWAYS | WHERE_IT_FITS
     assert logged(dataclasses.replace(FULL, status=JobStatus.OOM)) == ALWAYS, "half a training has no number of steps"
 

@@ -158,7 +158,7 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
     outbox.close()
 
 
-def test_a_outbox_is_for_its_user_alone(root: Path) -> None:
+def test_an_outbox_is_for_its_user_alone(root: Path) -> None:
     outbox = Outbox.create(root, SERVER)
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in (root, outbox.folder)] == [0o700, 0o700]
 

@@ -302,7 +302,7 @@ def test_a_fresh_process_finds_the_same(runner: JobRunner) -> None:
     assert report.operations == watch(load_workload(DIGITS), "amp").operations
 
 
-def test_what_goes_wrong_is_an_job_result(runner: JobRunner) -> None:
+def test_what_goes_wrong_is_a_job_result(runner: JobRunner) -> None:
     job = Job(workload=FAULTS, precision="amp", batch_size=2, device="cpu", options=(("fault", "raise"),))
     job_result = runner.dtypes(resolve(job, runner.inspect(job)))
     assert not isinstance(job_result, DtypesReport)

@@ -36,7 +36,7 @@ def test_lower_precision_keeps_the_accuracy(runner: JobRunner, digits: Job, stri
     assert job_result.metric == pytest.approx(strict.metric, abs=0.01)
 
 
-def test_an_job_result_is_what_its_events_said(runner: JobRunner, digits: Job) -> None:
+def test_a_job_result_is_what_its_events_said(runner: JobRunner, digits: Job) -> None:
     events: list[Event] = []
     job_result = runner.run(dataclasses.replace(digits, epochs=2), events.append)
     last = [event for event in events if isinstance(event, EpochEnded)][-1]
