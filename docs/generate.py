@@ -94,7 +94,7 @@ def exit_codes() -> None:
     kinds = sorted(errors.AmpTrackError.__subclasses__(), key=lambda kind: (kind.exit_code, kind.__name__))
     rows += [[str(kind.exit_code), f"`{kind.__name__}`", _first_sentence(kind)] for kind in kinds]
     rows.append([str(errors.INTERRUPTED_EXIT_CODE), "`KeyboardInterrupt`", "Interrupted by Ctrl-C or SIGTERM."])
-    rows.append([str(errors.STDOUT_LOST_EXIT_CODE), "–", "Done, but stdout is closed, full, or its reader has gone."])
+    rows.append([str(errors.STDOUT_LOST_EXIT_CODE), "–", "Done, but stdout is closed, full, or its reader has ended."])
     _print_table(["exit code", "exception in Python", "means"], rows)
 
 

@@ -12,7 +12,7 @@ from support import ROOT
 
 BANNED = {
     r"edges?": "max batch",
-    r"largest batch(es)?": "max batch",
+    r"largest batch(es)?(?! sizes? that fits?)": "max batch",
     r"frontier": "max batch",
     r"cards?": "GPU",
     r"pictures?": "plot",
@@ -22,7 +22,7 @@ BANNED = {
     r"peers": "ranks",
     r"refus(e|es|ed|al)": "rejected",
     r"quality": "metric",
-    r"told|heard|gone|let go|mended|came to|so many|once more|of its own|as if|whoever": "plain words",
+    r"told|heard|gone|let go|mended|came to|so many|once more|of its own(?! [a-z])|as if|whoever": "plain words",
 }
 """By pattern, what to say instead."""
 _WORDS = re.compile(rf"\b({'|'.join(BANNED)})\b", re.IGNORECASE)

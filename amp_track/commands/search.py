@@ -98,7 +98,7 @@ def _check_seeds(session: Session) -> None:
 
 
 def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
-    """Train at batches and precisions inside the edges. None is begun after `deadline`, of the monotonic clock."""
+    """Train at batches and precisions within the max batches. No training starts after `deadline` (monotonic clock)."""
     from amp_track.study import search
 
     session, options = max_batch_study.session, max_batch_study.session.request.search_options
@@ -109,7 +109,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
         emulated=frozenset(session.cautions),
     )
     tracked_study = max_batch_study.beside(studies.open("train"))
-    progress.say(f"training inside the edges: {options.trials} trials in all")
+    progress.say(f"training within the max batches: up to {options.trials} trials")
 
     pace = Pace(deadline)
 

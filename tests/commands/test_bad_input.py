@@ -271,7 +271,7 @@ def test_a_file_that_no_parser_takes_shows_why(amp_track: Command, tmp_path: Pat
         ("MLFLOW_EXPERIMENT_ID", "77", "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "x", "expected an experiment in sqlite:///"),
         ("MLFLOW_EXPERIMENT_ID", "9" * 20, "expected an experiment in sqlite:///"),
-        ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected a name of 500 printable characters at most"),
+        ("MLFLOW_EXPERIMENT_NAME", "x" * 501, "expected at most 500 printable characters"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "max-batch"])

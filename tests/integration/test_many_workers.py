@@ -89,8 +89,8 @@ def test_workers_that_are_launched_finish_a_search_that_was_killed() -> None:
     assert len(json.loads(done.stdout)["trials"]) == 4
     (logs,) = Path("amp_track-workers/s").iterdir()
     for number in (1, 2):
-        assert f"worker {number}: training inside the edges" in done.stderr
-        assert "training inside the edges" in (logs / f"worker-{number}.err").read_text()
+        assert f"worker {number}: training within the max batches" in done.stderr
+        assert "training within the max batches" in (logs / f"worker-{number}.err").read_text()
         assert "To train with it" in (logs / f"worker-{number}.out").read_text()
     assert len(in_state(TrialState.COMPLETE, "s/train")) == 4
     assert {run.info.status for run in runs()} <= {"FINISHED", "KILLED"}

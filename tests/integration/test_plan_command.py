@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(amp_track: Command, arguments: list[str], message
         (
             "built-with-item",
             "return Layers(self.width, self.depth, str(nn.Linear(3, 3).weight.mean().item()))",
-            ".item() while the model is built",
+            ".item() in the model's constructor",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from amp_track.results.pages import Page, Pages
 def test_the_addresses_of_a_study_stand_in_one_column() -> None:
     shown = Pages("a", (Page("a in MLflow", "http://x/1"), Page("a/max-batch", "http://y/2")), ("one", "the other"))
     assert lines(shown) == [
-        "study a", "  a in MLflow  http://x/1", "  a/fit        http://y/2", "Press Ctrl-C to stop one and the other",
+        "study a", "  a in MLflow  http://x/1", "  a/max-batch  http://y/2", "Press Ctrl-C to stop one and the other",
     ]  # fmt: skip
 
 
