@@ -103,7 +103,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
 
     session, options = max_batch_study.session, max_batch_study.session.request.search_options
     space = search.Space(
-        max_batches=fitted.max_batches,
+        max_batches=fitted.max_batch,
         reference_batch_size=session.inspection.batch_size,
         lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
@@ -137,7 +137,7 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
 
     job, seeds = _job_of_seeds(studies, fitted), _seeds_asked(studies)
     tracked_study = max_batch_study.beside(studies.open("seeds"))
-    progress.say(f"comparing {', '.join(fitted.max_batches)} over {len(seeds)} seeds at batch {job.batch_size}")
+    progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
 
     points, pace = _points_of_seeds(seeds, fitted), Pace(deadline)
 
@@ -150,7 +150,7 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
         tracked_study.study,
         points,
         distributions={
-            "precision": CategoricalDistribution(tuple(fitted.max_batches)),
+            "precision": CategoricalDistribution(tuple(fitted.max_batch)),
             "seed": IntDistribution(seeds[0], seeds[-1]),
         },
         run_training=run_training,
@@ -164,11 +164,11 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     from amp_track.study import grid
 
     study, seeds = studies.existing("seeds"), _seeds_asked(studies)
-    if study is None or not fitted.max_batches:
+    if study is None or not fitted.max_batch:
         return None
     trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_metric_of)
     made = Counter(training.point["seed"] for training in trained)
-    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batches)]
+    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batch)]
     if len(whole) < _FEWEST_SEEDS:
         return None
     return SeedsResult(
@@ -193,9 +193,9 @@ def _seeds_asked(studies: Studies) -> range:
 
 
 def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[dict[str, str | int]]:
-    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batches]
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch]
 
 
 def _job_of_seeds(studies: Studies, fitted: MaxBatchResult) -> Job:
     session = studies.session
-    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batches.values()))
+    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batch.values()))

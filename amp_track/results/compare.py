@@ -222,7 +222,7 @@ class CompareResult(Shown):
         return {
             "study": self.study,
             "run_id": self.run_id,
-            "workload": self.job.workload,
+            "target": self.job.workload,
             "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "batch_size": self.job.batch_size,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.notebook import Shown
 from amp_track.results.seeds import SeedsResult
+
+if TYPE_CHECKING:
+    from amp_track.results.recommendation import Recommendation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,18 @@ class SearchResult(Shown):
     """The difference in the metric that does not matter."""
     report: str = ""
 
+    @property
+    def max_batch(self) -> dict[str, int]:
+        """The max batch by precision, for precisions at which at least one sample fits."""
+        return self.limits.max_batch
+
+    @property
+    def recommended(self) -> Recommendation | None:
+        """The recommended training; None if nothing fits or every training diverged."""
+        from amp_track.results.recommendation import recommend  # which imports this module
+
+        return recommend(self)
+
     def best(self, precision: str) -> TrialResult | None:
         """Return the training of a precision with the best metric; None if none has a finite one."""
         sign = 1 if self.higher_is_better else -1
@@ -75,6 +90,7 @@ class SearchResult(Shown):
         fitted = self.limits.as_json()
         del fitted["report"]
         return fitted | {
+            "recommended": self.recommended and self.recommended.as_json(),
             "trials": [trial.as_json() for trial in self.trials],
             "trials_wanted": self.trials_wanted,
             "pareto": list(self.pareto),

@@ -29,7 +29,7 @@ class TrainResult(Shown):
         scale = self.job_result.scale
         return {
             "run_id": self.run_id,
-            "workload": self.job.workload,
+            "target": self.job.workload,
             "precision": self.job.precision,
             "batch_size": self.job.batch_size,
             "status": str(self.job_result.status),

@@ -139,14 +139,14 @@ def test_a_metric_that_is_no_number_is_never_the_best(result: SearchResult) -> N
 def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "plan_seconds",
+        "study", "run_id", "target", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
+        "plan_seconds", "recommended",
         "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "max_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
         "plan_error", "runs_at_max_batch", "confirmed_steps", "epoch_steps", "max_multiple",
-        "efficient_batch", "peak_bytes", "train_peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
+        "efficient_batch", "peak_bytes", "peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
         "grad_accum", "caution",
     ]  # fmt: skip
     assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}

@@ -291,7 +291,7 @@ def test_a_metric_that_is_no_number_is_none() -> None:
 def test_the_json_has_the_promised_shape() -> None:
     shape = compared({"fp32": [100], "amp": [180]}, vary=["16"]).as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
+        "study", "run_id", "target", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
         "rows", "equivalence", "skipped", "cautions", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [

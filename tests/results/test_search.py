@@ -45,6 +45,10 @@ def test_the_json_has_the_max_batches_the_trials_and_the_numbers_of_the_best() -
     }  # fmt: skip
     assert found.as_json() == FIT.as_json() | {
         "trials": [trial], "trials_wanted": 12, "pareto": [3], "report": "", "seeds": None,
+        "recommended": {
+            "precision": "amp", "batch_size": 64, "grad_accum": 1,
+            "command": "amp-track train experiments/digits.py --precision amp --batch-size 64 --lr 0.1",
+        },
     }  # fmt: skip
 
 
