@@ -12,7 +12,6 @@ from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
-from amp_track.report.pace import Pace
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
 from amp_track.results.seeds import SeedResult
 from amp_track.session import checks, publish, study_manifest
@@ -112,7 +111,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
     )
 
     base.say_cautions()
-    pace = Pace()
+    pace = progress.Pace()
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
         value = point.get(param, "")

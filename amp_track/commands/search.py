@@ -14,7 +14,6 @@ from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
 from amp_track.report import progress
-from amp_track.report.pace import Pace
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 from amp_track.results.seeds import SeedResult, SeedsResult
@@ -111,7 +110,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
     tracked_study = max_batch_study.beside(studies.open("train"))
     progress.say(f"training inside the edges: {options.trials} trials in all")
 
-    pace = Pace(deadline)
+    pace = progress.Pace(deadline)
 
     def run_training(trial: Trial, job: Job, made: int) -> tuple[JobResult, str]:
         return run_trial(tracked_study, trial, job, where=pace.next(made, options.trials))
@@ -139,7 +138,7 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
     tracked_study = max_batch_study.beside(studies.open("seeds"))
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
 
-    points, pace = _points_of_seeds(seeds, fitted), Pace(deadline)
+    points, pace = _points_of_seeds(seeds, fitted), progress.Pace(deadline)
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
         made = len(grid.trained(tracked_study.study, points, value=_metric_of))

@@ -9,7 +9,7 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import (
+from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     ONE_SEED,
     RUN_AGAIN,

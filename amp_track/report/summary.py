@@ -9,7 +9,7 @@ from amp_track.records.result import JobResult
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
-from amp_track.report.text import UNKNOWN, counted, speed_text
+from amp_track.report.wording import UNKNOWN, counted, speed_text
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
@@ -41,19 +41,18 @@ def answer(result: Result) -> Answer:
         return _of_compare(result)
     choice = result.recommended
     found = result.limits if isinstance(result, SearchResult) else result
-    notes = search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
     if choice is None:
-        return Answer(headline=_why_none(result, found), caveats=tuple(notes))
+        return Answer(headline=_why_none(result, found), caveats=tuple(notes(result)))
     return Answer(
         headline=_headline(result, choice),
         more=tuple(_more(found, choice)),
         command=choice.command,
-        caveats=(*_caveats(found, choice), *notes),
+        caveats=(*_caveats(found, choice), *notes(result)),
     )
 
 
 def _of_compare(result: CompareResult) -> Answer:
-    caveats = tuple(compare.notes(result))
+    caveats = tuple(notes(result))
     chosen = choose_compared(result)
     if chosen is None:
         first, *more = result.answers or ("Nothing to compare: only one precision was trained",)
@@ -112,6 +111,13 @@ def tables(result: Result) -> list[Table]:
     return (
         search.search_tables(result) if isinstance(result, SearchResult) else [max_batch_report.max_batch_table(result)]
     )
+
+
+def notes(result: Result) -> list[str]:
+    """Return the notes that readers of the tables need."""
+    if isinstance(result, CompareResult):
+        return compare.notes(result)
+    return search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
 
 
 def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> str:

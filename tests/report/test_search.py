@@ -13,7 +13,7 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report import search as report
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult, TrialResult
 

@@ -15,7 +15,7 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import compare as compare_report
 from amp_track.report import compare_plots
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
 from amp_track.results.seeds import SeedResult
 

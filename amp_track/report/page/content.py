@@ -14,7 +14,7 @@ from amp_track.report.page.trials import TrialRow
 from amp_track.report.seeds import seeds_table
 from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Column, Table
-from amp_track.report.text import title
+from amp_track.report.wording import title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult

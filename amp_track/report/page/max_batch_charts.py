@@ -9,7 +9,7 @@ from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import Chart
 from amp_track.report.page.svg import INK
-from amp_track.report.text import counted
+from amp_track.report.wording import counted
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
 

@@ -15,7 +15,7 @@ from amp_track.report.curves import thinned
 from amp_track.report.page import drawing
 from amp_track.report.page.drawing import MOST_POINTS, Chart, End
 from amp_track.report.page.svg import INK
-from amp_track.report.text import counted
+from amp_track.report.wording import counted
 from amp_track.results.compare import REFERENCE
 from amp_track.results.seeds import SeedsResult
 
