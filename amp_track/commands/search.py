@@ -14,9 +14,10 @@ from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
 from amp_track.report import progress
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.session import publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session, interrupted_safely
@@ -170,12 +171,19 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     whole = [seed for seed in seeds if made[seed] == len(fitted.max_batch)]
     if len(whole) < _FEWEST_SEEDS:
         return None
+    job = _job_of_seeds(studies, fitted)
+    assert job.batch_size is not None
     return SeedsResult(
-        job=_job_of_seeds(studies, fitted),
+        job=job,
         seeds=len(whole),
         tolerance=studies.session.request.search_options.tolerance,
         trainings=tuple(
-            SeedResult(**training.point, job_result=training.job_result, run_id=run.id_of(training.run_id))
+            TrialRow(
+                **training.point,
+                batch_size=job.batch_size,
+                job_result=training.job_result,
+                run_id=run.id_of(training.run_id),
+            )
             for training in trained
             if training.point["seed"] in whole
         ),

@@ -20,7 +20,8 @@ from amp_track.report.wording import (
     speed_text,
     title,
 )
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 _MOST_LISTED = 5
 _FEW_UPDATES = 4
@@ -166,7 +167,7 @@ def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) ->
     return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
 
 
-def _metric(trial: TrialResult | None, best: TrialResult | None) -> str:
+def _metric(trial: TrialRow | None, best: TrialRow | None) -> str:
     if trial is None or trial.job_result.metric is None:
         return "not trained"
     few = (

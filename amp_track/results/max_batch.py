@@ -11,53 +11,14 @@ from amp_track.config.job import Job
 from amp_track.config.steps import micro_batch
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
+from amp_track.results.trial_row import TrialRow
 
 if TYPE_CHECKING:
     from amp_track.results.recommendation import Recommendation
 
 NO_SLOWER = 0.97
 """The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """One job of a max-batch study: its batch size, the reason for it, and its result."""
-
-    trial: int
-    precision: str
-    batch_size: int
-    kind: str
-    """`probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `amp_track.study.batch_sampler.Task`."""
-    reason: str
-    predicted_bytes: int | None
-    job_result: JobResult
-    run_id: str
-
-    @property
-    def measured_bytes(self) -> int | None:
-        """The peak by the finest meter, to compare with the prediction; for a failure, roughly the memory it needs."""
-        if not self.job_result.fits:
-            return self.job_result.wanted_bytes
-        return self.job_result.peak_allocated_bytes or self.job_result.peak_bytes
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the job as a row of MLflow's table."""
-        return {
-            "trial": self.trial,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "kind": self.kind,
-            "status": str(self.job_result.status),
-            "phase": self.job_result.phase,
-            "predicted_bytes": self.predicted_bytes,
-            "peak_allocated_bytes": self.job_result.peak_allocated_bytes,
-            "peak_bytes": self.job_result.peak_bytes,
-            "wanted_bytes": self.job_result.wanted_bytes,
-            "samples_per_second": self.job_result.samples_per_second,
-            "wall_seconds": self.job_result.wall_seconds,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +123,7 @@ class MaxBatchResult(Shown):
     """The precisions whose search was interrupted; `skipped` holds what is known about them."""
     asked: Job = Job()
     """The job as the user gave it: None stands for the workload's own value."""
-    probes: tuple[ProbeResult, ...] = field(default=(), repr=False)
+    probes: tuple[TrialRow, ...] = field(default=(), repr=False)
     """Every job of the search for the max batch, by trial number."""
     limit_bytes: int | None = None
     """The memory limit of a job: the budget, or the free memory, minus the headroom."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
 
 Changes = tuple[tuple[str, str], ...]
 """Options of the workload with changed values; empty for the unchanged workload."""

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
-from amp_track.results.equivalence import DIFFERENT
+from amp_track.results.equivalence import DIFFERENT, SeedsResult
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedsResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ def has_diverged(result: SearchResult) -> bool:
     return bool(known) and not any(math.isfinite(metric) for metric in known)
 
 
-def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
+def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialRow]) -> list[TrialRow]:
     """Return the trainings whose metric is within the tolerance of the best; all if there is no metric.
 
     Precisions that are worse than fp32 over several seeds are excluded.
@@ -150,7 +150,7 @@ def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bo
     return (against.difference < 0) == higher_is_better
 
 
-def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
+def _fastest(result: SearchResult, trials: Sequence[TrialRow]) -> TrialRow | None:
     sign = 1 if result.higher_is_better else -1
     return max(
         _as_fast_as_any(trials, _speed),
@@ -203,7 +203,7 @@ def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> lis
     return [candidate for candidate in candidates if speed(candidate) >= NO_SLOWER * best]
 
 
-def _speed(trial: TrialResult) -> float:
+def _speed(trial: TrialRow) -> float:
     return trial.job_result.samples_per_second or 0.0
 
 
@@ -211,7 +211,7 @@ def _speed_of_cell(cell: Cell) -> float:
     return cell.samples_per_second or 0.0
 
 
-def _metric(trial: TrialResult) -> float:
+def _metric(trial: TrialRow) -> float:
     return trial.job_result.metric if trial.job_result.metric is not None else 0.0
 
 

@@ -7,39 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amp_track.config.values import Tolerance
-from amp_track.records.result import JobResult
+from amp_track.results import Shown
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
-from amp_track.results.notebook import Shown
-from amp_track.results.seeds import SeedsResult
+from amp_track.results.trial_row import TrialRow
 
 if TYPE_CHECKING:
     from amp_track.results.recommendation import Recommendation
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """One training of a search."""
-
-    number: int
-    precision: str
-    batch_size: int
-    learning_rate: float
-    job_result: JobResult
-    run_id: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "status": str(self.job_result.status),
-            "metric": self.job_result.metric,
-            "wall_seconds": self.job_result.wall_seconds,
-            "samples_per_second": self.job_result.samples_per_second,
-            "peak_bytes": self.job_result.peak_bytes,
-            "skipped_steps": self.job_result.skipped_steps,
-            "run_id": self.run_id,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +25,7 @@ class SearchResult(Shown):
     higher_is_better: bool
     workload_batch_size: int
     """The batch size for which the workload's learning rate was chosen."""
-    trials: tuple[TrialResult, ...]
+    trials: tuple[TrialRow, ...]
     pareto: tuple[int, ...]
     trials_wanted: int = 0
     """The number of requested trainings; fewer may have run within the time limit."""
@@ -73,7 +47,7 @@ class SearchResult(Shown):
 
         return recommend(self)
 
-    def best(self, precision: str) -> TrialResult | None:
+    def best(self, precision: str) -> TrialRow | None:
         """Return the training of a precision with the best metric; None if none has a finite one."""
         sign = 1 if self.higher_is_better else -1
         rated = [

@@ -9,7 +9,7 @@ from typing import Any
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

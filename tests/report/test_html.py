@@ -8,7 +8,7 @@ from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 from amp_track.report import summary
 from amp_track.report.html import result_html
 from amp_track.report.table import Column, Table, table_html
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 

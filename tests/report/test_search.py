@@ -15,18 +15,19 @@ from amp_track.report import max_batch as max_batch_report
 from amp_track.report import search as report
 from amp_track.report.table import render_text
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 MEBIBYTE = 2**20
 
 
-def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialResult:
+def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialRow:
     job_result = JobResult(
         status=JobStatus.FITS, metric=metric, steps=steps, skipped_steps=2, samples_per_second=100.0 * batch_size,
         peak_bytes=batch_size * MEBIBYTE,
         scale=ScaleReport(initial=65536, final=16384, history=((0, 65536), (1, 32768), (2, 16384), (steps, 16384))),
     )  # fmt: skip
-    return TrialResult(
+    return TrialRow(
         number=number,
         precision="amp",
         batch_size=batch_size,

@@ -13,10 +13,11 @@ from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import choose_compared, recommend
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 
 def fitted(max_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionResult:
@@ -46,14 +47,14 @@ def max_batch(**precisions: PrecisionResult) -> MaxBatchResult:
 MAX_BATCHES = max_batch(fp32=fitted(100, (50, 900.0), (100, 1000.0)), bf16=fitted(200, (200, 1900.0)))
 
 
-def trained(number: int, precision: str, batch_size: int, speed: float, metric: float | None) -> TrialResult:
+def trained(number: int, precision: str, batch_size: int, speed: float, metric: float | None) -> TrialRow:
     job_result = JobResult(status=JobStatus.FITS, samples_per_second=speed, metric=metric)
-    return TrialResult(
+    return TrialRow(
         number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, job_result=job_result, run_id=""
     )  # fmt: skip
 
 
-def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
+def search(*trials: TrialRow, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
     return SearchResult(
         limits=MAX_BATCHES,
         metric_name="accuracy",
@@ -148,7 +149,8 @@ def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
         seeds=3,
         tolerance=Tolerance(fraction=0.01),
         trainings=tuple(
-            SeedResult(
+            TrialRow(
+                batch_size=16,
                 precision=name,
                 seed=seed,
                 run_id="",
@@ -177,8 +179,12 @@ def cell(precision: str, speed: float | None, *metrics: float, value: str = "", 
         value=value,
         precision=precision,
         trainings=tuple(
-            SeedResult(
-                precision=precision, seed=seed, run_id="", job_result=dataclasses.replace(job_result, metric=metric)
+            TrialRow(
+                batch_size=16,
+                precision=precision,
+                seed=seed,
+                run_id="",
+                job_result=dataclasses.replace(job_result, metric=metric),
             )
             for seed, metric in enumerate(metrics or (None,))
         ),

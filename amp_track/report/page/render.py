@@ -12,8 +12,8 @@ from markupsafe import Markup
 from amp_track.report import links
 from amp_track.report import summary as answers
 from amp_track.report.page import svg
+from amp_track.report.page.charts import Chart
 from amp_track.report.page.content import Page
-from amp_track.report.page.drawing import Chart
 from amp_track.report.summary import Result
 from amp_track.report.table import escape_markdown, table_html, table_markdown
 from amp_track.results.compare import CompareResult
