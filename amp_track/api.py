@@ -182,7 +182,7 @@ def train(
     from amp_track.report import html
 
     result = command.train(_request("train", workload, settings))
-    return dataclasses.replace(result, html=html.train_html(result))
+    return dataclasses.replace(result, html=html.result_html(result))
 
 
 @_with_signature("max-batch", MaxBatchSettings)
@@ -199,7 +199,7 @@ def max_batch(
     from amp_track.report import html
 
     result = command.max_batch(_request("max-batch", workload, settings))
-    return dataclasses.replace(result, html=html.max_batch_html(result))
+    return dataclasses.replace(result, html=html.result_html(result))
 
 
 @_with_signature("search", SearchSettings)
@@ -216,8 +216,8 @@ def search(
     from amp_track.report import html
 
     result = command.search(_request("search", workload, settings))
-    fitted = dataclasses.replace(result.limits, html=html.max_batch_html(result.limits))
-    return dataclasses.replace(result, limits=fitted, html=html.search_html(result))
+    fitted = dataclasses.replace(result.limits, html=html.result_html(result.limits))
+    return dataclasses.replace(result, limits=fitted, html=html.result_html(result))
 
 
 @_with_signature("compare", CompareSettings)
@@ -234,7 +234,7 @@ def compare(
     from amp_track.report import html
 
     result = command.compare(_request("compare", workload, settings))
-    return dataclasses.replace(result, html=html.compare_html(result))
+    return dataclasses.replace(result, html=html.result_html(result))
 
 
 @_with_signature("plan", PlanSettings)
@@ -251,7 +251,7 @@ def plan(
     from amp_track.report import html
 
     result = command.plan(_request("plan", workload, settings))
-    return dataclasses.replace(result, html=html.plan_html(result))
+    return dataclasses.replace(result, html=html.result_html(result))
 
 
 def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Request:

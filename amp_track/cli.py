@@ -104,8 +104,8 @@ def train_command(
     """
     request = request_of("train", workload, given, owns_process=True)
     from amp_track.commands import train
-    from amp_track.report import terminal
     from amp_track.report import train as train_report
+    from amp_track.report.table import print_table
 
     result = printing.print_or_return(train.train, request, as_json)
     if result is None:
@@ -114,7 +114,7 @@ def train_command(
         if isinstance(block, str):
             print(block)
         else:
-            terminal.print_table(block)
+            print_table(block)
 
 
 @app.command("max-batch")
@@ -153,12 +153,12 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     request = request_of("dtypes", workload, given, owns_process=True)
     from amp_track.commands import dtypes
     from amp_track.report import dtypes as dtypes_report
-    from amp_track.report import terminal
+    from amp_track.report.table import print_table
 
     report = printing.print_or_return(dtypes.dtypes, request, as_json)
     if report is None:
         return
-    terminal.print_table(dtypes_report.dtypes_table(report))
+    print_table(dtypes_report.dtypes_table(report))
     print(dtypes_report.sentence(report))
 
 
@@ -177,13 +177,13 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
     request = request_of("plan", workload, given, owns_process=True)
     from amp_track.commands import plan
     from amp_track.report import plan as plan_report
-    from amp_track.report import terminal
+    from amp_track.report.table import print_table
 
     result = printing.print_or_return(plan.plan, request, as_json)
     if result is None:
         return
     for table in plan_report.plan_tables(result):
-        terminal.print_table(table)
+        print_table(table)
     printing.print_notes(plan_report.plan_notes(result))
     if result.run_id is not None:
         print(f"Stored as run {result.run_id}. Open it with:")

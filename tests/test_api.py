@@ -190,7 +190,7 @@ def test_a_class_that_no_fresh_process_can_import_is_rejected() -> None:
 
 def test_fit_finds_the_max_batch_and_train_trains_at_it() -> None:
     result = amp_track.max_batch(FAULTS, precision="fp32", max_batch_size=9, study="small", **stores())
-    assert result.max_batches == {"fp32": 9}
+    assert result.max_batch == {"fp32": 9}
     assert result.as_json()["precisions"]["fp32"]["bound"] == "max_batch_size"
     trained = amp_track.train(FAULTS, precision="fp32", batch_size="auto", max_batch_size=9, study="small", **stores())
     assert (trained.job.batch_size, trained.job_result.fits) == (9, True)
@@ -201,7 +201,7 @@ def test_fit_finds_the_max_batch_and_train_trains_at_it() -> None:
 def test_search_and_compare_return_what_a_notebook_shows() -> None:
     small = {"precision": ["fp32", "bf16"], "epochs": 1, **stores()}
     searched = amp_track.search(FAULTS, trials=2, max_batch_size=8, study="small", **small)
-    assert searched.limits.max_batches == {"fp32": 8, "bf16": 8}
+    assert searched.limits.max_batch == {"fp32": 8, "bf16": 8}
     assert len(searched.as_json()["trials"]) == 2
     compared = amp_track.compare(FAULTS, vary={"fault": ["none"]}, batch_size=4, study="small", **small)
     assert [cell.status for cell in compared.cells] == ["fits", "fits"]

@@ -36,10 +36,11 @@ from amp_track.report import plan as plan_report
 from amp_track.report import search as search_report
 from amp_track.report import train as train_report
 from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.results.plan import PlanResult, Variant
 from amp_track.results.search import SearchResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.trial_row import TrialRow
 
 README = ROOT / "README.md"
 PAGES = [
@@ -87,7 +88,9 @@ def tables_made_today(name: str) -> list[Any]:
     """Return the tables that an example prints, made from a minimal result."""
     fits = JobResult(status=JobStatus.FITS, metric=0.9, samples_per_second=1.0, steps=1)
     job = Job(batch_size=1, epochs=1, learning_rate=1.0)
-    trainings = tuple(SeedResult(precision="fp32", seed=seed, job_result=fits, run_id="") for seed in range(2))
+    trainings = tuple(
+        TrialRow(batch_size=1, precision="fp32", seed=seed, job_result=fits, run_id="") for seed in range(2)
+    )
     seeds = SeedsResult(job=job, seeds=2, tolerance=Tolerance(fraction=0.01), trainings=trainings)
     fitted = PrecisionResult(max_batch=MaxBatch(1, 2, "memory"), probes=1, at_max_batch=fits, run_id="")
     max_batch = MaxBatchResult(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request
@@ -12,9 +12,8 @@ from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
-from amp_track.report.pace import Pace
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
-from amp_track.results.seeds import SeedResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.session import checks, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session, interrupted_safely
@@ -112,7 +111,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
     )
 
     base.say_cautions()
-    pace = Pace()
+    pace = progress.Pace()
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
         value = point.get(param, "")
@@ -170,7 +169,7 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,
         cells=tuple(
-            Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
+            Cell(value=value, precision=precision, trainings=_seeds(base, trained, value, precision))
             for value in values
             for precision in base.precisions
         ),
@@ -226,13 +225,19 @@ def _seeds_asked(base: Session) -> range:
     return range(base.job.seed, base.job.seed + base.request.search_options.seeds)
 
 
-def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) -> Iterator[SeedResult]:
-    for training in trained:
-        point = training.point
-        if (point.get(param, ""), point["precision"]) == (value, precision):
-            yield SeedResult(
-                precision=precision, seed=point["seed"], job_result=training.job_result, run_id=training.run_id
-            )
+def _seeds(base: Session, trained: list[grid.Trained], value: str, precision: str) -> tuple[TrialRow, ...]:
+    assert base.job.batch_size is not None
+    return tuple(
+        TrialRow(
+            precision=precision,
+            batch_size=base.job.batch_size,
+            seed=training.point["seed"],
+            job_result=training.job_result,
+            run_id=training.run_id,
+        )
+        for training in trained
+        if (training.point.get(_param(base), ""), training.point["precision"]) == (value, precision)
+    )
 
 
 def _param(base: Session) -> str:

@@ -104,7 +104,7 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.note_proofs(studies, result)
-    parent.table("probes.json", publish.columns([probe.as_row() for probe in result.probes]))
+    parent.table("probes.json", publish.columns([probe.probe_row() for probe in result.probes]))
     for precision, fitted in fits.items():
         parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
         if fitted.efficient_batch is not None:

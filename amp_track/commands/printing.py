@@ -74,11 +74,12 @@ def print_study(result: Any, request: Request) -> None:
     """
     if result is None:
         return
-    from amp_track.report import links, summary, terminal
+    from amp_track.report import links, summary
+    from amp_track.report.table import print_table
 
     said = summary.answer(result)
     for table in summary.tables(result):
-        terminal.print_table(table)
+        print_table(table)
     print_notes(said.caveats)
     study = summary.name(result)
     print(f"Report of study {study}: {_from_here(result.report)}")

@@ -14,10 +14,10 @@ from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
 from amp_track.report import progress
-from amp_track.report.pace import Pace
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.session import publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text
 from amp_track.session.session import Runner, Session, interrupted_safely
@@ -103,7 +103,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
 
     session, options = max_batch_study.session, max_batch_study.session.request.search_options
     space = search.Space(
-        max_batches=fitted.max_batches,
+        max_batches=fitted.max_batch,
         reference_batch_size=session.inspection.batch_size,
         lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
@@ -111,7 +111,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
     tracked_study = max_batch_study.beside(studies.open("train"))
     progress.say(f"training within the max batches: up to {options.trials} trials")
 
-    pace = Pace(deadline)
+    pace = progress.Pace(deadline)
 
     def run_training(trial: Trial, job: Job, made: int) -> tuple[JobResult, str]:
         return run_trial(tracked_study, trial, job, where=pace.next(made, options.trials))
@@ -137,9 +137,9 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
 
     job, seeds = _job_of_seeds(studies, fitted), _seeds_asked(studies)
     tracked_study = max_batch_study.beside(studies.open("seeds"))
-    progress.say(f"comparing {', '.join(fitted.max_batches)} over {len(seeds)} seeds at batch {job.batch_size}")
+    progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
 
-    points, pace = _points_of_seeds(seeds, fitted), Pace(deadline)
+    points, pace = _points_of_seeds(seeds, fitted), progress.Pace(deadline)
 
     def run_training(trial: Trial, point: grid.Point) -> tuple[JobResult, str]:
         made = len(grid.trained(tracked_study.study, points, value=_metric_of))
@@ -150,7 +150,7 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
         tracked_study.study,
         points,
         distributions={
-            "precision": CategoricalDistribution(tuple(fitted.max_batches)),
+            "precision": CategoricalDistribution(tuple(fitted.max_batch)),
             "seed": IntDistribution(seeds[0], seeds[-1]),
         },
         run_training=run_training,
@@ -164,19 +164,26 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     from amp_track.study import grid
 
     study, seeds = studies.existing("seeds"), _seeds_asked(studies)
-    if study is None or not fitted.max_batches:
+    if study is None or not fitted.max_batch:
         return None
     trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_metric_of)
     made = Counter(training.point["seed"] for training in trained)
-    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batches)]
+    whole = [seed for seed in seeds if made[seed] == len(fitted.max_batch)]
     if len(whole) < _FEWEST_SEEDS:
         return None
+    job = _job_of_seeds(studies, fitted)
+    assert job.batch_size is not None
     return SeedsResult(
-        job=_job_of_seeds(studies, fitted),
+        job=job,
         seeds=len(whole),
         tolerance=studies.session.request.search_options.tolerance,
         trainings=tuple(
-            SeedResult(**training.point, job_result=training.job_result, run_id=run.id_of(training.run_id))
+            TrialRow(
+                **training.point,
+                batch_size=job.batch_size,
+                job_result=training.job_result,
+                run_id=run.id_of(training.run_id),
+            )
             for training in trained
             if training.point["seed"] in whole
         ),
@@ -193,9 +200,9 @@ def _seeds_asked(studies: Studies) -> range:
 
 
 def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[dict[str, str | int]]:
-    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batches]
+    return [{"precision": precision, "seed": seed} for seed in seeds for precision in fitted.max_batch]
 
 
 def _job_of_seeds(studies: Studies, fitted: MaxBatchResult) -> Job:
     session = studies.session
-    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batches.values()))
+    return dataclasses.replace(session.job, batch_size=min(session.inspection.batch_size, *fitted.max_batch.values()))

@@ -75,7 +75,7 @@ class DtypesReport:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "workload": self.workload,
+            "target": self.workload,
             "precision": self.precision,
             "batch_size": self.batch_size,
             "device": self.hardware.as_json(),

@@ -46,7 +46,7 @@ class PeakMemory:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "train_peak_allocated_bytes": self.allocated_bytes,
+            "peak_allocated_bytes": self.allocated_bytes,
             "peak_reserved_bytes": self.reserved_bytes,
             "by_category": {str(category): size for category, size in self.by_category},
             "largest": [holding.as_json() for holding in self.largest],

@@ -6,7 +6,7 @@ import math
 
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.result import JobResult, ScaleReport
-from amp_track.report.text import counted
+from amp_track.report.wording import counted
 
 _SETTLED = 0.05
 """The fraction of a training in which a scale that only falls is still normal."""

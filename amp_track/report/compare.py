@@ -8,7 +8,7 @@ from amp_track.records.result import JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.seeds import seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import (
+from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     ONE_SEED,
     RUN_AGAIN,

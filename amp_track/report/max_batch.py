@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import (
+from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     UNKNOWN,
     memory_text,

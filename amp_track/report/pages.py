@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amp_track.report.text import counted, listed
+from amp_track.report.wording import counted, listed
 from amp_track.results.pages import Pages
 
 _MOST_NAMES = 20

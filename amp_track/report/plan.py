@@ -6,7 +6,7 @@ from amp_track.records.metrics import planned_metric
 from amp_track.records.plan import Holding, PeakMemory, PlannedMaxBatch, PlanTarget, PrecisionPlan
 from amp_track.records.units import format_bytes
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import UNKNOWN
+from amp_track.report.wording import UNKNOWN
 from amp_track.results.plan import PlanResult, Variant
 
 NOT_MODELLED = (

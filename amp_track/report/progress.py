@@ -6,22 +6,39 @@ Everything goes to stderr, except in a notebook.
 from __future__ import annotations
 
 import contextlib
+import html
+import math
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from amp_track.config.job import Job
 from amp_track.config.values import PRECISION_COLORS
-from amp_track.records.events import EpochEnded, Event, Noted, StepsDone
+from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.masking import masked_within
 from amp_track.records.result import JobResult
 from amp_track.records.units import format_bytes
-from amp_track.report.notebook import CellOutput
-from amp_track.report.progress_bar import live_bar
-from amp_track.report.text import counted
+from amp_track.report.wording import counted
+
+_NARROW = 80
+"""Columns. A narrower terminal shows no bar, and the scale on the second line."""
+_LONGEST_TITLE, _LONGEST_NARROW_TITLE = 60, 24
+"""Columns of a title; longer titles are truncated."""
+_SECONDS_BETWEEN_UPDATES = 0.3
+_LINES_IN_SIGHT = 10
+"""Earlier lines are collapsed in a notebook."""
+_STYLE = "margin: 0; color: inherit; background: transparent; white-space: pre-wrap"
+
+Show = Callable[[Event], None]
+EpochLine = Callable[[EpochEnded], str]
+"""Returns the line to print at the end of an epoch; empty for none."""
 
 
 class _Console(Console):
@@ -30,10 +47,59 @@ class _Console(Console):
         self.quiet = True
 
 
+class CellOutput:
+    """The output of a notebook's running cell: permanent lines, and below them one that changes."""
+
+    def __init__(self) -> None:
+        self._execution: int | None = None
+        self._handle: Any = None
+        self._lines: list[str] = []
+        self._current = ""
+        self._shown_at = 0.0
+
+    def say(self, line: str) -> None:
+        """Add a permanent line."""
+        self._begin_if_new_cell()
+        self._lines.append(line)
+        self._show()
+
+    def change(self, line: str) -> None:
+        """Replace the changing line; an empty one removes it. Frequent updates are dropped."""
+        self._begin_if_new_cell()
+        if line == self._current:
+            return
+        self._current = line
+        if not line or time.monotonic() - self._shown_at >= _SECONDS_BETWEEN_UPDATES:
+            self._show()
+
+    def _begin_if_new_cell(self) -> None:
+        from IPython.core.getipython import get_ipython  # exists: this code runs in its kernel
+
+        execution = getattr(get_ipython(), "execution_count", None)
+        if execution != self._execution:
+            self._execution, self._handle, self._lines, self._current = execution, None, [], ""
+
+    def _show(self) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": "\n".join([*self._lines, self._current]).rstrip(), "text/html": self._html()}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+        self._shown_at = time.monotonic()
+
+    def _html(self) -> str:
+        def pre(lines: list[str]) -> str:
+            return f'<pre style="{_STYLE}">{html.escape(chr(10).join(lines))}</pre>'
+
+        earlier, lines = self._lines[:-_LINES_IN_SIGHT], self._lines[-_LINES_IN_SIGHT:]
+        folded = f"<details><summary>{len(earlier)} earlier lines</summary>{pre(earlier)}</details>" if earlier else ""
+        return folded + pre([*lines, self._current] if self._current else lines)
+
+
 console = _Console(stderr=True, highlight=False, soft_wrap=True)
 _cell_output = CellOutput()
-
-Show = Callable[[Event], None]
 
 
 def say(text: str, *, precision: str = "") -> None:
@@ -41,12 +107,12 @@ def say(text: str, *, precision: str = "") -> None:
     text = masked_within(text)
     if console.is_jupyter:
         _cell_output.say(text)
-    else:
-        line = Text(text)
-        if precision:
-            line.stylize(PRECISION_COLORS[precision], 0, len(precision))
-        with contextlib.suppress(OSError):  # the terminal may be closed
-            console.print(line)
+        return
+    line = Text(text)
+    if precision:
+        line.stylize(PRECISION_COLORS[precision], 0, len(precision))
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        console.print(line)
 
 
 def working(text: str) -> AbstractContextManager[object]:
@@ -94,12 +160,12 @@ def following(
     if console.is_jupyter:
         return _following_in_notebook(title, epoch_line)
     if console.is_terminal:
-        return live_bar(console, title, where, job.precision, epoch_line)
+        return _following_on_terminal(title, where, job.precision, epoch_line)
     return _following_in_lines(epoch_line)
 
 
 @contextmanager
-def _following_in_lines(epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
+def _following_in_lines(epoch_line: EpochLine) -> Iterator[Show]:
     def show(event: Event) -> None:
         match event:
             case EpochEnded() if line := epoch_line(event):
@@ -111,7 +177,7 @@ def _following_in_lines(epoch_line: Callable[[EpochEnded], str]) -> Iterator[Sho
 
 
 @contextmanager
-def _following_in_notebook(title: str, epoch_line: Callable[[EpochEnded], str]) -> Iterator[Show]:
+def _following_in_notebook(title: str, epoch_line: EpochLine) -> Iterator[Show]:
     last_epoch = ""
 
     def show(event: Event) -> None:
@@ -139,6 +205,71 @@ def _line_in_notebook(text: str) -> Iterator[None]:
         _cell_output.change("")
 
 
+@contextmanager
+def _following_on_terminal(title: str, where: str, precision: str, epoch_line: EpochLine) -> Iterator[Show]:
+    """Draw a bar until the block ends: progress, steps/s, memory, the GradScaler's scale, time left."""
+    is_narrow = console.width < _NARROW
+    shown = Text(title, style=PRECISION_COLORS[precision])
+    shown.truncate(_LONGEST_NARROW_TITLE if is_narrow else _LONGEST_TITLE, overflow="ellipsis")
+    columns: list[ProgressColumn] = [
+        _Title(),
+        *([] if is_narrow else [BarColumn(bar_width=20)]),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[state]}", markup=False),
+        TimeRemainingColumn(),
+    ]
+    scale, first = "", (0, 0.0)
+
+    def below() -> Text | None:
+        """Return the second line; None if it would be empty."""
+        parts = [part for part in (scale if is_narrow else "", where) if part]
+        return Text("  ".join(parts), style="dim", no_wrap=True, overflow="ellipsis") if parts else None
+
+    with _Lines(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None, title=shown, state="", below=below())
+
+        def show(event: Event) -> None:
+            nonlocal scale, first
+            match event:
+                case Started(scale=number) if number is not None:
+                    scale = f"scale {number:,g}"
+                case StepsRecorded(scale_changes=changes) if changes:
+                    scale = f"scale {changes[-1][1]:,g}"
+                case StepsDone(step=step, total_steps=total, memory_bytes=memory_bytes):
+                    now = time.monotonic()
+                    first = first if first[0] else (step, now)  # the steps before the first event are warm-up
+                    steps, seconds = step - first[0], now - first[1]
+                    speed = f"{steps / seconds:,.3g} steps/s" if steps > 0 and seconds > 0 else ""
+                    memory = format_bytes(memory_bytes) if memory_bytes is not None else ""
+                    state = "  ".join(part for part in (speed, memory, "" if is_narrow else scale) if part)
+                    progress.update(task, completed=step, total=total, state=state, below=below())
+                case Noted(text=text):
+                    console.print(text, markup=False)
+                case EpochEnded() if line := epoch_line(event):
+                    console.print(line, markup=False)
+
+        yield show
+
+
+class _Lines(Progress):
+    """One line for the job, and one below it for the state of the search."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return the lines from top to bottom."""
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields["below"]:
+                yield task.fields["below"]
+
+
+class _Title(ProgressColumn):
+    """The colored title of a job."""
+
+    def render(self, task: Task) -> Text:
+        title: Text = task.fields["title"]
+        return title
+
+
 def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None = None, why: str = "") -> str:
     """Return a job as one line: `bf16 batch 949  fits  61.2 MiB  12,345 samples/s  (predicted to use the budget)`."""
     parts = [f"{job.precision:<4} batch {job.batch_size:<6} {job_result.status}"]
@@ -157,3 +288,34 @@ def job_result_line(job: Job, job_result: JobResult, *, metric_name: str | None 
     if why:
         parts.append(f"({why})")
     return "  ".join(parts)
+
+
+class Pace:
+    """Estimates the remaining time from the trainings that have ended.
+
+    Args:
+        deadline: the time, by `clock`, after which no training starts.
+        clock: returns seconds.
+    """
+
+    def __init__(self, deadline: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline, self._clock = deadline, clock
+        self._first: tuple[int, float] | None = None
+        """The number of finished trainings when the first one started here, and the time."""
+
+    def next(self, made: int, total: int) -> str:
+        """Return the position of the next training: `training 7 of 30, about 0:03:10 left`.
+
+        Args:
+            made: the trainings finished by all search workers, including earlier commands.
+            total: the number of requested trainings. The time is omitted until one has ended since the first call.
+        """
+        now = self._clock()
+        if self._first is None:
+            self._first = made, now
+        text = f"training {made + 1} of {total}"
+        first, since = self._first
+        if made == first or made >= total:
+            return text
+        left_seconds = min((now - since) / (made - first) * (total - made), max(self._deadline - now, 0))
+        return f"{text}, about {timedelta(seconds=round(left_seconds))} left"

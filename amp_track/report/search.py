@@ -9,7 +9,7 @@ from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
 from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
-from amp_track.report.text import (
+from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
     ONE_SEED,
     RUN_AGAIN,
@@ -20,7 +20,8 @@ from amp_track.report.text import (
     speed_text,
     title,
 )
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 _MOST_LISTED = 5
 _FEW_UPDATES = 4
@@ -166,7 +167,7 @@ def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) ->
     return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
 
 
-def _metric(trial: TrialResult | None, best: TrialResult | None) -> str:
+def _metric(trial: TrialRow | None, best: TrialRow | None) -> str:
     if trial is None or trial.job_result.metric is None:
         return "not trained"
     few = (

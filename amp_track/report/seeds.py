@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from amp_track.report.table import Column, Table
-from amp_track.report.text import UNKNOWN, counted, tied
-from amp_track.results.equivalence import Comparison
+from amp_track.report.wording import UNKNOWN, counted, tied
+from amp_track.results.equivalence import Comparison, SeedsResult
 from amp_track.results.search import SearchResult
-from amp_track.results.seeds import SeedsResult
 
 
 def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Table:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from amp_track.records.result import JobResult
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
-from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
-from amp_track.report.text import UNKNOWN, counted, speed_text
+from amp_track.report.wording import UNKNOWN, counted, speed_text
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
-from amp_track.results.recommendation import Choice, choose, choose_compared, has_diverged
+from amp_track.results.recommendation import Recommendation, choose_compared, has_diverged, train_command
 from amp_track.results.search import SearchResult
 
 Result = MaxBatchResult | SearchResult | CompareResult
@@ -40,21 +39,20 @@ def answer(result: Result) -> Answer:
     """Return the recommendation of a study."""
     if isinstance(result, CompareResult):
         return _of_compare(result)
-    choice = choose(result)
+    choice = result.recommended
     found = result.limits if isinstance(result, SearchResult) else result
-    notes = search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
     if choice is None:
-        return Answer(headline=_why_none(result, found), caveats=tuple(notes))
+        return Answer(headline=_why_none(result, found), caveats=tuple(notes(result)))
     return Answer(
         headline=_headline(result, choice),
         more=tuple(_more(found, choice)),
-        command=train_command(choice.job),
-        caveats=(*_caveats(found, choice), *notes),
+        command=choice.command,
+        caveats=(*_caveats(found, choice), *notes(result)),
     )
 
 
 def _of_compare(result: CompareResult) -> Answer:
-    caveats = tuple(compare.notes(result))
+    caveats = tuple(notes(result))
     chosen = choose_compared(result)
     if chosen is None:
         first, *more = result.answers or ("Nothing to compare: only one precision was trained",)
@@ -115,6 +113,13 @@ def tables(result: Result) -> list[Table]:
     )
 
 
+def notes(result: Result) -> list[str]:
+    """Return the notes that readers of the tables need."""
+    if isinstance(result, CompareResult):
+        return compare.notes(result)
+    return search.notes(result) if isinstance(result, SearchResult) else max_batch_report.max_batch_notes(result)
+
+
 def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> str:
     if isinstance(result, SearchResult) and has_diverged(result):
         return f"Every training diverged, so no {result.metric_name} is finite: use a lower --lr"
@@ -123,7 +128,7 @@ def _why_none(result: MaxBatchResult | SearchResult, found: MaxBatchResult) -> s
     return "Nothing fits: not even one sample, at any precision"
 
 
-def _headline(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
+def _headline(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
     parts = [_largest(choice), _speed(choice), _metric(result, choice)]
     if choice.precision == REFERENCE:
         parts.insert(0, _nothing_is_faster(result))
@@ -131,7 +136,7 @@ def _headline(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
     return f"{choice.precision} at batch {choice.batch_size:,}" + (f": {said}" if said else "")
 
 
-def _largest(choice: Choice) -> str:
+def _largest(choice: Recommendation) -> str:
     """Return how the max batch compares with fp32's, if it is the recommended batch."""
     ratio = choice.batch_ratio
     if ratio is None or judge(ratio) is Speed.SAME or choice.max_batch != choice.batch_size:
@@ -139,7 +144,7 @@ def _largest(choice: Choice) -> str:
     return f"{_ratio(ratio)} × {REFERENCE}'s max batch"
 
 
-def _speed(choice: Choice) -> str:
+def _speed(choice: Recommendation) -> str:
     if choice.speed_ratio is None:
         return f"{speed_text(choice.samples_per_second)} samples/s" if choice.samples_per_second else ""
     return _speed_words(choice.speed_ratio)
@@ -158,7 +163,7 @@ def _ratio(number: float) -> str:
     return f"{number:.2f}" if number < 1.1 else f"{number:.1f}" if number < 10 else f"{number:.0f}"
 
 
-def _metric(result: MaxBatchResult | SearchResult, choice: Choice) -> str:
+def _metric(result: MaxBatchResult | SearchResult, choice: Recommendation) -> str:
     if not isinstance(result, SearchResult) or choice.job_result is None or choice.job_result.metric is None:
         return ""
     name, metric = result.metric_name, choice.job_result.metric
@@ -208,7 +213,7 @@ def _fastest_training(result: SearchResult, precision: str) -> float:
     return max((trial.job_result.samples_per_second or 0.0 for trial in own), default=0.0)
 
 
-def _more(found: MaxBatchResult, choice: Choice) -> list[str]:
+def _more(found: MaxBatchResult, choice: Recommendation) -> list[str]:
     """Return the proof of the max batch, and the batch above which training is not faster."""
     fitted = found.precisions[choice.precision]
     lines = []
@@ -247,7 +252,7 @@ def proof(precision: str, fitted: PrecisionResult) -> str:
     return f"{ran}{peak}; batch {max_batch.first_failing_batch:,} {fails}{where}."
 
 
-def _caveats(found: MaxBatchResult, choice: Choice) -> list[str]:
+def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
     """Return the caveats of the recommendation; the notes of the tables hold the others."""
     lines = []
     if found.job.memory_budget_bytes is not None and found.hardware.kind == "cpu":
@@ -264,7 +269,7 @@ def _caveats(found: MaxBatchResult, choice: Choice) -> list[str]:
     return lines
 
 
-def _slower_than_fp32(found: MaxBatchResult, choice: Choice) -> list[str]:
+def _slower_than_fp32(found: MaxBatchResult, choice: Recommendation) -> list[str]:
     reference = found.precisions.get(REFERENCE)
     of_fp32 = max((speed for _, speed in reference.throughput), default=0.0) if reference is not None else 0.0
     slower = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from amp_track.records.diagnosis import Diagnosis
 from amp_track.report import links, progress
 from amp_track.report.table import Column, Table
-from amp_track.report.text import UNKNOWN, counted
+from amp_track.report.wording import UNKNOWN, counted
 from amp_track.results.train import TrainResult
 
 

@@ -13,10 +13,10 @@ from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.results.equivalence import Interval, interval
+from amp_track.results import Shown
+from amp_track.results.equivalence import Interval, SeedsResult, interval
 from amp_track.results.max_batch import NO_SLOWER
-from amp_track.results.notebook import Shown
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.trial_row import TrialRow
 
 REFERENCE = "fp32"
 """The precision that the others are compared with."""
@@ -79,7 +79,7 @@ class Cell:
     value: str
     """Empty if no option is varied."""
     precision: str
-    trainings: tuple[SeedResult, ...]
+    trainings: tuple[TrialRow, ...]
     """By seed."""
 
     @property
@@ -222,7 +222,7 @@ class CompareResult(Shown):
         return {
             "study": self.study,
             "run_id": self.run_id,
-            "workload": self.job.workload,
+            "target": self.job.workload,
             "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "batch_size": self.job.batch_size,

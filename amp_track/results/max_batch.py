@@ -4,57 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.config.job import Job
 from amp_track.config.steps import micro_batch
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
+from amp_track.results.trial_row import TrialRow
+
+if TYPE_CHECKING:
+    from amp_track.results.recommendation import Recommendation
 
 NO_SLOWER = 0.97
 """The fraction of the best throughput that counts as equally fast: differences within 3 % are noise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeResult:
-    """One job of a max-batch study: its batch size, the reason for it, and its result."""
-
-    trial: int
-    precision: str
-    batch_size: int
-    kind: str
-    """`probe`, `multiple`, `beyond`, `confirm` or `repeat`; see `amp_track.study.batch_sampler.Task`."""
-    reason: str
-    predicted_bytes: int | None
-    job_result: JobResult
-    run_id: str
-
-    @property
-    def measured_bytes(self) -> int | None:
-        """The peak by the finest meter, to compare with the prediction; for a failure, roughly the memory it needs."""
-        if not self.job_result.fits:
-            return self.job_result.wanted_bytes
-        return self.job_result.peak_allocated_bytes or self.job_result.peak_bytes
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the job as a row of MLflow's table."""
-        return {
-            "trial": self.trial,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "kind": self.kind,
-            "status": str(self.job_result.status),
-            "phase": self.job_result.phase,
-            "predicted_bytes": self.predicted_bytes,
-            "train_peak_allocated_bytes": self.job_result.peak_allocated_bytes,
-            "peak_reserved_bytes": self.job_result.peak_bytes,
-            "wanted_bytes": self.job_result.wanted_bytes,
-            "samples_per_second": self.job_result.samples_per_second,
-            "wall_seconds": self.job_result.wall_seconds,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +100,7 @@ class PrecisionResult:
             "max_multiple": self.max_multiple,
             "efficient_batch": efficient[0] if efficient else None,
             "peak_bytes": self.peak_bytes,
-            "train_peak_allocated_bytes": self._peak(lambda job_result: job_result.peak_allocated_bytes),
+            "peak_allocated_bytes": self._peak(lambda job_result: job_result.peak_allocated_bytes),
             "samples_per_second": self.samples_per_second,
             "run_id": self.run_id,
         }
@@ -159,7 +123,7 @@ class MaxBatchResult(Shown):
     """The precisions whose search was interrupted; `skipped` holds what is known about them."""
     asked: Job = Job()
     """The job as the user gave it: None stands for the workload's own value."""
-    probes: tuple[ProbeResult, ...] = field(default=(), repr=False)
+    probes: tuple[TrialRow, ...] = field(default=(), repr=False)
     """Every job of the search for the max batch, by trial number."""
     limit_bytes: int | None = None
     """The memory limit of a job: the budget, or the free memory, minus the headroom."""
@@ -173,11 +137,18 @@ class MaxBatchResult(Shown):
     """The path of the report page."""
 
     @property
-    def max_batches(self) -> dict[str, int]:
+    def max_batch(self) -> dict[str, int]:
         """The max batch by precision, for precisions at which at least one sample fits."""
         return {
             name: fitted.max_batch.batch_size for name, fitted in self.precisions.items() if fitted.max_batch.batch_size
         }
+
+    @property
+    def recommended(self) -> Recommendation | None:
+        """The recommended training; None if nothing fits."""
+        from amp_track.results.recommendation import recommend  # which imports this module
+
+        return recommend(self)
 
     def accumulation(self, precision: str) -> tuple[int, int] | None:
         """Return the batch per process and the number of batches to accumulate for the effective batch.
@@ -194,12 +165,13 @@ class MaxBatchResult(Shown):
         return {
             "study": self.study,
             "run_id": self.run_id,
-            "workload": self.job.workload,
+            "target": self.job.workload,
             "device": self.hardware.as_json(),
             "memory_budget_bytes": self.job.memory_budget_bytes,
             "headroom_bytes": self.headroom_bytes,
             "effective_batch_size": self.effective_batch_size,
             "plan_seconds": self.plan_seconds,
+            "recommended": self.recommended and self.recommended.as_json(),
             "precisions": {name: self._precision_as_json(name) for name in self.precisions}
             | {name: {"skipped": reason} for name, reason in self.skipped.items()},
             "report": self.report,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
 
 Changes = tuple[tuple[str, str], ...]
 """Options of the workload with changed values; empty for the unchanged workload."""
@@ -121,7 +121,7 @@ class PlanResult(Shown):
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return {
-            "workload": self.report.workload,
+            "target": self.report.workload,
             "predicted": True,
             "effective_batch_size": self.effective_batch_size,
             "run_id": self.run_id,
@@ -136,7 +136,7 @@ class PlanResult(Shown):
         plans = variant.report.precisions
         return {
             "changes": dict(variant.changes),
-            "capacities": {
+            "budgets": {
                 target.name: {
                     plan.precision: self._max_batch_as_json(self.max_batch(variant, plan.precision, target))
                     for plan in plans
@@ -147,8 +147,8 @@ class PlanResult(Shown):
                 plan.precision: {
                     "batch_size": plan.batch_size,
                     **plan.peak.as_json(),
-                    "max_allocated_bytes_with_workspaces": plan.peak_with_workspaces.allocated_bytes,
-                    "max_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
+                    "peak_allocated_bytes_with_workspaces": plan.peak_with_workspaces.allocated_bytes,
+                    "peak_reserved_bytes_with_workspaces": plan.peak_with_workspaces.reserved_bytes,
                     "relative_work": self.relative_work(plan),
                     "half_precision_work": self.half_work(plan),
                     "recurrent": list(plan.trace.recurrent),
@@ -164,7 +164,7 @@ class PlanResult(Shown):
         return {
             "max_batch": max_batch.batch_size,
             "bound": max_batch.bound,
-            "train_peak_allocated_bytes": max_batch.peak.allocated_bytes if max_batch.peak is not None else None,
+            "peak_allocated_bytes": max_batch.peak.allocated_bytes if max_batch.peak is not None else None,
             "peak_reserved_bytes": max_batch.peak.reserved_bytes if max_batch.peak is not None else None,
             "one_sample_bytes": max_batch.at_one_bytes,
             "micro_batch": max_batch.way.micro_batch if max_batch.way is not None else None,

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
-from amp_track.results.equivalence import DIFFERENT
+from amp_track.results.equivalence import DIFFERENT, SeedsResult
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedsResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Recommendation:
     """The recommended training, compared with fp32."""
 
     job: Job
@@ -39,15 +40,28 @@ class Choice:
     metric_of_fp32: float | None = None
     """The metric of the fp32 training that it is compared with."""
 
+    @property
+    def command(self) -> str:
+        """The command that trains with it."""
+        return train_command(self.job)
 
-def choose(result: MaxBatchResult | SearchResult) -> Choice | None:
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "precision": self.precision,
+            "batch_size": self.batch_size,
+            "grad_accum": self.job.grad_accum,
+            "command": self.command,
+        }
+
+
+def recommend(result: MaxBatchResult | SearchResult) -> Recommendation | None:
     """Return the recommended training; None if nothing fits or every training diverged."""
     if isinstance(result, SearchResult):
         return None if has_diverged(result) else _of_search(result) or _of_max_batch(result.limits)
     return _of_max_batch(result)
 
 
-def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
+def _of_max_batch(fitted: MaxBatchResult) -> Recommendation | None:
     """Choose the fastest precision at its max batch; among equally fast ones, the largest max batch."""
     batches = {
         name: found.max_multiple or found.max_batch.batch_size
@@ -57,7 +71,7 @@ def _of_max_batch(fitted: MaxBatchResult) -> Choice | None:
     if not batches:
         return None
     speeds = {name: _speed_at(fitted.precisions[name], batch_size) for name, batch_size in batches.items()}
-    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.max_batches.__getitem__)
+    precision = max(_as_fast_as_any(list(speeds), speeds.__getitem__), key=fitted.max_batch.__getitem__)
     return _choice(
         fitted,
         # The time limit of a probe does not apply to the recommended training.
@@ -72,9 +86,9 @@ def _speed_at(found: PrecisionResult, batch_size: int) -> float:
     return dict(found.throughput).get(batch_size) or found.samples_per_second or 0.0
 
 
-def _of_search(result: SearchResult) -> Choice | None:
+def _of_search(result: SearchResult) -> Recommendation | None:
     """Choose the fastest training whose metric is within the tolerance; among equally fast ones, the best metric."""
-    max_batches = result.limits.max_batches
+    max_batches = result.limits.max_batch
     trained = [
         trial
         for trial in result.trials
@@ -110,7 +124,7 @@ def has_diverged(result: SearchResult) -> bool:
     return bool(known) and not any(math.isfinite(metric) for metric in known)
 
 
-def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -> list[TrialResult]:
+def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialRow]) -> list[TrialRow]:
     """Return the trainings whose metric is within the tolerance of the best; all if there is no metric.
 
     Precisions that are worse than fp32 over several seeds are excluded.
@@ -121,7 +135,7 @@ def _as_good_as_the_best(result: SearchResult, trained: Sequence[TrialResult]) -
     if not rated:
         return list(trained)
     higher = result.higher_is_better
-    worse = {name for name in result.limits.max_batches if _is_worse(result.seeds, name, higher_is_better=higher)}
+    worse = {name for name in result.limits.max_batch if _is_worse(result.seeds, name, higher_is_better=higher)}
     rated = [trial for trial in rated if trial.precision not in worse] or rated
     sign = 1 if result.higher_is_better else -1
     best = max(sign * _metric(trial) for trial in rated)
@@ -136,11 +150,11 @@ def _is_worse(seeds: SeedsResult | None, precision: str, *, higher_is_better: bo
     return (against.difference < 0) == higher_is_better
 
 
-def _fastest(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
+def _fastest(result: SearchResult, trials: Sequence[TrialRow]) -> TrialRow | None:
     sign = 1 if result.higher_is_better else -1
     return max(
         _as_fast_as_any(trials, _speed),
-        key=lambda trial: (sign * _metric(trial), _speed(trial), result.limits.max_batches.get(trial.precision, 0)),
+        key=lambda trial: (sign * _metric(trial), _speed(trial), result.limits.max_batch.get(trial.precision, 0)),
         default=None,
     )
 
@@ -189,7 +203,7 @@ def _as_fast_as_any(candidates: Sequence[T], speed: Callable[[T], float]) -> lis
     return [candidate for candidate in candidates if speed(candidate) >= NO_SLOWER * best]
 
 
-def _speed(trial: TrialResult) -> float:
+def _speed(trial: TrialRow) -> float:
     return trial.job_result.samples_per_second or 0.0
 
 
@@ -197,16 +211,16 @@ def _speed_of_cell(cell: Cell) -> float:
     return cell.samples_per_second or 0.0
 
 
-def _metric(trial: TrialResult) -> float:
+def _metric(trial: TrialRow) -> float:
     return trial.job_result.metric if trial.job_result.metric is not None else 0.0
 
 
-def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Choice:
-    precision, max_batches = job.precision, fitted.max_batches
+def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_fp32: float | None) -> Recommendation:
+    precision, max_batches = job.precision, fitted.max_batch
     assert job.batch_size is not None
     is_reference = precision == REFERENCE
     of_fp32 = max_batches.get(REFERENCE)
-    return Choice(
+    return Recommendation(
         job=job,
         precision=precision,
         batch_size=job.batch_size,
@@ -216,3 +230,38 @@ def _choice(fitted: MaxBatchResult, job: Job, *, speed: float | None, speed_of_f
         batch_ratio=max_batches[precision] / of_fp32 if of_fp32 and not is_reference else None,
         is_emulated=precision in fitted.cautions,
     )
+
+
+def train_command(job: Job) -> str:
+    """Return `amp-track train WORKLOAD …` with a flag for each setting that is not the default."""
+    words = ["amp-track", "train", job.workload]
+    for item in dataclasses.fields(Job):
+        value = getattr(job, item.name)
+        # The precision is always named: it is the recommendation. --synthetic is dropped: the user wants to train.
+        if "help" not in item.metadata or (value == item.default and item.name != "precision"):
+            continue
+        if item.name == "synthetic":
+            continue
+        words += _words(item, value)
+    return shlex.join(words)
+
+
+def _words(item: dataclasses.Field[Any], value: Any) -> list[str]:
+    flag = "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
+    if value is True:
+        return [flag]
+    if item.metadata["repeatable"]:
+        return [word for name, text in value for word in (flag, f"{name}={text}")]
+    return [flag, _size(value) if item.name.endswith("_bytes") else _number(value)]
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _size(size_bytes: int) -> str:
+    """Return the size as an integer in the largest unit that divides it."""
+    for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes}{unit}"
+    return str(size_bytes)

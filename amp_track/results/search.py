@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amp_track.config.values import Tolerance
-from amp_track.records.result import JobResult
+from amp_track.results import Shown
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
-from amp_track.results.notebook import Shown
-from amp_track.results.seeds import SeedsResult
+from amp_track.results.trial_row import TrialRow
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """One training of a search."""
-
-    number: int
-    precision: str
-    batch_size: int
-    learning_rate: float
-    job_result: JobResult
-    run_id: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "status": str(self.job_result.status),
-            "metric": self.job_result.metric,
-            "wall_seconds": self.job_result.wall_seconds,
-            "samples_per_second": self.job_result.samples_per_second,
-            "peak_bytes": self.job_result.peak_bytes,
-            "skipped_steps": self.job_result.skipped_steps,
-            "run_id": self.run_id,
-        }
+if TYPE_CHECKING:
+    from amp_track.results.recommendation import Recommendation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +25,7 @@ class SearchResult(Shown):
     higher_is_better: bool
     workload_batch_size: int
     """The batch size for which the workload's learning rate was chosen."""
-    trials: tuple[TrialResult, ...]
+    trials: tuple[TrialRow, ...]
     pareto: tuple[int, ...]
     trials_wanted: int = 0
     """The number of requested trainings; fewer may have run within the time limit."""
@@ -58,7 +35,19 @@ class SearchResult(Shown):
     """The difference in the metric that does not matter."""
     report: str = ""
 
-    def best(self, precision: str) -> TrialResult | None:
+    @property
+    def max_batch(self) -> dict[str, int]:
+        """The max batch by precision, for precisions at which at least one sample fits."""
+        return self.limits.max_batch
+
+    @property
+    def recommended(self) -> Recommendation | None:
+        """The recommended training; None if nothing fits or every training diverged."""
+        from amp_track.results.recommendation import recommend  # which imports this module
+
+        return recommend(self)
+
+    def best(self, precision: str) -> TrialRow | None:
         """Return the training of a precision with the best metric; None if none has a finite one."""
         sign = 1 if self.higher_is_better else -1
         rated = [
@@ -75,6 +64,7 @@ class SearchResult(Shown):
         fitted = self.limits.as_json()
         del fitted["report"]
         return fitted | {
+            "recommended": self.recommended and self.recommended.as_json(),
             "trials": [trial.as_json() for trial in self.trials],
             "trials_wanted": self.trials_wanted,
             "pareto": list(self.pareto),

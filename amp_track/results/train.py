@@ -9,7 +9,7 @@ from typing import Any
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.results.notebook import Shown
+from amp_track.results import Shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class TrainResult(Shown):
         scale = self.job_result.scale
         return {
             "run_id": self.run_id,
-            "workload": self.job.workload,
+            "target": self.job.workload,
             "precision": self.job.precision,
             "batch_size": self.job.batch_size,
             "status": str(self.job_result.status),

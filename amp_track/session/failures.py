@@ -9,7 +9,7 @@ from amp_track.records.errors import TargetFailed
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.max_batch import impossible_precisions
-from amp_track.report.text import not_possible
+from amp_track.report.wording import not_possible
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.session.session import Session
 

@@ -13,7 +13,7 @@ from amp_track.report import compare_plots, memory_plot, plan, progress, search
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown, note_markdown, page_html, page_markdown
 from amp_track.report.summary import Result, proof
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult

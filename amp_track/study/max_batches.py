@@ -9,7 +9,8 @@ from optuna.trial import FrozenTrial
 
 from amp_track.batch_search.search import MaxBatch
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.results.max_batch import PrecisionResult, ProbeResult
+from amp_track.results.max_batch import PrecisionResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.study import storage, trials
 from amp_track.study.batch_sampler import POLL_SECONDS, BatchSampler, Busy, Done, Proposal, done_proposals, was_refuted
 from amp_track.workers import interrupts
@@ -166,11 +167,11 @@ def _failure_at(max_batch: MaxBatch, done: Done) -> JobResult | None:
     return None
 
 
-def probe_results(trials: Sequence[FrozenTrial]) -> tuple[ProbeResult, ...]:
+def probe_results(trials: Sequence[FrozenTrial]) -> tuple[TrialRow, ...]:
     """Return every finished job of the max-batch study, in the order of the trials."""
     return tuple(
-        ProbeResult(
-            trial=trial.number,
+        TrialRow(
+            number=trial.number,
             precision=proposal.precision,
             batch_size=proposal.batch_size,
             kind=proposal.kind,

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
-from amp_track.results.search import TrialResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.study import notes, optuna_internals, storage
 from amp_track.study.batch_sampler import POLL_SECONDS
 from amp_track.study.max_batches import memory_violation
@@ -172,7 +172,7 @@ def _violation_and_metric(job_result: JobResult, job: Job) -> tuple[float, float
     return memory_violation(job_result, job.memory_budget_bytes), metric
 
 
-def trainings(study: optuna.Study) -> tuple[list[TrialResult], list[int]]:
+def trainings(study: optuna.Study) -> tuple[list[TrialRow], list[int]]:
     """Return the finished trials of a study, and the numbers of those on the Pareto front."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return [_result_of(trial) for trial in finished], [
@@ -190,8 +190,8 @@ def _leave_to_others(number: int, begun: Sequence[FrozenTrial], *, wanted: int) 
         raise optuna.TrialPruned("another search worker is training the last trial")
 
 
-def _result_of(trial: FrozenTrial) -> TrialResult:
-    return TrialResult(
+def _result_of(trial: FrozenTrial) -> TrialRow:
+    return TrialRow(
         number=trial.number,
         precision=storage.param_of(trial, "precision"),
         batch_size=storage.param_of(trial, "batch_size"),

@@ -10,7 +10,7 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from amp_track.results.max_batch import ProbeResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.study import optuna_internals
 from amp_track.study.max_batches import memory_violation, probe_results
 from amp_track.study.notes import mebibytes
@@ -37,15 +37,15 @@ def show_by_precision(study: optuna.Study, *, most: int, limit_bytes: int) -> No
         if view.metric_names is None:
             view.set_metric_names(["max batch"])
         known = {trial.user_attrs.get(_TRIAL) for trial in view.get_trials(deepcopy=False)}
-        own = [probe for probe in found if probe.precision == precision and probe.trial not in known]
+        own = [probe for probe in found if probe.precision == precision and probe.number not in known]
         view.add_trials([_copy(probe, most=most, limit_bytes=limit_bytes) for probe in own])
 
 
-def _copy(probe: ProbeResult, *, most: int, limit_bytes: int) -> FrozenTrial:
+def _copy(probe: TrialRow, *, most: int, limit_bytes: int) -> FrozenTrial:
     """Return a probe as a trial with columns for display."""
     job_result = probe.job_result
     columns: dict[str, str | float | int | None] = {
-        _TRIAL: probe.trial,
+        _TRIAL: probe.number,
         "kind": probe.kind,
         "reason": probe.reason,
         "status": job_result.ended,

@@ -206,12 +206,12 @@ class TestEdges:
         of_bf16 = [job.batch_size for job in runner.jobs if job.precision == "bf16"]
         assert of_bf16[0] == FP32_MAX_BATCH
         assert result.precisions["bf16"].probes <= 4 < result.precisions["fp32"].probes
-        assert result.max_batches == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+        assert result.max_batch == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
 
     def test_a_plan_leaves_three_probes_to_each_precision(self) -> None:
         runner = SimulatedRunner(planned_bytes_per_sample={"fp32": 40_000, "bf16": 20_000})
         result = max_batch(asked("fp32", "bf16", confirm_steps=0, study="planned"), runner=runner)
-        assert result.max_batches == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
+        assert result.max_batch == {"fp32": FP32_MAX_BATCH, "bf16": (BUDGET - 2 * MEBIBYTE) // 20_000}
         assert {fitted.probes for fitted in result.precisions.values()} == {3}
         predicted = [trial.user_attrs["predicted_bytes"] for trial in trials("planned/max-batch")]
         assert None not in predicted, "every probe says what was predicted, the first one too"
@@ -254,7 +254,7 @@ class TestEdges:
         smaller = max_batch(asked(job={"memory_budget_bytes": 6 * MEBIBYTE}, study="b"), runner=SimulatedRunner())
         assert left_free.headroom_bytes == 2 * MEBIBYTE
         assert left_free.as_json()["memory_budget_bytes"] == BUDGET
-        assert left_free.max_batches == smaller.max_batches
+        assert left_free.max_batch == smaller.max_batch
 
     def test_the_largest_multiple_is_run_and_trained_at(self) -> None:
         runner = SimulatedRunner()
@@ -293,11 +293,11 @@ class TestEdges:
         without = {"memory_budget_bytes": None}
         question = asked(job=without, study="free", confirm_steps=0)
         first = max_batch(question, runner=SimulatedRunner())
-        assert first.max_batches == {"fp32": (64 - 2) * MEBIBYTE // 40_000}
+        assert first.max_batch == {"fp32": (64 - 2) * MEBIBYTE // 40_000}
         later = max_batch(
             asked(job=without, study="free", confirm_steps=0), runner=SimulatedRunner(free_bytes=32 * MEBIBYTE)
         )
-        assert later.max_batches == first.max_batches
+        assert later.max_batch == first.max_batch
 
 
 @pytest.mark.usefixtures("fresh_stores")
@@ -356,7 +356,7 @@ class TestResuming:
         assert client().get_run(study.user_attrs["mlflow_parent_run_id"]).info.status == "FAILED"
 
         done = SimulatedRunner()
-        assert max_batch(asked(study="crashes"), runner=done).max_batches == {"fp32": FP32_MAX_BATCH}
+        assert max_batch(asked(study="crashes"), runner=done).max_batch == {"fp32": FP32_MAX_BATCH}
         assert 16 not in {job.batch_size for job in done.jobs if job.probe}, "what is known is not probed again"
 
     def test_an_interrupt_while_another_worker_has_the_turn_ends_the_trial(self) -> None:

@@ -97,7 +97,7 @@ def test_what_an_interrupted_search_has_found_is_reported() -> None:
         search(asked(max_batch_size=64), runner=SimulatedRunner(fails=interrupted))
     found = reported()
     assert isinstance(found, MaxBatchResult)
-    assert found.max_batches == {"fp32": 64}
+    assert found.max_batch == {"fp32": 64}
     assert found.skipped["bf16"].startswith("not proven yet: ")
     page = Path(found.report).read_text()
     assert "fp32 at batch 64" in page

@@ -37,7 +37,7 @@ def asked(*precisions: str, job: dict[str, Any] | None = None, **options: Any) -
 
 def test_trainings_lie_inside_the_max_batches_under_one_run() -> None:
     result = search(asked(trials=5, lr_range=(1e-3, 1e-2), study="mine"), runner=SimulatedRunner())
-    max_batches = result.limits.max_batches
+    max_batches = result.limits.max_batch
     assert len(result.trials) == 5
     landmarks = {("fp32", 16), ("bf16", 16), ("fp32", max_batches["fp32"]), ("bf16", max_batches["bf16"])}
     assert {(trial.precision, trial.batch_size) for trial in result.trials} >= landmarks

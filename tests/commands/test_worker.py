@@ -77,7 +77,7 @@ def test_a_worker_finishes_a_search_that_another_process_has_begun(interrupted_a
     result = work(named("mine"), runner=SimulatedRunner())
     whole = search(asked("whole", **options), runner=SimulatedRunner())
     assert isinstance(result, SearchResult)
-    assert result.limits.max_batches == whole.limits.max_batches
+    assert result.limits.max_batch == whole.limits.max_batch
     assert result.limits.job == whole.limits.job
     assert len(result.trials) == len(whole.trials) == 4
     assert all(1e-3 <= trial.learning_rate <= 1e-2 for trial in result.trials)

@@ -49,7 +49,7 @@ def test_json_is_one_object_on_stdout_whatever_the_workload_prints(amp_track: Co
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert list(result) == [
-        "run_id", "workload", "precision", "batch_size", "status", "metric", "wall_seconds", "samples_per_second",
+        "run_id", "target", "precision", "batch_size", "status", "metric", "wall_seconds", "samples_per_second",
         "peak_bytes", "steps", "skipped_steps", "scale", "device", "memory_budget_bytes",
         "waited_fraction", "non_finite_losses", "advice", "diagnosis",
     ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_json_is_one_object_with_every_operation(amp_track: Command) -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert list(report) == ["workload", "precision", "batch_size", "device", "counts", "casts", "operations"]
+    assert list(report) == ["target", "precision", "batch_size", "device", "counts", "casts", "operations"]
     assert (report["precision"], report["batch_size"], report["device"]["kind"]) == ("bf16", 3, "cpu")
     assert report["counts"] == {"bfloat16": 12, "float32": 2}
     assert {one["layer"] for one in report["operations"]} == {*map(str, range(12)), "(loss)"}

@@ -174,7 +174,7 @@ def check_that_workers_finish_a_search(
         result = work(asked)
         assert isinstance(result, MaxBatchResult)
         assert {run.info.status for run in tracking.runs()} <= {"FINISHED", "KILLED"}
-    assert result.max_batches["fp32"] > 100
+    assert result.max_batch["fp32"] > 100
     assert {trial.state for trial in trials("s/max-batch", url)} <= {TrialState.COMPLETE, TrialState.FAIL}
     kept = [file for file in Path("amp_track-workers").rglob("*") if file.is_file()]
     assert {file.name for file in kept} >= {"worker-1.err", "worker-1.out", "worker-2.err", "worker-2.out"}

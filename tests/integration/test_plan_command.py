@@ -36,18 +36,18 @@ def test_json_is_one_object(amp_track: Command) -> None:
     )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert (plan["workload"], plan["predicted"]) == (DIGITS, True)
-    assert list(plan["capacities"]) == ["32MiB", "1GiB"]
+    assert (plan["target"], plan["predicted"]) == (DIGITS, True)
+    assert list(plan["budgets"]) == ["32MiB", "1GiB"]
     for name, capacity_bytes in (("32MiB", 2**25), ("1GiB", 2**30)):
-        max_batches = plan["capacities"][name]
+        max_batches = plan["budgets"][name]
         assert list(max_batches) == PRECISIONS
         assert all(
-            max_batch["train_peak_allocated_bytes"] <= max_batch["peak_reserved_bytes"] <= capacity_bytes
+            max_batch["peak_allocated_bytes"] <= max_batch["peak_reserved_bytes"] <= capacity_bytes
             for max_batch in max_batches.values()
         )
         assert max_batches["fp32"] == max_batches["tf32"]
         assert max_batches["amp"]["max_batch"] > 1.5 * max_batches["fp32"]["max_batch"]
-    assert plan["capacities"]["1GiB"]["fp32"]["max_batch"] > plan["capacities"]["32MiB"]["fp32"]["max_batch"]
+    assert plan["budgets"]["1GiB"]["fp32"]["max_batch"] > plan["budgets"]["32MiB"]["fp32"]["max_batch"]
     assert {peak["batch_size"] for peak in plan["precisions"].values()} == {100}
     assert len(plan["precisions"]["bf16"]["largest"]) == 10
 
@@ -57,7 +57,7 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
     def run(*arguments: str) -> dict:
         return json.loads(amp_track("plan", DIGITS, "--precision", "amp", "--json", *arguments).stdout)
 
-    max_batch = run("--memory-budget", "48MiB")["capacities"]["48MiB"]["amp"]
+    max_batch = run("--memory-budget", "48MiB")["budgets"]["48MiB"]["amp"]
     needs = [
         run("--batch-size", str(size))["precisions"]["amp"]["peak_reserved_bytes"]
         for size in (max_batch["max_batch"], max_batch["max_batch"] + 1)
@@ -68,7 +68,7 @@ def test_a_max_batch_is_where_one_more_sample_needs_more(amp_track: Command) -> 
 @pytest.mark.nightly
 def test_an_effective_batch_is_reached_by_accumulation(amp_track: Command) -> None:
     arguments = ("plan", DIGITS, "--memory-budget", "48MiB", "--precision", "fp32", "--effective-batch-size", "1024")
-    max_batch = json.loads(amp_track(*arguments, "--json").stdout)["capacities"]["48MiB"]["fp32"]
+    max_batch = json.loads(amp_track(*arguments, "--json").stdout)["budgets"]["48MiB"]["fp32"]
     assert max_batch["micro_batch"] * max_batch["grad_accum"] == 1024
     assert max_batch["micro_batch"] <= max_batch["max_batch"] < 2 * max_batch["micro_batch"]
     assert re.search(rf"│ +{max_batch['micro_batch']} × {max_batch['grad_accum']} │", amp_track(*arguments).stdout)
@@ -130,7 +130,7 @@ def test_a_step_that_fails_is_told_its_line_with_its_traceback(amp_track: Comman
 @pytest.mark.nightly
 def test_a_precision_that_is_possible_nowhere_else_is_planned_on_a_cpu(amp_track: Command) -> None:
     done = amp_track("plan", DIGITS, "--precision", "tf32", "--gpu", "A100 40GB", "--json")
-    assert json.loads(done.stdout)["capacities"]["NVIDIA A100 40GB"]["tf32"]["max_batch"] > 1000
+    assert json.loads(done.stdout)["budgets"]["NVIDIA A100 40GB"]["tf32"]["max_batch"] > 1000
 
 
 @pytest.mark.nightly
@@ -149,7 +149,7 @@ def test_several_options_are_planned_side_by_side(amp_track: Command) -> None:
     assert plan["precisions"]["fp32"]["relative_work"] == 1
     assert plan["precisions"]["fp32"]["half_precision_work"] == 0
     assert plan["precisions"]["bf16"]["half_precision_work"] == 1
-    max_batch = plan["capacities"]["64MiB"]["fp32"]
+    max_batch = plan["budgets"]["64MiB"]["fp32"]
     assert max_batch["micro_batch"] * max_batch["grad_accum"] == 1024
     ways = plan["ways"]["64MiB"]
     assert len(ways) == 8
@@ -166,7 +166,7 @@ def test_what_if_changes_one_thing_at_a_time(amp_track: Command) -> None:
     plan = json.loads(done.stdout)
     assert [each["changes"] for each in plan["variants"]] == [{"optimizer_name": "sgd"}, {"checkpointing": "True"}]
     now, sgd, checkpointing = (
-        (each["capacities"]["64MiB"]["fp32"]["max_batch"], each["precisions"]["fp32"]["relative_work"])
+        (each["budgets"]["64MiB"]["fp32"]["max_batch"], each["precisions"]["fp32"]["relative_work"])
         for each in (plan, *plan["variants"])
     )
     assert now[1] == sgd[1] == 1 < checkpointing[1] < 1.4, "the forward pass is made twice"
@@ -188,7 +188,7 @@ def test_a_tracked_plan_is_one_run_with_plot_and_snapshots(amp_track: Command, t
     assert (run.info.run_id, run.info.status) == (plan["run_id"], "FINISHED")
     assert run.data.tags["amp_track.kind"] == "plan"
     assert run.data.params["capacity"] == "64MiB"
-    max_batch = plan["capacities"]["64MiB"]["amp"]
+    max_batch = plan["budgets"]["64MiB"]["amp"]
     assert run.data.metrics["plan/amp/max_batch/64MiB"] == max_batch["max_batch"]
     files = {item.path: item.file_size for item in client.list_artifacts(run.info.run_id)}
     assert list(files) == ["memory-amp.pickle", "memory-fp32.pickle", "memory.png", "plan.json", "report.txt"]

@@ -7,20 +7,20 @@ import dataclasses
 from table_samples import COMPARE, FIT, SEARCH, training
 
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.results.max_batch import ProbeResult
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 MEBIBYTE = 2**20
 
 
-def probe(trial: int, batch_size: int, *, fits: bool) -> ProbeResult:
+def probe(trial: int, batch_size: int, *, fits: bool) -> TrialRow:
     job_result = dataclasses.replace(
         training("fp32"), peak_bytes=batch_size * MEBIBYTE, train_peak_allocated_bytes=None
     )
     if not fits:
         job_result = JobResult(status=JobStatus.OOM, phase="forward", train_peak_allocated_bytes=batch_size * MEBIBYTE)
-    return ProbeResult(
-        trial=trial, precision="fp32", batch_size=batch_size, kind="probe", reason="to see", job_result=job_result,
+    return TrialRow(
+        number=trial, precision="fp32", batch_size=batch_size, kind="probe", reason="to see", job_result=job_result,
         predicted_bytes=batch_size * MEBIBYTE, run_id=f"probe{trial}",
     )  # fmt: skip
 
@@ -36,7 +36,7 @@ RESULTS = {"max-batch": PROBED, "search": SEARCHED, "compare": dataclasses.repla
 def search_of(trials: int) -> SearchResult:
     """Return a search that has made so many trainings."""
     made = tuple(
-        TrialResult(
+        TrialRow(
             number=number, precision=("fp32", "amp")[number % 2], batch_size=16 + number, learning_rate=0.1,
             job_result=dataclasses.replace(training("amp"), wall_seconds=number / 7), run_id=f"{number:032x}",
         )

@@ -19,10 +19,11 @@ from amp_track.report.search import search_table
 from amp_track.report.seeds import seeds_table
 from amp_track.report.train import diagnosis_table
 from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.search import SearchResult
 from amp_track.results.train import TrainResult
+from amp_track.results.trial_row import TrialRow
 
 GIBIBYTE = 2**30
 CPU = "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"
@@ -71,7 +72,7 @@ FIT = MaxBatchResult(
 SEEDS = SeedsResult(
     job=JOB, seeds=3, tolerance=Tolerance(fraction=0.01),
     trainings=tuple(
-        SeedResult(
+        TrialRow(batch_size=16,
             precision=precision, seed=seed, job_result=training(precision, seed=seed), run_id=f"{precision}{seed}"
         )
         for precision in ("fp32", "amp", "bf16") for seed in range(3)
@@ -80,7 +81,7 @@ SEEDS = SeedsResult(
 SEARCH = SearchResult(
     limits=FIT, metric_name="accuracy", higher_is_better=True, workload_batch_size=64, pareto=(0,), seeds=SEEDS,
     trials=tuple(
-        TrialResult(
+        TrialRow(
             number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, run_id=f"trial{number}",
             job_result=dataclasses.replace(training(precision), steps=steps),
         )
@@ -101,7 +102,7 @@ def comparison(option: str | None) -> CompareResult:
             Cell(
                 value=value, precision=precision,
                 trainings=tuple(
-                    SeedResult(
+                    TrialRow(batch_size=16,
                         precision=precision, seed=seed, run_id=f"{value}{precision}{seed}",
                         job_result=JobResult(status=JobStatus.OOM, phase="evaluation")
                         if (value, precision, seed) == ("1024", "bf16", 2) else training(precision, seed=seed),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.records.hardware import Hardware
 from amp_track.report.dtypes import dtypes_table, layer_groups, sentence
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 
 DTYPES = st.sampled_from(["float16", "float32"])
 OPERATIONS = st.builds(

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 import pytest
 from table_samples import COMPARE, FIT, SEARCH, TABLES, TRAIN, comparison
 
-from amp_track.report import compare, html, max_batch, search
-from amp_track.report.html import table_html
-from amp_track.report.table import Column, Table
-from amp_track.results.notebook import Shown
+from amp_track.report import summary
+from amp_track.report.html import result_html
+from amp_track.report.table import Column, Table, table_html
+from amp_track.results import Shown
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 
@@ -82,11 +82,12 @@ def test_text_is_never_taken_for_html() -> None:
 @pytest.mark.parametrize(
     ("fragment", "tables", "said"),
     [
-        (html.max_batch_html(FIT), [max_batch.max_batch_table(FIT)], max_batch.max_batch_notes(FIT)),
-        (html.search_html(SEARCH), search.search_tables(SEARCH), search.notes(SEARCH)),
-        (html.compare_html(COMPARE), compare.tables(COMPARE), [*COMPARE.answers, *compare.notes(COMPARE)]),
-        (html.compare_html(comparison(None)), compare.tables(comparison(None)), compare.notes(comparison(None))),
-        (html.train_html(TRAIN), [TABLES["diagnosis"]], ["scale 65536 -> 16384, 17 of 12345", *TRAIN.advice]),
+        *(
+            (result_html(each), summary.tables(each), summary.notes(each))
+            for each in (FIT, SEARCH, COMPARE, comparison(None))
+        ),
+        (result_html(dataclasses.replace(COMPARE, answers=("an answer",))), summary.tables(COMPARE), ["an answer"]),
+        (result_html(TRAIN), [TABLES["diagnosis"]], ["scale 65536 -> 16384, 17 of 12345", *TRAIN.advice]),
     ],
 )
 def test_a_result_has_its_tables_and_all_that_is_said(fragment: str, tables: list[Table], said: list[str]) -> None:
@@ -101,7 +102,7 @@ def test_it_is_legible_in_a_light_theme_and_in_a_dark_one() -> None:
     """No text and no background has a colour of its own."""
     declarations = [
         declaration.partition(":")
-        for style in Reader(html.compare_html(COMPARE)).styles
+        for style in Reader(result_html(COMPARE)).styles
         for declaration in style.split(";")
         if declaration.strip()
     ]

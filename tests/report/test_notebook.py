@@ -9,7 +9,7 @@ PROGRAM = """
 import json, sys, time
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from amp_track.report.notebook import CellOutput
+from amp_track.report.progress import CellOutput
 
 shell = InteractiveShell.instance()
 cell = CellOutput()

@@ -13,20 +13,21 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report import search as report
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 MEBIBYTE = 2**20
 
 
-def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialResult:
+def trial(number: int, batch_size: int, metric: float, steps: int) -> TrialRow:
     job_result = JobResult(
         status=JobStatus.FITS, metric=metric, steps=steps, skipped_steps=2, samples_per_second=100.0 * batch_size,
         peak_bytes=batch_size * MEBIBYTE,
         scale=ScaleReport(initial=65536, final=16384, history=((0, 65536), (1, 32768), (2, 16384), (steps, 16384))),
     )  # fmt: skip
-    return TrialResult(
+    return TrialRow(
         number=number,
         precision="amp",
         batch_size=batch_size,
@@ -139,14 +140,14 @@ def test_a_metric_that_is_no_number_is_never_the_best(result: SearchResult) -> N
 def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
     shape = result.as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "plan_seconds",
+        "study", "run_id", "target", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
+        "plan_seconds", "recommended",
         "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
     ]  # fmt: skip
     assert list(shape["precisions"]["amp"]) == [
         "max_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
         "plan_error", "runs_at_max_batch", "confirmed_steps", "epoch_steps", "max_multiple",
-        "efficient_batch", "peak_bytes", "train_peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
+        "efficient_batch", "peak_bytes", "peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
         "grad_accum", "caution",
     ]  # fmt: skip
     assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}

@@ -15,9 +15,9 @@ from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import compare as compare_report
 from amp_track.report import compare_plots
-from amp_track.report.terminal import render_text
+from amp_track.report.table import render_text
 from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
-from amp_track.results.seeds import SeedResult
+from amp_track.results.trial_row import TrialRow
 
 MEBIBYTE = 2**20
 SCALE = ScaleReport(initial=65536.0, final=32768.0, history=((0, 65536.0), (1, 32768.0), (10, 32768.0)))
@@ -49,7 +49,8 @@ def compared(
             value=value,
             precision=precision,
             trainings=tuple(
-                SeedResult(
+                TrialRow(
+                    batch_size=16,
                     precision=precision,
                     seed=seed,
                     run_id=f"{precision}-{value}-{seed}",
@@ -198,7 +199,7 @@ def test_over_several_seeds_means_are_shown_and_equivalence_tested() -> None:
 
 
 def test_a_seed_that_did_not_fit_is_counted_and_left_out() -> None:
-    fitting, failing = (SeedResult(precision="amp", seed=seed, job_result=found, run_id=str(seed))
+    fitting, failing = (TrialRow(batch_size=16, precision="amp", seed=seed, job_result=found, run_id=str(seed))
                         for seed, found in enumerate((job_result(100), job_result(None))))  # fmt: skip
     cell = Cell(value="", precision="amp", trainings=(fitting, failing))
     assert cell.samples_per_second == 100
@@ -225,7 +226,7 @@ def test_means_and_peaks_are_of_the_seeds_that_fit() -> None:
         JobResult(status=JobStatus.CRASHED, samples_per_second=1.0, metric=0.1, steps=99),
     )  # fmt: skip
     trainings = [
-        SeedResult(precision="fp32", seed=seed, job_result=found, run_id=f"run{seed}")
+        TrialRow(batch_size=16, precision="fp32", seed=seed, job_result=found, run_id=f"run{seed}")
         for seed, found in enumerate(job_results)
     ]
     cell = Cell(value="16", precision="fp32", trainings=tuple(trainings))
@@ -269,7 +270,7 @@ def test_a_ratio_needs_both_numbers() -> None:
     assert result.speedups("amp") == [None, None]
     assert result.speedups("fp32") == [1.0, None]
     nothing = dataclasses.replace(job_result(1.0), samples_per_second=0.0)
-    stuck = SeedResult(precision="fp32", seed=0, job_result=nothing, run_id="r")
+    stuck = TrialRow(batch_size=16, precision="fp32", seed=0, job_result=nothing, run_id="r")
     cells = (Cell(value="16", precision="fp32", trainings=(stuck,)), result.cell("64", "amp"))
     assert dataclasses.replace(result, cells=cells).ratio(cells[0], "samples_per_second") is None
 
@@ -284,14 +285,14 @@ def test_cells_are_not_printed_with_a_result() -> None:
 
 
 def test_a_metric_that_is_no_number_is_none() -> None:
-    diverged = SeedResult(precision="amp", seed=0, job_result=job_result(1, metric=math.nan), run_id="r")
+    diverged = TrialRow(batch_size=16, precision="amp", seed=0, job_result=job_result(1, metric=math.nan), run_id="r")
     assert Cell(value="", precision="amp", trainings=(diverged,)).metric is None
 
 
 def test_the_json_has_the_promised_shape() -> None:
     shape = compared({"fp32": [100], "amp": [180]}, vary=["16"]).as_json()
     assert list(shape) == [
-        "study", "run_id", "workload", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
+        "study", "run_id", "target", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
         "rows", "equivalence", "skipped", "cautions", "answers", "report",
     ]  # fmt: skip
     assert list(shape["rows"][1]) == [

@@ -28,7 +28,7 @@ AS_JSON = {
     "epoch_steps": 38,
     "max_multiple": 504,
     "efficient_batch": 256, "peak_bytes": 61,
-    "train_peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
+    "peak_allocated_bytes": 40, "samples_per_second": 450.0, "run_id": "max_batch",
 }  # fmt: skip
 NOTHING = PrecisionResult(max_batch=MaxBatch(0, 1, "memory"), probes=1, at_max_batch=None, run_id=None, bytes_needed=70)
 
@@ -103,10 +103,14 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
         {"amp": FITTED, "fp32": NOTHING}, headroom_bytes=3, effective_batch_size=1008, multiple_of=24, plan_seconds=1.5
     )
     assert found.as_json() == {
-        "study": "study", "run_id": "parent", "workload": "experiments/digits.py",
+        "study": "study", "run_id": "parent", "target": "experiments/digits.py",
         "device": Hardware(kind="cpu", name="A CPU").as_json(), "memory_budget_bytes": 64, "headroom_bytes": 3,
         "effective_batch_size": 1008,
         "plan_seconds": 1.5,
+        "recommended": {
+            "precision": "amp", "batch_size": 504, "grad_accum": 1,
+            "command": "amp-track train experiments/digits.py --precision amp --batch-size 504",
+        },
         "precisions": {
             "amp": AS_JSON | {"micro_batch": 504, "grad_accum": 2, "caution": None},
             "fp32": NOTHING.as_json() | {"micro_batch": None, "grad_accum": None, "caution": None},
@@ -114,7 +118,7 @@ def test_the_json_of_a_fit_has_each_precision_and_the_reason_of_those_left_out()
         },
         "report": "",
     }  # fmt: skip
-    assert found.max_batches == {"amp": 512}
+    assert found.max_batch == {"amp": 512}
 
 
 def test_nothing_is_left_free_and_no_batch_is_divided_unless_asked_for() -> None:

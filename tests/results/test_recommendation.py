@@ -13,10 +13,11 @@ from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.recommendation import choose, choose_compared
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.recommendation import choose_compared, recommend
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 
 def fitted(max_batch: int, *throughput: tuple[int, float], multiple: int | None = None) -> PrecisionResult:
@@ -46,14 +47,14 @@ def max_batch(**precisions: PrecisionResult) -> MaxBatchResult:
 MAX_BATCHES = max_batch(fp32=fitted(100, (50, 900.0), (100, 1000.0)), bf16=fitted(200, (200, 1900.0)))
 
 
-def trained(number: int, precision: str, batch_size: int, speed: float, metric: float | None) -> TrialResult:
+def trained(number: int, precision: str, batch_size: int, speed: float, metric: float | None) -> TrialRow:
     job_result = JobResult(status=JobStatus.FITS, samples_per_second=speed, metric=metric)
-    return TrialResult(
+    return TrialRow(
         number=number, precision=precision, batch_size=batch_size, learning_rate=0.1, job_result=job_result, run_id=""
     )  # fmt: skip
 
 
-def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
+def search(*trials: TrialRow, higher_is_better: bool = True, seeds: SeedsResult | None = None) -> SearchResult:
     return SearchResult(
         limits=MAX_BATCHES,
         metric_name="accuracy",
@@ -66,7 +67,7 @@ def search(*trials: TrialResult, higher_is_better: bool = True, seeds: SeedsResu
 
 
 def test_of_max_batches_alone_it_is_the_fastest_at_its_largest_batch() -> None:
-    choice = choose(MAX_BATCHES)
+    choice = recommend(MAX_BATCHES)
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
     assert (choice.batch_ratio, choice.speed_ratio) == (2.0, 1.9)
@@ -74,7 +75,7 @@ def test_of_max_batches_alone_it_is_the_fastest_at_its_largest_batch() -> None:
 
 
 def test_of_max_batches_as_fast_it_is_the_largest() -> None:
-    choice = choose(
+    choice = recommend(
         max_batch(fp32=fitted(100, (100, 1000.0)), bf16=fitted(200, (200, 980.0)), amp=fitted(300, (9, 500.0)))
     )
     assert choice is not None
@@ -82,62 +83,62 @@ def test_of_max_batches_as_fast_it_is_the_largest() -> None:
 
 
 def test_the_multiple_that_was_asked_for_is_chosen() -> None:
-    choice = choose(max_batch(fp32=fitted(101, (101, 1000.0), multiple=96)))
+    choice = recommend(max_batch(fp32=fitted(101, (101, 1000.0), multiple=96)))
     assert choice is not None
     assert (choice.batch_size, choice.max_batch) == (96, 101)
     assert choice.speed_ratio is choice.batch_ratio is None
 
 
 def test_where_nothing_fits_nothing_is_chosen() -> None:
-    assert choose(max_batch(fp32=fitted(0))) is None
+    assert recommend(max_batch(fp32=fitted(0))) is None
 
 
 def test_a_fast_training_that_is_worse_is_not_chosen() -> None:
     result = search(
         trained(0, "fp32", 16, 700, 0.90), trained(1, "bf16", 16, 1400, 0.895), trained(2, "bf16", 200, 1900, 0.85)
     )
-    choice = choose(result)
+    choice = recommend(result)
     assert choice is not None
     assert (choice.precision, choice.batch_size, choice.speed_ratio) == ("bf16", 16, 2.0)
     assert choice.metric_of_fp32 == 0.90
-    wide = choose(dataclasses.replace(result, tolerance=Tolerance(absolute=0.1)))
+    wide = recommend(dataclasses.replace(result, tolerance=Tolerance(absolute=0.1)))
     assert wide is not None
     assert wide.batch_size == 200
 
 
 def test_a_low_loss_is_good() -> None:
     result = search(trained(0, "fp32", 16, 700, 0.5), trained(1, "bf16", 16, 1400, 0.9), higher_is_better=False)
-    choice = choose(result)
+    choice = recommend(result)
     assert choice is not None
     assert choice.precision == "fp32"
 
 
 def test_without_a_metric_it_is_the_fastest() -> None:
-    choice = choose(search(trained(0, "fp32", 16, 700, None), trained(1, "bf16", 200, 1900, None)))
+    choice = recommend(search(trained(0, "fp32", 16, 700, None), trained(1, "bf16", 200, 1900, None)))
     assert choice is not None
     assert (choice.precision, choice.batch_size) == ("bf16", 200)
 
 
 def test_where_every_training_has_diverged_nothing_is_chosen() -> None:
     nan = float("nan")
-    assert choose(search(trained(0, "fp32", 16, 700, nan), trained(1, "bf16", 200, 1900, nan))) is None
+    assert recommend(search(trained(0, "fp32", 16, 700, nan), trained(1, "bf16", 200, 1900, nan))) is None
 
 
 def test_the_speed_is_that_of_the_batch_that_is_chosen() -> None:
     slow_at_its_max_batch = fitted(200, (50, 1900.0), (200, 1100.0))
-    choice = choose(max_batch(fp32=fitted(100, (100, 1000.0)), bf16=slow_at_its_max_batch))
+    choice = recommend(max_batch(fp32=fitted(100, (100, 1000.0)), bf16=slow_at_its_max_batch))
     assert choice is not None
     assert (choice.precision, choice.speed_ratio) == ("bf16", 1.1)
 
 
 def test_a_training_at_a_precision_without_a_max_batch_is_left_out() -> None:
-    choice = choose(search(trained(0, "fp32", 16, 700, 0.9), trained(1, "amp", 16, 1900, 0.9)))
+    choice = recommend(search(trained(0, "fp32", 16, 700, 0.9), trained(1, "amp", 16, 1900, 0.9)))
     assert choice is not None
     assert choice.precision == "fp32"
 
 
 def test_of_trainings_as_fast_it_is_the_best() -> None:
-    choice = choose(search(trained(0, "bf16", 200, 1000, 0.899), trained(1, "bf16", 100, 990, 0.9)))
+    choice = recommend(search(trained(0, "bf16", 200, 1000, 0.899), trained(1, "bf16", 100, 990, 0.9)))
     assert choice is not None
     assert choice.batch_size == 100
 
@@ -148,7 +149,8 @@ def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
         seeds=3,
         tolerance=Tolerance(fraction=0.01),
         trainings=tuple(
-            SeedResult(
+            TrialRow(
+                batch_size=16,
                 precision=name,
                 seed=seed,
                 run_id="",
@@ -159,13 +161,13 @@ def test_a_precision_that_seeds_have_shown_to_be_worse_is_not_chosen() -> None:
         ),
     )
     trials = trained(0, "fp32", 16, 700, 0.9), trained(1, "bf16", 16, 1400, 0.9)
-    choice = choose(search(*trials, seeds=seeds))
+    choice = recommend(search(*trials, seeds=seeds))
     assert choice is not None
     assert choice.precision == "fp32"
 
 
 def test_without_trainings_the_max_batches_answer() -> None:
-    choice = choose(search())
+    choice = recommend(search())
     assert choice is not None
     assert (choice.precision, choice.batch_size, choice.job_result) == ("bf16", 200, None)
 
@@ -177,8 +179,12 @@ def cell(precision: str, speed: float | None, *metrics: float, value: str = "", 
         value=value,
         precision=precision,
         trainings=tuple(
-            SeedResult(
-                precision=precision, seed=seed, run_id="", job_result=dataclasses.replace(job_result, metric=metric)
+            TrialRow(
+                batch_size=16,
+                precision=precision,
+                seed=seed,
+                run_id="",
+                job_result=dataclasses.replace(job_result, metric=metric),
             )
             for seed, metric in enumerate(metrics or (None,))
         ),

@@ -5,15 +5,16 @@ from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
+from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
-from amp_track.results.search import SearchResult, TrialResult
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.search import SearchResult
+from amp_track.results.trial_row import TrialRow
 
 JOB_RESULT = JobResult(
     status=JobStatus.FITS, metric=0.9, wall_seconds=7.0, samples_per_second=100.0, peak_bytes=60, steps=20,
     skipped_steps=2,
 )  # fmt: skip
-TRIAL = TrialResult(number=3, precision="amp", batch_size=64, learning_rate=0.1, job_result=JOB_RESULT, run_id="run3")
+TRIAL = TrialRow(number=3, precision="amp", batch_size=64, learning_rate=0.1, job_result=JOB_RESULT, run_id="run3")
 FIT = MaxBatchResult(
     study="study", run_id="parent", experiment_id="1",
     job=Job(), hardware=Hardware(kind="cpu", name="A CPU"), skipped={},
@@ -25,7 +26,7 @@ FIT = MaxBatchResult(
 )  # fmt: skip
 SEEDS = SeedsResult(
     job=Job(batch_size=8), seeds=1, tolerance=Tolerance(fraction=0.01),
-    trainings=(SeedResult(precision="fp32", seed=0, job_result=JOB_RESULT, run_id="seed0"),),
+    trainings=(TrialRow(batch_size=16, precision="fp32", seed=0, job_result=JOB_RESULT, run_id="seed0"),),
 )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ def test_the_json_has_the_max_batches_the_trials_and_the_numbers_of_the_best() -
     }  # fmt: skip
     assert found.as_json() == FIT.as_json() | {
         "trials": [trial], "trials_wanted": 12, "pareto": [3], "report": "", "seeds": None,
+        "recommended": {
+            "precision": "amp", "batch_size": 64, "grad_accum": 1,
+            "command": "amp-track train experiments/digits.py --precision amp --batch-size 64 --lr 0.1",
+        },
     }  # fmt: skip
 
 

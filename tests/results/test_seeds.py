@@ -7,8 +7,8 @@ import pytest
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, SeedsResult
+from amp_track.results.trial_row import TrialRow
 
 Trainings = dict[str, dict[int, float | None]]
 """Precision -> seed -> quality."""
@@ -19,7 +19,7 @@ def seeds(trainings: Trainings, *, tolerance: Tolerance = MARGIN) -> SeedsResult
     return SeedsResult(
         job=Job(batch_size=8), seeds=3, tolerance=tolerance,
         trainings=tuple(
-            SeedResult(
+            TrialRow(batch_size=16,
                 precision=precision, seed=seed, run_id=f"{precision}{seed}",
                 job_result=JobResult(status=JobStatus.FITS, metric=metric),
             )

@@ -21,7 +21,7 @@ JOB_RESULT = JobResult(
     skipped_steps=2, samples_per_second=100.0, peak_bytes=60,
 )  # fmt: skip
 AS_JSON = {
-    "run_id": "run", "workload": "experiments/digits.py", "precision": "amp", "batch_size": 8, "status": "fits",
+    "run_id": "run", "target": "experiments/digits.py", "precision": "amp", "batch_size": 8, "status": "fits",
     "metric": {"name": "accuracy", "value": 0.9}, "wall_seconds": 7.0, "samples_per_second": 100.0,
     "peak_bytes": 60, "steps": 20, "skipped_steps": 2, "scale": None,
     "device": INSPECTION.hardware.as_json(), "memory_budget_bytes": 64, "waited_fraction": 0.8,

@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from amp_track.config.job import Job
 from amp_track.config.values import Tolerance
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.results.seeds import SeedResult, SeedsResult
+from amp_track.results.equivalence import SeedsResult
+from amp_track.results.trial_row import TrialRow
 from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 
@@ -43,7 +44,7 @@ class Trainings:
         return JobResult(status=JobStatus.FITS, metric=metric, steps=10), f"run {trial.number}"
 
 
-def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[SeedResult]:
+def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> list[TrialRow]:
     trained = train_grid(
         study,
         points,
@@ -53,7 +54,8 @@ def train(study: optuna.Study, points: list[Point], trainings: Trainings) -> lis
     )
     assert [training.point for training in trained] == points, "one for each, in order"
     return [
-        SeedResult(
+        TrialRow(
+            batch_size=16,
             precision=training.point["precision"],
             seed=training.point["seed"],
             job_result=training.job_result,

@@ -58,13 +58,13 @@ def test_a_failure_says_what_happened() -> None:
 def test_each_precision_is_a_study_of_its_own_with_the_proof_of_its_max_batch() -> None:
     found = max_batch(request(JOB, study="s", precisions=("fp32", "bf16")), runner=SimulatedRunner())
     again = max_batch(request(JOB, study="s", precisions=("fp32", "bf16")), runner=SimulatedRunner())
-    assert again.max_batches == found.max_batches
-    for precision, size in found.max_batches.items():
+    assert again.max_batch == found.max_batch
+    for precision, size in found.max_batch.items():
         view = study_of(f"s/max-batch/{precision}")
         probes = [probe for probe in found.probes if probe.precision == precision]
         assert view.best_value == size
         assert [trial.params["batch_size"] for trial in view.trials] == [probe.batch_size for probe in probes]
-        assert [trial.user_attrs["trial of the search"] for trial in view.trials] == [probe.trial for probe in probes]
+        assert [trial.user_attrs["trial of the search"] for trial in view.trials] == [probe.number for probe in probes]
         failed = [trial for trial in view.trials if trial.user_attrs["status"] != "fits"]
         assert failed
         assert all(trial.system_attrs["constraints"][0] > 0 and trial.value == 0 for trial in failed)

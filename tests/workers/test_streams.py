@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_track import cli
-from amp_track.report import progress, terminal
-from amp_track.report.table import Column, Table
+from amp_track.report import progress
+from amp_track.report.table import Column, Table, print_table
 from amp_track.workers.streams import LossyStream
 
 ENCODINGS = ["ascii", "latin-1", "cp1252", "koi8-r"]
@@ -59,7 +59,7 @@ def test_tables_and_progress_can_be_printed_in_a_small_character_set(
     monkeypatch.setattr(sys, "stdout", LossyStream(out[1]))
     monkeypatch.setattr(sys, "stderr", LossyStream(err[1]))
     rows = ((("bf16 × 2", "–"), ("fp32", "1 → 2")),)
-    terminal.print_table(Table(title="a – b", columns=(Column("a", key=True), Column("b")), sections=rows))
+    print_table(Table(title="a – b", columns=(Column("a", key=True), Column("b")), sections=rows))
     progress.say("once more…")
     printed = out[0].getvalue().decode(encoding)
     assert "a - b" in printed

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from amp_track.config.job import Job
 from amp_track.report import compare, compare_plots, max_batch, search
 from amp_track.report import summary as answers
-from amp_track.report.page import drawing, max_batch_charts, svg, training_charts, trials
-from amp_track.report.page.drawing import Chart
-from amp_track.report.page.training_charts import Training
-from amp_track.report.page.trials import TrialRow
+from amp_track.report.page import charts, svg, trials
+from amp_track.report.page.charts import Chart, Training
 from amp_track.report.seeds import seeds_table
 from amp_track.report.summary import Answer, Result
-from amp_track.report.table import Column, Table
-from amp_track.report.text import title
+from amp_track.report.table import Column, Row, Table
+from amp_track.report.wording import title
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
@@ -43,7 +41,8 @@ class Page:
     answer: Answer
     sections: tuple[Section, ...]
     columns: tuple[Column, ...]
-    trials: tuple[TrialRow, ...]
+    trials: tuple[tuple[Row, str], ...]
+    """The cells of each trial, and the id of its MLflow run."""
     experiment_id: str
     result: Result
 
@@ -78,14 +77,14 @@ def _page_of(result: Result) -> Page:
 
 
 def _of_max_batch(result: MaxBatchResult) -> list[Section]:
-    return [*_of_max_batches(result), Section(heading="Speed", charts=_there(max_batch_charts.speed(result)))]
+    return [*_of_max_batches(result), Section(heading="Speed", charts=_there(charts.speed(result)))]
 
 
 def _of_max_batches(result: MaxBatchResult) -> list[Section]:
     proofs = tuple(answers.proof(name, fitted) for name, fitted in result.precisions.items())
     return [
         Section(heading="Max batch and proof", lines=proofs, tables=(max_batch.max_batch_table(result),)),
-        Section(heading="Memory", charts=_there(max_batch_charts.memory(result), max_batch_charts.predicted(result))),
+        Section(heading="Memory", charts=_there(charts.memory(result), charts.predicted(result))),
     ]
 
 
@@ -93,7 +92,7 @@ def _of_search(result: SearchResult) -> list[Section]:
     max_batches, memory = _of_max_batches(result.limits)
     compared = result.seeds
     name = result.metric_name
-    over_seeds = (training_charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
+    over_seeds = (charts.seeds(name, compared), seeds_table(compared, name)) if compared else None
     trained, note = (
         _trained(result),
         f"{_same(result.limits.job)} Ringed: no other training is both better and faster (samples/s).",
@@ -105,9 +104,9 @@ def _of_search(result: SearchResult) -> list[Section]:
         Section(
             heading="Speed and metric",
             charts=_there(
-                max_batch_charts.speed(result),
-                training_charts.metric(trained, name, setting="batch size", note=note),
-                training_charts.metric_over_time(trained, name, note=note),
+                charts.speed(result),
+                charts.metric(trained, name, setting="batch size", note=note),
+                charts.metric_over_time(trained, name, note=note),
             ),
         ),
         Section(
@@ -115,7 +114,7 @@ def _of_search(result: SearchResult) -> list[Section]:
             charts=_there(over_seeds[0]) if over_seeds else (),
             tables=(over_seeds[1],) if over_seeds else (),
         ),
-        Section(heading=_SCALES, charts=_there(training_charts.scales(trained))),
+        Section(heading=_SCALES, charts=_there(charts.scales(trained))),
     ]
 
 
@@ -127,8 +126,8 @@ def _of_compare(result: CompareResult) -> list[Section]:
         Section(
             heading="Metric",
             charts=_there(
-                training_charts.metric(trained, name, setting=result.option or "", note=note),
-                training_charts.metric_over_time(trained, name, note=note),
+                charts.metric(trained, name, setting=result.option or "", note=note),
+                charts.metric_over_time(trained, name, note=note),
             ),
         ),
         Section(
@@ -136,33 +135,32 @@ def _of_compare(result: CompareResult) -> list[Section]:
             tables=tuple(over_seeds),
             charts=_there(
                 *(
-                    training_charts.seeds(name, result.seeds_at(value), where=result.at(value))
+                    charts.seeds(name, result.seeds_at(value), where=result.at(value))
                     for value in (result.values if over_seeds else ())
                 )
             ),
         ),
-        Section(heading=_SCALES, charts=_there(training_charts.scales(trained, by=result.option or ""))),
+        Section(heading=_SCALES, charts=_there(charts.scales(trained, by=result.option or ""))),
     ]
 
 
 def _measures(result: CompareResult) -> tuple[Chart, ...]:
     """Return a chart of speed and one of memory."""
-    charts = []
+    found = []
     for measure in compare_plots.measures(result):
-        figure, axes = drawing.figure("", "")
+        figure, axes = charts.new_figure("", "")
         compare_plots.draw_measure(axes, result, measure)
-        charts.append(Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers)))
-    return tuple(charts)
+        found.append(Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers)))
+    return tuple(found)
 
 
 def _trained(result: SearchResult) -> list[Training]:
     front = frozenset(result.pareto)
     return [
         Training(
-            precision=trial.precision,
+            trial=trial,
             label=f"batch {trial.batch_size}",
             setting=trial.batch_size,
-            job_result=trial.job_result,
             is_best=trial.number in front,
         )
         for trial in result.trials
@@ -174,10 +172,9 @@ def _compared(result: CompareResult) -> list[Training]:
     by_value = dict(zip(result.values, numbers, strict=True)) if numbers is not None else {}
     return [
         Training(
-            precision=cell.precision,
+            trial=each,
             label=cell.value or cell.precision,
             setting=by_value.get(cell.value),
-            job_result=each.job_result,
             is_repeat=each is not next((one for one in cell.trainings if one.job_result.fits), None),
         )
         for cell in result.cells

@@ -11,12 +11,11 @@ from markupsafe import Markup
 
 from amp_track.report import links
 from amp_track.report import summary as answers
-from amp_track.report.html import table_html
 from amp_track.report.page import svg
+from amp_track.report.page.charts import Chart
 from amp_track.report.page.content import Page
-from amp_track.report.page.drawing import Chart
 from amp_track.report.summary import Result
-from amp_track.report.table import Table
+from amp_track.report.table import escape_markdown, table_html, table_markdown
 from amp_track.results.compare import CompareResult
 from amp_track.stores import addresses
 
@@ -41,7 +40,7 @@ def page_html(page: Page, *, ui: str) -> str:
 def page_markdown(page: Page, *, ui: str) -> str:
     """Return the page as Markdown: the recommendation and the tables, without charts and trials."""
     return _environment().get_template("page.md").render(
-        page=page, links=links.named_pages(page.result, ui), table=_markdown_table
+        page=page, links=links.named_pages(page.result, ui), table=table_markdown
     )  # fmt: skip
 
 
@@ -84,24 +83,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["md"] = _escaped
+    environment.filters["md"] = escape_markdown
     return environment
 
 
 def _svg(chart: Chart, number: int) -> Markup:
     return Markup(svg.inline(chart.figure, alt=f"{chart.title}. {chart.alt}", prefix=f"chart{number}"))
-
-
-def _markdown_table(table: Table) -> str:
-    rule = ["--:" if column.right else "---" for column in table.columns]
-    rows = [[column.heading for column in table.columns], rule, *table.rows]
-    return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in rows)
-
-
-def _cell(text: str) -> str:
-    return _escaped(text).replace("\n", " ") if set(text) - set("-:") else text
-
-
-def _escaped(text: str) -> str:
-    """Escape Markdown markup: names of workloads and options may contain it."""
-    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>#|!~" else sign for sign in text)
