@@ -29,7 +29,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import Request, Stores
 from amp_track.records.result import JobResult
 from amp_track.runner.runner import JobRunner
-from amp_track.session.publish_curves import LatePlots, late_plots
+from amp_track.session.publish import LatePlots, late_plots
 from amp_track.session.run_job import run_trial
 from amp_track.session.session import Session
 from amp_track.session.study_session import Studies, TrackedStudy

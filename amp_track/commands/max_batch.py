@@ -13,8 +13,7 @@ from amp_track.records.result import JobResult
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.session import probe_jobs, publish, study_manifest
-from amp_track.session.failures import limit_in_words, why_nothing_fits
-from amp_track.session.run_job import run_trial
+from amp_track.session.run_job import limit_in_words, run_trial, why_nothing_fits
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 

@@ -15,7 +15,7 @@ from amp_track.records.errors import BadInput
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
-from amp_track.session import probe_jobs, publish, study_manifest, study_urls
+from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.session import interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun
 from amp_track.stores import addresses, store_checks
@@ -93,15 +93,15 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
     if part == "compare":
         compared = compare.result_of(session, study, known.compared(session), run)
         if not compared.cells:
-            raise study_urls.nothing_finished(name)
+            raise study_manifest.nothing_finished(name)
         return compared
     if free_bytes is None:
-        raise study_urls.nothing_finished(name)
+        raise study_manifest.nothing_finished(name)
     # A memory plan would start torch and the workload only to propose the next probe.
     sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
-        raise study_urls.nothing_finished(name)
+        raise study_manifest.nothing_finished(name)
     searched = search.result_of(Studies(session, storage=shared), fitted, run)
     return searched if searched.trials or searched.seeds else fitted
 

@@ -16,9 +16,9 @@ from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.summary import Result
-from amp_track.session import stored_workload, study_manifest
+from amp_track.session import checks, study_manifest
+from amp_track.session.checks import StoredWorkload
 from amp_track.session.session import Runner, interrupted_safely
-from amp_track.session.stored_workload import StoredWorkload
 from amp_track.session.study_manifest import Remembered
 from amp_track.stores import addresses, store_checks
 from amp_track.workers import interrupts, programs, servers
@@ -128,7 +128,7 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
         with_workload=f"amp-track worker {shlex.quote(name)} WORKLOAD",
         if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
     )
-    return name, known, stored_workload.checked(stored, request)
+    return name, known, checks.trusted_workload(stored, request)
 
 
 def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:

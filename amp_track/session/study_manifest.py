@@ -159,6 +159,11 @@ def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str
     return name, parts[0]
 
 
+def nothing_finished(study: str) -> BadInput:
+    """Return the error about a study without a finished trial."""
+    return BadInput(f"Study {study} has no finished trial yet. Run its command again, or wait for its first trial.")
+
+
 def of(study: Study) -> Remembered:
     """Return the manifest of a study. Raises BadInput if it has none."""
     from amp_track.study import storage

@@ -13,7 +13,7 @@ from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session import study_identity
-from amp_track.session.publish_curves import LatePlots, late_plots
+from amp_track.session.publish import LatePlots, late_plots
 from amp_track.session.session import Session
 from amp_track.stores import addresses
 

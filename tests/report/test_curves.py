@@ -17,7 +17,7 @@ from amp_track.config.job import Job
 from amp_track.records.errors import TargetFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.report.curves import Curves, thinned
-from amp_track.session.publish_curves import kept_curves, late_plots
+from amp_track.session.publish import kept_curves, late_plots
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
