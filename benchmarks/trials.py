@@ -99,7 +99,7 @@ class Trials:
         request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="trials"))
         self.runner = TimedJobRunner(DIGITS)
         self.session = Session.prepare(request, ("fp32",), runner=self.runner)
-        self.tracker = Tracker(self.session.tracking_uri)
+        self.tracker = Tracker(self.session.request.stores.mlflow.url)
         self.studies = Studies(self.session)
         self.study, _ = max_batch.open_study(self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()

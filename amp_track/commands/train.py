@@ -12,7 +12,6 @@ from amp_track.config import torchrun
 from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
 from amp_track.config.options import MaxBatchOptions, Request
-from amp_track.records import masking
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult
@@ -22,7 +21,7 @@ from amp_track.session.checks import StoredWorkload
 from amp_track.session.run_job import advice_for, raise_on_crash, run_tracked, why_it_does_not_fit
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies
-from amp_track.stores import addresses, sqlite_files, store_checks
+from amp_track.stores import sqlite_files, store_checks
 from amp_track.workers import interrupts, processes
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
         )
     except (Exception, KeyboardInterrupt):  # such as a full disk
-        if run.has_checkpoint and addresses.exists(session.tracking_uri):
+        if run.has_checkpoint and session.request.stores.mlflow.exists():
             workload = shlex.quote(job.workload)
             progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
         raise
@@ -162,17 +161,15 @@ def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Reques
         raise BadInput("--batch-size auto cannot be used with --resume: the run keeps its batch size.")
     if request.stores.experiment is not None:
         raise BadInput("--experiment cannot be used with --resume: the run stays in its experiment.")
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
+    store = request.stores.mlflow
     with interrupts.waiting():  # a server may not respond
-        store_checks.check_tracking("--tracking-uri", uri)
-    if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
-        raise BadInput(
-            f"--resume: got {run_id}, but the store {masking.masked(uri)} does not exist. Set --tracking-uri."
-        )
-    store_checks.check_storage("--storage", request.stores.storage)
+        store_checks.check_tracking(store)
+    if store.sqlite_file is not None and not sqlite_files.read(store.sqlite_file).tables:
+        raise BadInput(f"--resume: got {run_id}, but the store {store} does not exist. Set --tracking-uri.")
+    store_checks.check_storage(request.stores.optuna)
     from amp_track.tracking import Tracker
 
-    tracker = Tracker(uri, outbox_folder=addresses.outbox_folder(request.stores.storage), resumes=True)
+    tracker = Tracker(store.url, outbox_folder=request.stores.optuna.outbox_folder, resumes=True)
     resumable = tracker.resumable(run_id)
     workload = checks.trusted_workload(_stored(run_id, resumable), request)
     job = dataclasses.replace(_merged(request, resumable.job), workload=workload)

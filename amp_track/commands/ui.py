@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request, Stores
-from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
 from amp_track.results.pages import Page, Pages
@@ -79,30 +78,25 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
 
 def _check(request: Request) -> None:
     """Raise BadInput if a store cannot be opened, or a port was given for a server that is not started."""
-    stores, port = request.stores, request.ui_options.port
-    uri = addresses.tracking_uri(stores.tracking_uri)
-    if uri.startswith("http") and port is not None:
-        raise BadInput(
-            f"{_PORT} cannot be used with a tracking server: {masking.masked(uri)} serves MLflow's UI itself."
-        )
+    store = request.stores.mlflow
+    if store.kind == "http" and request.ui_options.port is not None:
+        raise BadInput(f"{_PORT} cannot be used with a tracking server: {store} serves MLflow's UI itself.")
     with interrupts.nothing_to_end(), interrupts.waiting():
-        store_checks.check_tracking("--tracking-uri", uri)
-        store_checks.check_storage("--storage", stores.storage)
-        store_checks.check_apart(uri, stores.storage)
+        store_checks.check_stores(store, request.stores.optuna)
 
 
 def _has_studies(request: Request, study: str | None) -> bool:
     """Return whether to show studies; without a study store, there are only runs of `train` in MLflow."""
-    storage, uri = request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)
-    is_asked = study is not None or storage != addresses.DEFAULT_STORAGE or uri.startswith("http")
-    return is_asked or addresses.exists(storage) or not addresses.exists(uri)
+    storage, store = request.stores.optuna, request.stores.mlflow
+    is_asked = study is not None or storage.url != addresses.DEFAULT_STORAGE or store.kind == "http"
+    return is_asked or storage.exists() or not store.exists()
 
 
 def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | None]:
     """Return the ports of the servers to start, by flag; a tracking server serves MLflow's UI itself."""
     options = request.ui_options
     dashboard = {_DASHBOARD_PORT: options.dashboard_port} if has_studies else {}
-    if addresses.tracking_uri(request.stores.tracking_uri).startswith("http"):
+    if request.stores.mlflow.kind == "http":
         return dashboard
     return {_PORT: options.port, **dashboard}
 
@@ -114,7 +108,7 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
     if _PORT in ports:
         command = [sys.executable, "-m", "mlflow", "server", f"--host={host}", f"--port={ports[_PORT]}", "--workers=1"]
         environment = {
-            "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
+            "MLFLOW_BACKEND_STORE_URI": request.stores.mlflow.url,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # for language models: it starts processes
             "MLFLOW_STATIC_PREFIX": "",  # a prefix would move its pages
             "PYTHONSAFEPATH": "1",  # its subprocess must not import modules of the working folder
@@ -124,8 +118,8 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
     if _DASHBOARD_PORT in ports:
         port = ports[_DASHBOARD_PORT]
         environment = {
-            _DASHBOARD_STORAGE: request.stores.storage,
-            _DASHBOARD_TRACKING: addresses.tracking_uri(request.stores.tracking_uri),
+            _DASHBOARD_STORAGE: request.stores.optuna.url,
+            _DASHBOARD_TRACKING: request.stores.mlflow.url,
         }
         address = servers.address(host, port)
         command = programs.command(__name__, f"serve_dashboard({host!r}, {port})")
@@ -135,8 +129,8 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
 
 def _mlflow(request: Request, started: Sequence[servers.Program]) -> str:
     """Return the address of MLflow's UI: the started server, or the tracking server."""
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
-    return addresses.server(uri) if uri.startswith("http") else started[0].address
+    store = request.stores.mlflow
+    return addresses.server(store.url) if store.kind == "http" else started[0].address
 
 
 def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
@@ -213,14 +207,14 @@ def find(stores: Stores, study: str | None) -> Found:
             from amp_track.tracking.lookup import Lookup
         known = catalogue.studies(stores.storage)
         if study is not None:
-            study = catalogue.known_study(study, known, storage=masking.masked(stores.storage))
+            study = catalogue.known_study(study, known, storage=str(stores.optuna))
             if not catalogue.have_measured(stores.storage, known[study]):
                 raise study_manifest.nothing_finished(study)
         elif len(known) == 1 and catalogue.have_measured(stores.storage, *known.values()):
             (study,) = known
         parts = known[study] if study is not None else ()
         with interrupts.waiting():  # for a server that may not answer
-            lookup = Lookup(addresses.tracking_uri(stores.tracking_uri))
+            lookup = Lookup(stores.mlflow.url)
             runs = _runs(lookup, parts, stores)
             experiment_id = None if runs else lookup.experiment_of_new_runs()
     return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
@@ -232,9 +226,7 @@ def find_runs(stores: Stores) -> Found:
         with interrupts.nothing_to_end():
             from amp_track.tracking.lookup import Lookup
         with interrupts.waiting():
-            return Found(
-                None, experiment_id=Lookup(addresses.tracking_uri(stores.tracking_uri)).experiment_of_new_runs()
-            )
+            return Found(None, experiment_id=Lookup(stores.mlflow.url).experiment_of_new_runs())
 
 
 def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:
@@ -245,8 +237,10 @@ def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownR
         if (run_id := part.parent_run_id) is None or run_id in runs:
             continue
         if (experiment_id := lookup.experiment_of(run_id)) is None:
-            uri = masking.masked(addresses.tracking_uri(stores.tracking_uri))
-            progress.say(f"{part.name}: its run {run_id} is not in {uri}; set --tracking-uri to the store that has it")
+            store = stores.mlflow
+            progress.say(
+                f"{part.name}: its run {run_id} is not in {store}; set --tracking-uri to the store that has it"
+            )
             continue
         of_its_run = {"compare"} if _kind(part) == "compare" else kinds - {"compare"}
         has_trainings = not of_its_run.isdisjoint(_TRAINS)

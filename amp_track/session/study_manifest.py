@@ -13,7 +13,6 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, MaxBatchOptions, Request, SearchOptions, Stores
 from amp_track.config.values import PRECISIONS
-from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.runner.runner import JobRunner
 from amp_track.session.session import Session
@@ -145,15 +144,14 @@ def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str
     from amp_track.study import catalogue
 
     assert stores.study is not None
-    storage = masking.masked(stores.storage)
-    name = catalogue.known_study(stores.study, known, storage=storage)
+    name = catalogue.known_study(stores.study, known, storage=str(stores.optuna))
     asked = stores.study.partition("/")[2]
     parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
     if asked == "compare" or "max-batch" not in parts:
         parts = parts[::-1]
     if not parts:
         raise BadInput(
-            f"Study {name} is incomplete: {storage} has only {', '.join(known[name])}, not {name}/max-batch. "
+            f"Study {name} is incomplete: {stores.optuna} has only {', '.join(known[name])}, not {name}/max-batch. "
             "Run the command that created it again."
         )
     return name, parts[0]

@@ -15,7 +15,6 @@ from amp_track.report import progress
 from amp_track.session import study_identity
 from amp_track.session.publish import LatePlots, late_plots
 from amp_track.session.session import Session
-from amp_track.stores import addresses
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     from amp_track.study.types import Direction, Storage, Study
@@ -62,7 +61,7 @@ class Studies:
         """Raise BadInput if a part exists and was created with other settings. Write nothing."""
         from amp_track.study import storage
 
-        if addresses.exists(self._url):
+        if self.session.request.stores.optuna.exists():
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
                 directions = [direction for _, direction in self._objectives(part)]
