@@ -26,11 +26,21 @@ from amp_track.workers import processes
 
 if TYPE_CHECKING:
     from amp_track.session.study_session import Studies
+    from amp_track.study.batch_sampler import Goal
     from amp_track.study.types import Study
     from amp_track.tracking import Run, Tracker
 
 
 _PAGE, _PLAN = "report.html", "report.txt"
+
+
+def keep_max_batches(result: MaxBatchResult, parent: Run) -> None:
+    """Store the table of the probes, and the max batches as metrics."""
+    parent.table("probes.json", columns([probe.as_row() for probe in result.probes]))
+    for precision, fitted in result.precisions.items():
+        parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
+        if fitted.efficient_batch is not None:
+            parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
 
 
 def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
@@ -118,19 +128,12 @@ def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_
     return plots
 
 
-def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
-    """Copy the trials of each precision into a separate study for optuna-dashboard.
-
-    Args:
-        studies: of the command.
-        study: NAME/max-batch.
-        limit_bytes: the memory budget of a job.
-        most: the largest batch size to probe.
-    """
+def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
+    """Copy the trials of each precision of NAME/max-batch into a separate study for optuna-dashboard."""
     from amp_track.study import views
 
     with studies.alone("views"):
-        views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
+        views.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
