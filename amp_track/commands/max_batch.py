@@ -47,7 +47,7 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         study_manifest.keep(tracked_study, "max-batch")
-        result = find_max_batches(tracked_study, studies, sampler)
+        result = find_max_batches(tracked_study, sampler)
         if study_manifest.is_searched(study):  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
         publish.note_answer(studies, result, parts=("max-batch",))
@@ -64,7 +64,7 @@ def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
     return study, sampler
 
 
-def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: BatchSampler) -> MaxBatchResult:
+def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxBatchResult:
     """Probe until every max batch is proven and confirmed, and log them to the study's run.
 
     Raises:
@@ -88,19 +88,19 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
             known = study.get_trials(deepcopy=False)
             probed = max_batches.probes_of(known, proposal)
             if not probed:  # the max batch of the previous precision is final
-                publish.show_max_batches(studies, study, goal)
+                publish.show_max_batches(tracked_study.studies, study, goal)
             job = probe_jobs.job_of(session, proposal, budget, probed)
             where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
             job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
             asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
-    publish.show_max_batches(studies, study, goal)
+    publish.show_max_batches(tracked_study.studies, study, goal)
 
     fits = max_batches.proven(study, sampler)
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
     publish.keep_max_batches(result, tracked_study.parent)
-    publish.note_proofs(studies, result)
+    publish.note_proofs(tracked_study.studies, result)
     if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
         raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result.as_json())
     return result

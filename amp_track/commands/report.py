@@ -16,6 +16,7 @@ from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
 from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.session import interrupted_safely
+from amp_track.session.study_manifest import Remembered
 from amp_track.session.study_session import Studies, StudyRun
 from amp_track.stores import store_checks
 from amp_track.workers import interrupts
@@ -47,8 +48,8 @@ def report(request: Request) -> Result:
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
-        name, part, study = study_manifest.load(request.stores, shared)
-        result = _read(request, name, part, study, shared)
+        name, part, study, known = study_manifest.load(request.stores, shared)
+        result = _read(request, name, part, study, known, shared)
         ui = request.stores.mlflow.ui
         page = write(result, ui) if write is not None else _kept(result, study, request.stores, ui=ui)
         return dataclasses.replace(result, report=page)
@@ -72,13 +73,12 @@ def _writer(out: str) -> Callable[[Result, str], str]:
     return write
 
 
-def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
+def _read(request: Request, name: str, part: str, study: Study, known: Remembered, shared: Storage) -> Result:
     """Return the stored result of a study, finished or not."""
     from amp_track.study import storage
     from amp_track.study.batch_sampler import BatchSampler, NoForecasts
     from amp_track.study.max_batches import proven
 
-    known = study_manifest.of(study)
     session = known.session(dataclasses.replace(request.stores, study=name))
     parent_run_id, free_bytes = storage.parent_run_id_of(study), storage.free_bytes_of(study)
     run = StudyRun(

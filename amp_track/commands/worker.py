@@ -115,8 +115,7 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
-        name, _, study = study_manifest.load(request.stores, shared)
-        known = study_manifest.of(study)
+        name, _, _, known = study_manifest.load(request.stores, shared)
     stored = StoredWorkload(
         owner=f"Study {name}",
         reference=known.job.workload,

@@ -189,7 +189,7 @@ _log = logging.getLogger("amp_track.commands")
 
 
 class LatePlots:
-    """The plots of a study's trainings, each drawn while the next job starts. Make it with `late_plots`.
+    """The plots of a study's trainings, each drawn while the next job starts, the rest when the `with` block ends.
 
     A plot takes 0.15 s on one core. A job process uses only one core while it loads its data, so a thread draws and
     stores the plots then, and ends before the job's result is used. It has the priority of this process, which is
@@ -198,6 +198,17 @@ class LatePlots:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Run, Curves]] = []
+
+    def __enter__(self) -> LatePlots:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Draw the plots that still wait."""
+        self._draw(warnings := list[str]())
+        _warn(warnings)
 
     def add(self, run: Run, curves: Curves) -> None:
         """Draw this plot later."""
@@ -216,25 +227,9 @@ class LatePlots:
                 thread.join()
             _warn(warnings)
 
-    def finish(self) -> None:
-        """Draw the plots that still wait."""
-        warnings: list[str] = []
-        self._draw(warnings)
-        _warn(warnings)
-
     def _draw(self, warnings: list[str]) -> None:
         while self._waiting:
             warnings += _drawn(*self._waiting.pop(0))
-
-
-@contextmanager
-def late_plots() -> Iterator[LatePlots]:
-    """Draw plots while the jobs of the block run, and the remaining ones at its end, also after an error."""
-    plots = LatePlots()
-    try:
-        yield plots
-    finally:
-        plots.finish()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report import advice, progress
-from amp_track.report.curves import Curves
 from amp_track.report.max_batch import impossible_precisions
 from amp_track.report.text import not_possible
 from amp_track.results.max_batch import PrecisionResult
@@ -125,9 +124,11 @@ def run_tracked(
     metric_name = session.inspection.metric_name
     if resume_from is None:
         tracking.describe(run, job, session.inspection, kind=kind)
-    is_training = kind == "train"
+    is_training, samples = kind == "train", session.training_samples(job)
     with (
-        _curves_of(session, job, run, title, plots) if is_training else nullcontext() as curves,
+        kept_curves(run, title, metric_name, steps_per_epoch=steps_per_epoch(job, samples), later=plots)
+        if is_training
+        else nullcontext() as curves,
         progress.following(job, title, metric_name, epoch_lines=epoch_lines, where=where) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
@@ -143,35 +144,19 @@ def run_tracked(
                 run.flush()  # writes the description of the run while the job starts
             show(event)
 
-        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_plots=is_training)
+        resumed = str(resume_from) if resume_from is not None else None
+        files = JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=is_training)
         with plots.drawn_beside() if plots is not None else nullcontext():
-            job_result = session.runner.run(job, on_event, folder=job_folder)
+            job_result = session.runner.run(job, on_event, folder=files if folder is not None else None)
     run.job_result(job_result)
     if words := advice_for(job, job_result):
         run.tags({"amp_track.advice": "\n".join(words)})
     return job_result
 
 
-def _curves_of(
-    session: Session, job: Job, run: Run, title: str, plots: LatePlots | None
-) -> AbstractContextManager[Curves]:
-    per_epoch = steps_per_epoch(job, session.training_samples(job))
-    metric_name = session.inspection.metric_name
-    return kept_curves(run, title, metric_name, steps_per_epoch=per_epoch, later=plots)
-
-
 def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
     """Return advice on a training: about the GradScaler's skipped steps, and about slow data loading."""
     return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
-
-
-def _job_folder(
-    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_plots: bool
-) -> JobFolder | None:
-    if folder is None:
-        return None
-    resumed = str(resume_from) if resume_from is not None else None
-    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=keep_plots)
 
 
 def raise_on_crash(job: Job, job_result: JobResult) -> None:
