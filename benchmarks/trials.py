@@ -29,7 +29,7 @@ from amp_track.config.job import Job
 from amp_track.config.options import Request, Stores
 from amp_track.records.result import JobResult
 from amp_track.runner.runner import JobRunner
-from amp_track.session.publish_curves import LatePlots, late_plots
+from amp_track.session.publish import LatePlots
 from amp_track.session.run_job import run_trial
 from amp_track.session.session import Session
 from amp_track.session.study_session import Studies, TrackedStudy
@@ -99,7 +99,7 @@ class Trials:
         request = Request(job=Job(workload=DIGITS, device=device, precision="fp32"), stores=Stores(study="trials"))
         self.runner = TimedJobRunner(DIGITS)
         self.session = Session.prepare(request, ("fp32",), runner=self.runner)
-        self.tracker = Tracker(self.session.tracking_uri)
+        self.tracker = Tracker(self.session.request.stores.mlflow.url)
         self.studies = Studies(self.session)
         self.study, _ = max_batch.open_study(self.studies)
         self.study.sampler = optuna.samplers.RandomSampler()
@@ -109,7 +109,7 @@ class Trials:
         from amp_track.study import storage
         from amp_track.study.trials import run_one
 
-        tracked_study = TrackedStudy(self.session, self.studies.name, self.study, self.tracker, parent, plots)
+        tracked_study = TrackedStudy(self.session, self.studies, self.study, self.tracker, parent, plots)
         job_results = []
 
         def objective(trial: optuna.Trial) -> float:
@@ -135,7 +135,7 @@ def measure(repeats: int, device: str) -> dict[str, Any]:
         numbers: dict[str, list[float]] = defaultdict(list)
         jobs: dict[bool, list[float]] = {True: [], False: []}
         speeds: dict[bool, list[float]] = {True: [], False: []}
-        with trials.tracker.run("trials", tags={}) as parent, late_plots() as plots:
+        with trials.tracker.run("trials", tags={}) as parent, LatePlots() as plots:
             for repeat in range(2 * (repeats + 1)):  # the first of each is a warm-up and not recorded
                 is_beside = repeat % 2 == 1
                 started = time.perf_counter()

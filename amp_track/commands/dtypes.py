@@ -6,7 +6,7 @@ from amp_track.config.options import Request
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import NothingFits
 from amp_track.report import progress
-from amp_track.session.failures import raise_on_crash, why_it_does_not_fit
+from amp_track.session.run_job import raise_on_crash, why_it_does_not_fit
 from amp_track.session.session import Session
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request
 from amp_track.config.steps import steps_per_epoch
 from amp_track.records.errors import NothingFits
-from amp_track.records.result import JobResult
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
 from amp_track.session import probe_jobs, publish, study_manifest
-from amp_track.session.failures import limit_in_words, why_nothing_fits
-from amp_track.session.run_job import run_trial
+from amp_track.session.run_job import limit_in_words, run_trial, why_nothing_fits
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies, StudyRun, TrackedStudy, tracked
 
 if TYPE_CHECKING:
-    from amp_track.study.batch_sampler import BatchSampler, Proposal
-    from amp_track.study.types import Study, Trial
+    from amp_track.study.batch_sampler import BatchSampler
+    from amp_track.study.types import Study
     from amp_track.tracking import Tracker
 
 
@@ -49,7 +47,7 @@ def max_batch_in(studies: Studies, tracker: Tracker, *, given_run_id: str | None
     study, sampler = open_study(studies)
     with tracked(studies, study, tracker, given_run_id=given_run_id) as tracked_study:
         study_manifest.keep(tracked_study, "max-batch")
-        result = find_max_batches(tracked_study, studies, sampler)
+        result = find_max_batches(tracked_study, sampler)
         if study_manifest.is_searched(study):  # the page of a search has more
             return dataclasses.replace(result, report=publish.page_of_run(tracked_study.parent))
         publish.note_answer(studies, result, parts=("max-batch",))
@@ -66,15 +64,15 @@ def open_study(studies: Studies) -> tuple[Study, BatchSampler]:
     return study, sampler
 
 
-def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: BatchSampler) -> MaxBatchResult:
+def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxBatchResult:
     """Probe until every max batch is proven and confirmed, and log them to the study's run.
 
     Raises:
         NothingFits: not even one sample fits, at any precision.
     """
-    from amp_track.study import max_batches, storage
+    from amp_track.study import max_batches, storage, trials
 
-    session, study, parent = tracked_study.session, tracked_study.study, tracked_study.parent
+    session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
     progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
     if session.request.max_batch_options.precisions is None:  # else these were not requested
         for name, reason in session.unsupported.items():
@@ -84,54 +82,42 @@ def find_max_batches(tracked_study: TrackedStudy, studies: Studies, sampler: Bat
     free_bytes = storage.free_bytes_of(study)
     assert free_bytes is not None, "open_study has stored it"
     budget = probe_jobs.budget_of(session, free_bytes)
+    while max_batches.is_anything_left(study, sampler):
+        with trials.next_trial(study) as asked:  # Optuna asks the sampler for the job
+            proposal = sampler.suggest(asked.trial)
+            known = study.get_trials(deepcopy=False)
+            probed = max_batches.probes_of(known, proposal)
+            if not probed:  # the max batch of the previous precision is final
+                publish.show_max_batches(tracked_study.studies, study, goal)
+            job = probe_jobs.job_of(session, proposal, budget, probed)
+            where = _bracket_in_words(*max_batches.bracket_of(known, proposal.precision))
+            job_result, run_id = run_trial(tracked_study, asked.trial, job, proposal=proposal, where=where)
+            asked.value = max_batches.record(asked.trial, proposal, job_result, run_id, goal.budget_bytes)
+    publish.show_max_batches(tracked_study.studies, study, goal)
 
-    def show_max_batches() -> None:
-        goal = sampler.goal
-        publish.show_max_batches(studies, study, limit_bytes=goal.budget_bytes, most=goal.limit.batch_size)
-
-    def run_proposal(trial: Trial, proposal: Proposal) -> tuple[JobResult, str]:
-        trials = study.get_trials(deepcopy=False)
-        probed = max_batches.probes_of(trials, proposal)
-        if not probed:  # the max batch of the previous precision is final
-            show_max_batches()
-        job = probe_jobs.job_of(session, proposal, budget, probed)
-        where = _bracket_in_words(*max_batches.bracket_of(trials, proposal.precision))
-        return run_trial(tracked_study, trial, job, proposal=proposal, where=where)
-
-    fits = max_batches.find_max_batches(study, sampler, run_proposal=run_proposal)
-    show_max_batches()
+    fits = max_batches.proven(study, sampler)
     fits = {name: _with_bytes_needed(session, name, fitted, budget) for name, fitted in fits.items()}
     tracked_study.tracker.settle()
     result = result_of(session, study, sampler, fits, run=tracked_study.run)
-    publish.note_proofs(studies, result)
-    parent.table("probes.json", publish.columns([probe.probe_row() for probe in result.probes]))
-    for precision, fitted in fits.items():
-        parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
-        if fitted.efficient_batch is not None:
-            parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
+    publish.keep_max_batches(result, tracked_study.parent)
+    publish.note_proofs(tracked_study.studies, result)
     if all(fitted.max_batch.batch_size == 0 for fitted in fits.values()):
-        raise NothingFits(why_nothing_fits(sampler.goal.budget_bytes, fits), result.as_json())
+        raise NothingFits(why_nothing_fits(goal.budget_bytes, fits), result.as_json())
     return result
 
 
 def result_of(
-    session: Session,
-    study: Study,
-    sampler: BatchSampler,
-    fits: Mapping[str, PrecisionResult],
-    *,
-    run: StudyRun,
+    session: Session, study: Study, sampler: BatchSampler, fits: Mapping[str, PrecisionResult], *, run: StudyRun
 ) -> MaxBatchResult:
     """Return the result of a study with the proven max batches `fits`; other precisions are skipped with a reason."""
     from amp_track.study import max_batches, storage
 
     trials = study.get_trials(deepcopy=False)
-    fits = {precision: _with_steps_of_an_epoch(session, fitted) for precision, fitted in fits.items()}
-    open_max_batches = {}
+    unproven = {}
     for precision in session.precisions:
         if precision not in fits:
             known = _bracket_in_words(*max_batches.bracket_of(trials, precision)) or "no probe has run"
-            open_max_batches[precision] = f"not proven yet: {known}; run the command again"
+            unproven[precision] = f"not proven yet: {known}; run the command again"
     free_bytes = storage.free_bytes_of(study)
     assert free_bytes is not None, "open_study has stored it"
     options = session.request.max_batch_options
@@ -142,9 +128,16 @@ def result_of(
         job=session.job,
         asked=session.request.job,
         hardware=session.inspection.hardware,
-        precisions={precision: _with_run_id(fitted, run.id_of) for precision, fitted in fits.items()},
-        skipped=session.skipped | open_max_batches,
-        unproven=tuple(open_max_batches),
+        precisions={
+            precision: dataclasses.replace(
+                fitted,
+                run_id=run.id_of(fitted.run_id) if fitted.run_id is not None else None,
+                epoch_steps=_steps_of_an_epoch(session, fitted.max_batch.batch_size),
+            )
+            for precision, fitted in fits.items()
+        },
+        skipped=session.skipped | unproven,
+        unproven=tuple(unproven),
         cautions=session.cautions,
         probes=tuple(
             dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in max_batches.probe_results(trials)
@@ -164,18 +157,12 @@ def _bracket_in_words(fits: int, fails: int | None) -> str:
     return f"batch {fits} fits" + (f", {fails} does not" if fails is not None else "")
 
 
-def _with_run_id(fitted: PrecisionResult, id_of: Callable[[str], str]) -> PrecisionResult:
-    """Replace the key of the run at the max batch by its id."""
-    return fitted if fitted.run_id is None else dataclasses.replace(fitted, run_id=id_of(fitted.run_id))
-
-
-def _with_steps_of_an_epoch(session: Session, fitted: PrecisionResult) -> PrecisionResult:
-    if not fitted.max_batch.batch_size:
-        return fitted
-    job = dataclasses.replace(
-        session.job, batch_size=fitted.max_batch.batch_size, grad_accum=probe_jobs.accumulation_of(session)
-    )
-    return dataclasses.replace(fitted, epoch_steps=steps_per_epoch(job, session.training_samples(job)))
+def _steps_of_an_epoch(session: Session, batch_size: int) -> int:
+    if not batch_size:
+        return 0
+    accumulated = probe_jobs.accumulation_of(session)
+    job = dataclasses.replace(session.job, batch_size=batch_size, grad_accum=accumulated)
+    return steps_per_epoch(job, session.training_samples(job))
 
 
 def _with_bytes_needed(

@@ -19,7 +19,7 @@ from amp_track.results.plan import CHANNELS_LAST, Changes, PlanResult, Variant
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks, probe_jobs, publish
 from amp_track.session.session import Session, interrupted_safely
-from amp_track.stores import addresses, store_checks
+from amp_track.stores import store_checks
 from amp_track.workers import interrupts
 
 _MOST = 2**24
@@ -76,7 +76,7 @@ def _check(request: Request) -> None:
         raise BadInput("--effective-batch-size requires --memory-budget or --gpu.")
     if request.plan_options.track:
         with interrupts.waiting():  # a server may not respond
-            store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
+            store_checks.check_tracking(request.stores.mlflow)
     checks.check_varied(request, _values(request))
 
 

@@ -104,7 +104,7 @@ def _print_how_to_look(request: Request, study: str, pages: Sequence[str]) -> No
     for page in pages:
         print(f"    {page}")
     dashboard = _program("optuna-dashboard")
-    print(f"  {dashboard} {shlex.quote(masking.masked(request.stores.storage))} --host 127.0.0.1 --port 8080")
+    print(f"  {dashboard} {shlex.quote(str(request.stores.optuna))} --host 127.0.0.1 --port 8080")
 
 
 def _from_here(path: str) -> str:
@@ -121,15 +121,15 @@ def _given_stores(request: Request) -> dict[str, str]:
 
 
 def ui_address(request: Request) -> str:
-    return addresses.ui(addresses.tracking_uri(request.stores.tracking_uri))
+    return request.stores.mlflow.ui
 
 
 def mlflow_ui(request: Request) -> str:
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
-    if uri.startswith("http"):
-        return masking.masked(uri)
-    store = shlex.quote(masking.masked(uri))
-    return f"{_program('mlflow')} ui --backend-store-uri {store} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
+    store = request.stores.mlflow
+    if store.kind == "http":
+        return str(store)
+    program = f"{_program('mlflow')} ui --backend-store-uri {shlex.quote(str(store))}"
+    return f"{program} --host {addresses.UI_HOST} --port {addresses.UI_PORT}"
 
 
 def _program(name: str) -> str:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track.commands import compare, max_batch, search
-from amp_track.config.options import Request
-from amp_track.records import masking
+from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import page_html, page_markdown
 from amp_track.report.summary import Result
-from amp_track.session import probe_jobs, publish, study_manifest, study_urls
+from amp_track.session import probe_jobs, publish, study_manifest
 from amp_track.session.session import interrupted_safely
+from amp_track.session.study_manifest import Remembered
 from amp_track.session.study_session import Studies, StudyRun
-from amp_track.stores import addresses, store_checks
+from amp_track.stores import store_checks
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
@@ -41,23 +41,18 @@ def report(request: Request) -> Result:
     """
     out = request.report_options.out
     write = _writer(out) if out is not None else None
-    tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
     with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
-        store_checks.check_storage("--storage", request.stores.storage)
+        store_checks.check_storage(request.stores.optuna)
         if write is None:
-            store_checks.check_tracking("--tracking-uri", tracking_uri)
+            store_checks.check_tracking(request.stores.mlflow)
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
-        name, part, study = study_manifest.load(request.stores, shared)
-        result = _read(request, name, part, study, shared)
-        ui = addresses.ui(tracking_uri)
-        kept = (
-            write(result, ui)
-            if write is not None
-            else _kept(result, study, tracking_uri=tracking_uri, storage_url=request.stores.storage, ui=ui)
-        )
-        return dataclasses.replace(result, report=kept)
+        name, part, study, known = study_manifest.load(request.stores, shared)
+        result = _read(request, name, part, study, known, shared)
+        ui = request.stores.mlflow.ui
+        page = write(result, ui) if write is not None else _kept(result, study, request.stores, ui=ui)
+        return dataclasses.replace(result, report=page)
 
 
 def _writer(out: str) -> Callable[[Result, str], str]:
@@ -78,13 +73,12 @@ def _writer(out: str) -> Callable[[Result, str], str]:
     return write
 
 
-def _read(request: Request, name: str, part: str, study: Study, shared: Storage) -> Result:
+def _read(request: Request, name: str, part: str, study: Study, known: Remembered, shared: Storage) -> Result:
     """Return the stored result of a study, finished or not."""
     from amp_track.study import storage
     from amp_track.study.batch_sampler import BatchSampler, NoForecasts
     from amp_track.study.max_batches import proven
 
-    known = study_manifest.of(study)
     session = known.session(dataclasses.replace(request.stores, study=name))
     parent_run_id, free_bytes = storage.parent_run_id_of(study), storage.free_bytes_of(study)
     run = StudyRun(
@@ -93,28 +87,28 @@ def _read(request: Request, name: str, part: str, study: Study, shared: Storage)
     if part == "compare":
         compared = compare.result_of(session, study, known.compared(session), run)
         if not compared.cells:
-            raise study_urls.nothing_finished(name)
+            raise study_manifest.nothing_finished(name)
         return compared
     if free_bytes is None:
-        raise study_urls.nothing_finished(name)
+        raise study_manifest.nothing_finished(name)
     # A memory plan would start torch and the workload only to propose the next probe.
     sampler = BatchSampler(dataclasses.replace(probe_jobs.goal_of(session, free_bytes), forecasts=NoForecasts()))
     fitted = max_batch.result_of(session, study, sampler, proven(study, sampler), run=run)
     if not fitted.probes:
-        raise study_urls.nothing_finished(name)
+        raise study_manifest.nothing_finished(name)
     searched = search.result_of(Studies(session, storage=shared), fitted, run)
     return searched if searched.trials or searched.seeds else fitted
 
 
-def _kept(result: Result, study: Study, *, tracking_uri: str, storage_url: str, ui: str) -> str:
+def _kept(result: Result, study: Study, stores: Stores, *, ui: str) -> str:
     """Store the page in the study's run, and return its address."""
     from amp_track import tracking
     from amp_track.study import storage
 
-    run_id, store = storage.parent_run_id_of(study), masking.masked(tracking_uri)
+    run_id, store = storage.parent_run_id_of(study), stores.mlflow
     tracker = None
-    if addresses.exists(tracking_uri):
-        tracker = tracking.Tracker(tracking_uri, outbox_folder=addresses.outbox_folder(storage_url), resumes=True)
+    if store.exists():
+        tracker = tracking.Tracker(store.url, outbox_folder=stores.optuna.outbox_folder, resumes=True)
     if run_id is None or tracker is None or not tracker.exists(run_id):
         raise BadInput(
             f"--tracking-uri: got {store}, expected the store with run {run_id} of study {study.study_name}. "

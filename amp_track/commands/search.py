@@ -51,10 +51,10 @@ def search(request: Request, *, runner: Runner | None = None) -> SearchResult:
     with tracked(studies, study, tracker, given_run_id=tracking.run_id_of_environment()) as tracked_study:
         study_manifest.keep(tracked_study, "search")
         tracked_study.parent.keep_view(batches_differ=True)
-        fitted = max_batch.find_max_batches(tracked_study, studies, sampler)
-        _train_inside(tracked_study, studies, fitted, deadline)
+        fitted = max_batch.find_max_batches(tracked_study, sampler)
+        _train_inside(tracked_study, fitted, deadline)
         if compares_seeds:
-            _train_seeds(tracked_study, studies, fitted, deadline)
+            _train_seeds(tracked_study, fitted, deadline)
         studies.end_stale_trials("max-batch", "train", "seeds")
         tracker.settle()
         result = result_of(studies, fitted, tracked_study.run)
@@ -97,7 +97,7 @@ def _check_seeds(session: Session) -> None:
         raise BadInput(f"--seeds requires evaluation data to compare the metric; {session.job.workload} has none.")
 
 
-def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
+def _train_inside(max_batch_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at batches and precisions within the max batches. No training starts after `deadline` (monotonic clock)."""
     from amp_track.study import search
 
@@ -108,7 +108,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
         lr_range=options.lr_range,
         emulated=frozenset(session.cautions),
     )
-    tracked_study = max_batch_study.beside(studies.open("train"))
+    tracked_study = max_batch_study.open("train")
     progress.say(f"training within the max batches: up to {options.trials} trials")
 
     pace = progress.Pace(deadline)
@@ -127,7 +127,7 @@ def _train_inside(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBa
     )
 
 
-def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBatchResult, deadline: float) -> None:
+def _train_seeds(max_batch_study: TrackedStudy, fitted: MaxBatchResult, deadline: float) -> None:
     """Train at one batch size, so that only the precision differs: the workload's, or the largest that fits at all.
 
     No training starts after `deadline` of the monotonic clock.
@@ -135,8 +135,8 @@ def _train_seeds(max_batch_study: TrackedStudy, studies: Studies, fitted: MaxBat
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
-    job, seeds = _job_of_seeds(studies, fitted), _seeds_asked(studies)
-    tracked_study = max_batch_study.beside(studies.open("seeds"))
+    job, seeds = _job_of_seeds(max_batch_study.studies, fitted), _seeds_asked(max_batch_study.studies)
+    tracked_study = max_batch_study.open("seeds")
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
 
     points, pace = _points_of_seeds(seeds, fitted), progress.Pace(deadline)

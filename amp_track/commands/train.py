@@ -7,24 +7,25 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.commands import max_batch, resume
+from amp_track.commands import max_batch
 from amp_track.config import torchrun
+from amp_track.config.cli_params import flags_of
 from amp_track.config.job import Job
-from amp_track.config.options import Request
+from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.train import TrainResult
 from amp_track.session import checks
-from amp_track.session.failures import raise_on_crash, why_it_does_not_fit
-from amp_track.session.run_job import advice_for, run_tracked
+from amp_track.session.checks import StoredWorkload
+from amp_track.session.run_job import advice_for, raise_on_crash, run_tracked, why_it_does_not_fit
 from amp_track.session.session import Runner, Session, interrupted_safely
 from amp_track.session.study_session import Studies
-from amp_track.stores import addresses
-from amp_track.workers import processes
+from amp_track.stores import sqlite_files, store_checks
+from amp_track.workers import interrupts, processes
 
 if TYPE_CHECKING:
-    from amp_track.tracking import Run
+    from amp_track.tracking import Resumable, Run, Tracker
 
 
 @interrupted_safely
@@ -67,9 +68,9 @@ def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
 def _resume(request: Request, run_id: str, *, runner: Runner | None) -> TrainResult:
     from amp_track import tracking
 
-    tracker, resumable, request = resume.open_run(request, run_id)
+    tracker, resumable, request = _open_run(request, run_id)
     session = Session.prepare(request, (request.job.precision,), runner=runner)
-    resume.check_imported(session, run_id, resumable)
+    _check_imported(session, run_id, resumable)
     title = f"{session.inspection.workload_name} {session.job.precision}"
     with processes.scratch_folder() as folder:
         checkpoint = tracker.fetch_checkpoint(run_id, folder)
@@ -89,7 +90,7 @@ def _train(session: Session, job: Job, run: Run, *, title: str, resume_from: Pat
             session, job, run, kind="train", title=title, epoch_lines=True, resume_from=resume_from, keep_weights=True
         )
     except (Exception, KeyboardInterrupt):  # such as a full disk
-        if run.has_checkpoint and addresses.exists(session.tracking_uri):
+        if run.has_checkpoint and session.request.stores.mlflow.exists():
             workload = shlex.quote(job.workload)
             progress.say(f"resume with: {torchrun.program()} train {workload} --resume {run.run_id}")
         raise
@@ -141,3 +142,78 @@ def _at_the_max_batch(job: Job, fitted: MaxBatchResult) -> Job:
             f"no multiple of {fitted.multiple_of} fits: the max batch is {largest}. Use a smaller --multiple-of."
         )
     return dataclasses.replace(job, batch_size=of_precision.max_multiple)
+
+
+def _open_run(request: Request, run_id: str) -> tuple[Tracker, Resumable, Request]:
+    """Return the store, the stored run, and the request for the rest of its training. Writes nothing.
+
+    Raises:
+        BadInput: the run does not exist or cannot be resumed, its workload may not run here, or another flag
+            contradicts --resume.
+    """
+    for flag in flags_of(MaxBatchOptions):
+        if (
+            flag.field.name != "precisions"
+            and getattr(request.max_batch_options, flag.field.name) != flag.field.default
+        ):
+            raise BadInput(f"{flag.name} cannot be used with --resume: the run keeps its settings.")
+    if request.find_batch_size:
+        raise BadInput("--batch-size auto cannot be used with --resume: the run keeps its batch size.")
+    if request.stores.experiment is not None:
+        raise BadInput("--experiment cannot be used with --resume: the run stays in its experiment.")
+    store = request.stores.mlflow
+    with interrupts.waiting():  # a server may not respond
+        store_checks.check_tracking(store)
+    if store.sqlite_file is not None and not sqlite_files.read(store.sqlite_file).tables:
+        raise BadInput(f"--resume: got {run_id}, but the store {store} does not exist. Set --tracking-uri.")
+    store_checks.check_storage(request.stores.optuna)
+    from amp_track.tracking import Tracker
+
+    tracker = Tracker(store.url, outbox_folder=request.stores.optuna.outbox_folder, resumes=True)
+    resumable = tracker.resumable(run_id)
+    workload = checks.trusted_workload(_stored(run_id, resumable), request)
+    job = dataclasses.replace(_merged(request, resumable.job), workload=workload)
+    if resumable.is_finished and (job.epochs, job.steps) == (resumable.job.epochs, resumable.job.steps):
+        raise BadInput(
+            f"--resume: run {run_id} has finished its training. Use more --epochs or --steps to train it longer."
+        )
+    return tracker, resumable, dataclasses.replace(request, job=job)
+
+
+def _check_imported(session: Session, run_id: str, resumable: Resumable) -> None:
+    """Check the workload again after its import, which may have loaded other files than the run recorded.
+
+    Raises:
+        BadInput: a file has changed, and --allow-changed-workload was not given.
+    """
+    if session.inspection.workload_digest == resumable.workload_digest:
+        return
+    if not session.request.resumption.allow_changed_workload:
+        raise checks.changed_workload(_stored(run_id, resumable), session.job.workload)
+    progress.say("the workload has changed: the rest of the training may differ from an uninterrupted one")
+
+
+def _stored(run_id: str, resumable: Resumable) -> StoredWorkload:
+    return StoredWorkload(
+        owner=f"Run {run_id}",
+        reference=resumable.job.workload,
+        digest=resumable.workload_digest,
+        imports=resumable.workload_imports,
+        with_workload=f"amp-track train WORKLOAD --resume {run_id}",
+        if_changed="Restore that version, or add --allow-changed-workload to train the rest with this one.",
+    )
+
+
+def _merged(request: Request, job: Job) -> Job:
+    """Return the run's job with the changes that --resume allows: device, length and measurements."""
+    changes = {}
+    for flag in flags_of(Job):
+        name, new, old = flag.field.name, getattr(request.job, flag.field.name), getattr(job, flag.field.name)
+        if name not in request.given or new == old:
+            continue
+        if not flag.field.metadata["resumable"]:
+            raise BadInput(f"{flag.name}: got {new} with --resume, expected {old}, the value of the run.")
+        changes[name] = new
+    if "epochs" in changes or "steps" in changes:
+        changes = {"epochs": None, "steps": None} | changes
+    return dataclasses.replace(job, **changes)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from amp_track.commands import dashboard
-from amp_track.config.options import Request
-from amp_track.records import masking
+from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
-from amp_track.report import progress
-from amp_track.results.pages import Pages
-from amp_track.session import study_urls
+from amp_track.report import links, progress
+from amp_track.results.pages import Page, Pages
+from amp_track.session import study_manifest
 from amp_track.session.session import interrupted_safely
 from amp_track.stores import addresses, store_checks
-from amp_track.workers import interrupts, processes, servers
+from amp_track.workers import interrupts, processes, programs, servers
+
+if TYPE_CHECKING:
+    from amp_track.study.catalogue import Part
+    from amp_track.tracking.lookup import Lookup
+
 
 _PORT, _DASHBOARD_PORT = "--port", "--dashboard-port"
+_DASHBOARD_STORAGE, _DASHBOARD_TRACKING = "AMP_TRACK_DASHBOARD_STORAGE", "AMP_TRACK_DASHBOARD_TRACKING_URI"
+"""Environment variables with the store addresses of Optuna and, for the plots of runs, of MLflow."""
+_TRAINS = ("train", "seeds", "compare")
+"""The parts of a study whose trials are trainings."""
 
 
 @interrupted_safely
@@ -43,18 +53,18 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     has_studies = _has_studies(request, study)
     if has_studies and importlib.util.find_spec("optuna_dashboard") is None:
         raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install 'amp-track[dashboard]'.")
-    found = study_urls.find(request.stores, study) if has_studies else study_urls.find_runs(request.stores)
+    found = find(request.stores, study) if has_studies else find_runs(request.stores)
     # The links of study pages use this port.
     usual = {_PORT: addresses.UI_PORT}
     ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request, has_studies=has_studies), usual=usual)
-    programs = _programs(request, ports)
-    started = tuple(program.name for program in programs)
+    to_start = _programs(request, ports)
+    started = tuple(program.name for program in to_start)
     _warn_of_host(request, ports)
-    with processes.scratch_folder() as folder, servers.running(programs, folder) as running:
+    with processes.scratch_folder() as folder, servers.running(to_start, folder) as running:
         with progress.working(f"starting {' and '.join(started)}"):
             running.wait_until_ready()
-        dashboard_address = programs[-1].address if has_studies else None
-        addressed = found.pages(_mlflow(request, programs), dashboard_address)
+        dashboard_address = to_start[-1].address if has_studies else None
+        addressed = found.pages(_mlflow(request, to_start), dashboard_address)
         pages = Pages(found.study, addressed, started, found.others)
         show(pages)
         if _has_browser(request):
@@ -68,30 +78,25 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
 
 def _check(request: Request) -> None:
     """Raise BadInput if a store cannot be opened, or a port was given for a server that is not started."""
-    stores, port = request.stores, request.ui_options.port
-    uri = addresses.tracking_uri(stores.tracking_uri)
-    if uri.startswith("http") and port is not None:
-        raise BadInput(
-            f"{_PORT} cannot be used with a tracking server: {masking.masked(uri)} serves MLflow's UI itself."
-        )
+    store = request.stores.mlflow
+    if store.kind == "http" and request.ui_options.port is not None:
+        raise BadInput(f"{_PORT} cannot be used with a tracking server: {store} serves MLflow's UI itself.")
     with interrupts.nothing_to_end(), interrupts.waiting():
-        store_checks.check_tracking("--tracking-uri", uri)
-        store_checks.check_storage("--storage", stores.storage)
-        store_checks.check_apart(uri, stores.storage)
+        store_checks.check_stores(store, request.stores.optuna)
 
 
 def _has_studies(request: Request, study: str | None) -> bool:
     """Return whether to show studies; without a study store, there are only runs of `train` in MLflow."""
-    storage, uri = request.stores.storage, addresses.tracking_uri(request.stores.tracking_uri)
-    is_asked = study is not None or storage != addresses.DEFAULT_STORAGE or uri.startswith("http")
-    return is_asked or addresses.exists(storage) or not addresses.exists(uri)
+    storage, store = request.stores.optuna, request.stores.mlflow
+    is_asked = study is not None or storage.url != addresses.DEFAULT_STORAGE or store.kind == "http"
+    return is_asked or storage.exists() or not store.exists()
 
 
 def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | None]:
     """Return the ports of the servers to start, by flag; a tracking server serves MLflow's UI itself."""
     options = request.ui_options
     dashboard = {_DASHBOARD_PORT: options.dashboard_port} if has_studies else {}
-    if addresses.tracking_uri(request.stores.tracking_uri).startswith("http"):
+    if request.stores.mlflow.kind == "http":
         return dashboard
     return {_PORT: options.port, **dashboard}
 
@@ -99,33 +104,33 @@ def _wanted_ports(request: Request, *, has_studies: bool) -> dict[str, int | Non
 def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Program]:
     """Return the servers to start, optuna-dashboard last. Passwords of store addresses go through the environment."""
     host = request.ui_options.host
-    programs = []
+    started = []
     if _PORT in ports:
         command = [sys.executable, "-m", "mlflow", "server", f"--host={host}", f"--port={ports[_PORT]}", "--workers=1"]
         environment = {
-            "MLFLOW_BACKEND_STORE_URI": addresses.tracking_uri(request.stores.tracking_uri),
+            "MLFLOW_BACKEND_STORE_URI": request.stores.mlflow.url,
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # for language models: it starts processes
             "MLFLOW_STATIC_PREFIX": "",  # a prefix would move its pages
             "PYTHONSAFEPATH": "1",  # its subprocess must not import modules of the working folder
         }
         address = servers.address(host, ports[_PORT])
-        programs.append(servers.Program("MLflow's UI", command, environment, address, "/health"))
+        started.append(servers.Program("MLflow's UI", command, environment, address, "/health"))
     if _DASHBOARD_PORT in ports:
         port = ports[_DASHBOARD_PORT]
         environment = {
-            dashboard.STORAGE_VARIABLE: request.stores.storage,
-            dashboard.TRACKING_VARIABLE: addresses.tracking_uri(request.stores.tracking_uri),
+            _DASHBOARD_STORAGE: request.stores.optuna.url,
+            _DASHBOARD_TRACKING: request.stores.mlflow.url,
         }
         address = servers.address(host, port)
-        command = dashboard.command(host, port)
-        programs.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
-    return programs
+        command = programs.command(__name__, f"serve_dashboard({host!r}, {port})")
+        started.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
+    return started
 
 
-def _mlflow(request: Request, programs: Sequence[servers.Program]) -> str:
+def _mlflow(request: Request, started: Sequence[servers.Program]) -> str:
     """Return the address of MLflow's UI: the started server, or the tracking server."""
-    uri = addresses.tracking_uri(request.stores.tracking_uri)
-    return addresses.server(uri) if uri.startswith("http") else programs[0].address
+    store = request.stores.mlflow
+    return addresses.server(store.url) if store.kind == "http" else started[0].address
 
 
 def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
@@ -142,3 +147,120 @@ def _has_browser(request: Request) -> bool:
     needs_display = sys.platform.startswith("linux")
     has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return not request.ui_options.no_browser and (has_display or not needs_display)
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """The MLflow parent run of a study, or of the part that a command has made."""
+
+    part: str
+    experiment_id: str
+    run_id: str
+    has_trainings: bool
+    has_view: bool
+    """Whether MLflow has charts of the trainings."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A study with its parts and runs, or the names of all studies."""
+
+    study: str | None
+    parts: tuple[Part, ...] = ()
+    runs: tuple[ShownRun, ...] = ()
+    others: tuple[str, ...] = ()
+    """The studies to choose from if `study` is None."""
+    experiment_id: str | None = None
+    """The experiment of new runs, if there is no run to show."""
+
+    def pages(self, mlflow: str, dashboard: str | None) -> tuple[Page, ...]:
+        """Return the pages of MLflow's UI and of optuna-dashboard at these URLs; None if the dashboard is not shown."""
+        pages = []
+        for run in self.runs:
+            name = self.study if len(self.runs) == 1 else run.part
+            pages.append(Page(f"{name} in MLflow", links.run(mlflow, run.experiment_id, run.run_id)))
+            pages.append(Page("… its page", links.page(mlflow, run.experiment_id, run.run_id)))
+            if run.has_trainings:
+                charted = links.trainings if run.has_view else links.filtered_trainings
+                pages.append(Page("… its trainings, charted", charted(mlflow, run.experiment_id, run.run_id)))
+        if not self.runs:
+            address = links.experiment(mlflow, self.experiment_id) if self.experiment_id is not None else mlflow
+            pages.append(Page("all runs in MLflow", address))
+        if dashboard is None:
+            return tuple(pages)
+        for part in self.parts:
+            pages.append(Page(f"{part.name} in optuna-dashboard", links.study(dashboard, part.study_id)))
+        if not self.parts:
+            pages.append(Page("all studies in optuna-dashboard", links.studies(dashboard)))
+        return tuple(pages)
+
+
+def find(stores: Stores, study: str | None) -> Found:
+    """Return the parts and runs of a study; without a name those of the only study, or the names of all.
+
+    Raises:
+        BadInput: there is no such study, none of its trials is finished, or one of the two stores does not exist yet.
+    """
+    with progress.working("looking for the study"):
+        with interrupts.nothing_to_end():
+            from amp_track.study import catalogue
+            from amp_track.tracking.lookup import Lookup
+        known = catalogue.studies(stores.storage)
+        if study is not None:
+            study = catalogue.known_study(study, known, storage=str(stores.optuna))
+            if not catalogue.have_measured(stores.storage, known[study]):
+                raise study_manifest.nothing_finished(study)
+        elif len(known) == 1 and catalogue.have_measured(stores.storage, *known.values()):
+            (study,) = known
+        parts = known[study] if study is not None else ()
+        with interrupts.waiting():  # for a server that may not answer
+            lookup = Lookup(stores.mlflow.url)
+            runs = _runs(lookup, parts, stores)
+            experiment_id = None if runs else lookup.experiment_of_new_runs()
+    return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
+
+
+def find_runs(stores: Stores) -> Found:
+    """Return the experiment of all runs, if there is no study. Raises BadInput if there are no runs either."""
+    with progress.working("looking for the runs"):
+        with interrupts.nothing_to_end():
+            from amp_track.tracking.lookup import Lookup
+        with interrupts.waiting():
+            return Found(None, experiment_id=Lookup(stores.mlflow.url).experiment_of_new_runs())
+
+
+def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:
+    """Return the parent runs of the parts of a study. Print a line for a run that the store does not have."""
+    kinds = {_kind(part) for part in parts}
+    runs: dict[str, ShownRun] = {}
+    for part in parts:
+        if (run_id := part.parent_run_id) is None or run_id in runs:
+            continue
+        if (experiment_id := lookup.experiment_of(run_id)) is None:
+            store = stores.mlflow
+            progress.say(
+                f"{part.name}: its run {run_id} is not in {store}; set --tracking-uri to the store that has it"
+            )
+            continue
+        of_its_run = {"compare"} if _kind(part) == "compare" else kinds - {"compare"}
+        has_trainings = not of_its_run.isdisjoint(_TRAINS)
+        has_view = has_trainings and lookup.has_view(experiment_id, run_id)
+        runs[run_id] = ShownRun(part.name, experiment_id, run_id, has_trainings=has_trainings, has_view=has_view)
+    return tuple(runs.values())
+
+
+def _kind(part: Part) -> str:
+    return part.name.split("/")[1]
+
+
+def serve_dashboard(host: str, port: int) -> None:
+    """Serve optuna-dashboard, with the plots of MLflow's runs, in a process of `_programs` until it is stopped.
+
+    The program optuna-dashboard takes the store address as an argument, so that every user of the machine can read its
+    password; here it is in the environment.
+    """
+    from amp_track.study import dashboard
+    from amp_track.tracking import lookup
+
+    open_plot = functools.partial(lookup.open_plot, os.environ[_DASHBOARD_TRACKING])
+    dashboard.serve(host, port, storage_url=os.environ[_DASHBOARD_STORAGE], open_plot=open_plot)

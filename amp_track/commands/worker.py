@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 
 from amp_track.commands import compare, max_batch, report, search
 from amp_track.config.options import Request
-from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed, WorkersFailed
 from amp_track.report import progress
 from amp_track.report.summary import Result
-from amp_track.session import stored_workload, study_manifest
+from amp_track.session import checks, study_manifest
+from amp_track.session.checks import StoredWorkload
 from amp_track.session.session import Runner, interrupted_safely
-from amp_track.session.stored_workload import StoredWorkload
 from amp_track.session.study_manifest import Remembered
-from amp_track.stores import addresses, store_checks
+from amp_track.stores import store_checks
+from amp_track.stores.addresses import STORAGE_VARIABLE, StoreAddress
 from amp_track.workers import interrupts, programs, servers
 from amp_track.workers.launchers import local, ray, slurm
 from amp_track.workers.launchers.worker import Ended, Worker, made_for_output
@@ -76,10 +76,10 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
     if device != _ANY_DEVICE and not is_this_process:
         raise BadInput("--device cannot be used with several workers or a launcher: each worker gets its own device.")
     if options.launcher != "local":
-        for flag, url in _stores(request).items():
-            if not _is_reachable(url):
+        for flag, store in _stores(request).items():
+            if not _is_reachable(store):
                 raise BadInput(
-                    f"{flag}: got {masking.masked(url)} with --launcher {options.launcher} on other machines, expected "
+                    f"{flag}: got {store} with --launcher {options.launcher} on other machines, expected "
                     f"{_FOR_MANY_MACHINES[flag]}"
                 )
     match options.launcher:
@@ -89,37 +89,33 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
             ray.check_available()
 
 
-def _stores(request: Request) -> dict[str, str]:
+def _stores(request: Request) -> dict[str, StoreAddress]:
     """Return the store addresses by flag, with an absolute path of a journal."""
-    journal = addresses.journal_file(request.stores.storage)
-    return {
-        "--storage": str(journal.absolute()) if journal is not None else request.stores.storage,
-        "--tracking-uri": addresses.tracking_uri(request.stores.tracking_uri),
-    }
+    storage = request.stores.optuna
+    if storage.kind == "journal":
+        storage = StoreAddress.parse(os.path.abspath(storage.url))
+    return {"--storage": storage, "--tracking-uri": request.stores.mlflow}
 
 
-def _is_reachable(url: str) -> bool:
+def _is_reachable(store: StoreAddress) -> bool:
     """Return False for a store that only this machine reaches. Other checks reject invalid addresses."""
-    if addresses.journal_file(url) is not None:  # its folder may be shared by all machines
+    if store.kind == "journal":  # its folder may be shared by all machines
         return True
     try:
-        parts = urlsplit(url)
-        host = parts.hostname
+        host = urlsplit(store.url).hostname
     except ValueError:
         return True
-    return not parts.scheme.startswith("sqlite") and host is not None and not servers.is_loopback(host)
+    return store.kind not in ("sqlite", "memory") and host is not None and not servers.is_loopback(host)
 
 
 def _remembered(request: Request) -> tuple[str, Remembered, str]:
     """Return the study's name, its command, and the workload to run."""
     with interrupts.nothing_to_end(), interrupts.waiting():  # servers may not respond
-        store_checks.check_storage("--storage", request.stores.storage)
-        store_checks.check_tracking("--tracking-uri", addresses.tracking_uri(request.stores.tracking_uri))
+        store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
     from amp_track.study import opening
 
     with opening.reading(request.stores.storage) as shared:
-        name, _, study = study_manifest.load(request.stores, shared)
-        known = study_manifest.of(study)
+        name, _, _, known = study_manifest.load(request.stores, shared)
     stored = StoredWorkload(
         owner=f"Study {name}",
         reference=known.job.workload,
@@ -128,7 +124,7 @@ def _remembered(request: Request) -> tuple[str, Remembered, str]:
         with_workload=f"amp-track worker {shlex.quote(name)} WORKLOAD",
         if_changed=f"Restore that version, or give amp-track {known.command} another --study for this one.",
     )
-    return name, known, stored_workload.checked(stored, request)
+    return name, known, checks.trusted_workload(stored, request)
 
 
 def _joining(request: Request, name: str, known: Remembered, workload: str) -> Request:
@@ -152,8 +148,8 @@ def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
         devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
     stores = _stores(request)
     environment = {
-        addresses.STORAGE_VARIABLE: stores["--storage"],
-        "MLFLOW_TRACKING_URI": stores["--tracking-uri"],
+        STORAGE_VARIABLE: stores["--storage"].url,
+        "MLFLOW_TRACKING_URI": stores["--tracking-uri"].url,
         "MLFLOW_RUN_ID": "",  # the run of `mlflow run` belongs to this command
     }
     return [environment | device for device in devices]

@@ -11,8 +11,14 @@ from amp_track.config.fields import Panel, setting, switch
 from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.stores import addresses
-from amp_track.stores.addresses import DEFAULT_EXPERIMENT, DEFAULT_STORAGE, DEFAULT_TRACKING_URI, STORAGE_VARIABLE
+from amp_track.stores.addresses import (
+    DEFAULT_EXPERIMENT,
+    DEFAULT_STORAGE,
+    DEFAULT_TRACKING_URI,
+    STORAGE_VARIABLE,
+    StoreAddress,
+    tracking_address,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +63,18 @@ class Stores:
     )
 
     def __post_init__(self) -> None:
-        masking.remember(self.storage)
-        masking.remember(addresses.tracking_uri(self.tracking_uri))
+        masking.remember(self.optuna.url)
+        masking.remember(self.mlflow.url)
+
+    @property
+    def optuna(self) -> StoreAddress:
+        """The store address of Optuna."""
+        return StoreAddress.parse(self.storage)
+
+    @property
+    def mlflow(self) -> StoreAddress:
+        """The store address of MLflow: the flag's, or else the environment's or the default."""
+        return tracking_address(self.tracking_uri)
 
 
 @dataclass(frozen=True, kw_only=True)

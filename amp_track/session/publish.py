@@ -1,15 +1,19 @@
-"""Store a study's report, tables and plots with its MLflow run, and its notes and plots for optuna-dashboard."""
+"""Store reports, tables and plots with the runs of MLflow, and notes and plots for optuna-dashboard."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amp_track.memory_plan.snapshot import snapshot
-from amp_track.records.events import COMPARE_PLOT, SEARCH_PLOT
+from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
 from amp_track.report import compare_plots, memory_plot, plan, progress, search
+from amp_track.report.curves import Curves
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown, note_markdown, page_html, page_markdown
 from amp_track.report.summary import Result, proof
@@ -18,14 +22,25 @@ from amp_track.results.compare import CompareResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.plan import PlanResult
 from amp_track.results.search import SearchResult
-from amp_track.session.study_session import Studies
 from amp_track.workers import processes
 
 if TYPE_CHECKING:
+    from amp_track.session.study_session import Studies
+    from amp_track.study.batch_sampler import Goal
     from amp_track.study.types import Study
     from amp_track.tracking import Run, Tracker
 
+
 _PAGE, _PLAN = "report.html", "report.txt"
+
+
+def keep_max_batches(result: MaxBatchResult, parent: Run) -> None:
+    """Store the table of the probes, and the max batches as metrics."""
+    parent.table("probes.json", columns([probe.probe_row() for probe in result.probes]))
+    for precision, fitted in result.precisions.items():
+        parent.metric(f"max_batch/{precision}", fitted.max_batch.batch_size)
+        if fitted.efficient_batch is not None:
+            parent.metric(f"efficient_batch/{precision}", fitted.efficient_batch[0])
 
 
 def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
@@ -113,19 +128,12 @@ def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_
     return plots
 
 
-def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: int) -> None:
-    """Copy the trials of each precision into a separate study for optuna-dashboard.
-
-    Args:
-        studies: of the command.
-        study: NAME/max-batch.
-        limit_bytes: the memory budget of a job.
-        most: the largest batch size to probe.
-    """
+def show_max_batches(studies: Studies, study: Study, goal: Goal) -> None:
+    """Copy the trials of each precision of NAME/max-batch into a separate study for optuna-dashboard."""
     from amp_track.study import views
 
     with studies.alone("views"):
-        views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
+        views.show_by_precision(study, most=goal.limit.batch_size, limit_bytes=goal.budget_bytes)
 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
@@ -175,3 +183,91 @@ def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int,
         made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
         with studies.alone("views"):
             notes.show_plots(study, run_id, made)
+
+
+_log = logging.getLogger("amp_track.commands")
+
+
+class LatePlots:
+    """The plots of a study's trainings, each drawn while the next job starts, the rest when the `with` block ends.
+
+    A plot takes 0.15 s on one core. A job process uses only one core while it loads its data, so a thread draws and
+    stores the plots then, and ends before the job's result is used. It has the priority of this process, which is
+    below the job's: with a lower one it would hold the GIL for long and delay the reading of the job's events.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Run, Curves]] = []
+
+    def __enter__(self) -> LatePlots:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Draw the plots that still wait."""
+        self._draw(warnings := list[str]())
+        _warn(warnings)
+
+    def add(self, run: Run, curves: Curves) -> None:
+        """Draw this plot later."""
+        self._waiting.append((run, curves))
+
+    @contextmanager
+    def drawn_beside(self) -> Iterator[None]:
+        """Draw the waiting plots in a thread while the block runs a job."""
+        thread = threading.Thread(target=self._draw, args=(warnings := list[str](),), name="amp_track curves")
+        if self._waiting:
+            thread.start()
+        try:
+            yield
+        finally:
+            if thread.ident is not None:
+                thread.join()
+            _warn(warnings)
+
+    def _draw(self, warnings: list[str]) -> None:
+        while self._waiting:
+            warnings += _drawn(*self._waiting.pop(0))
+
+
+@contextmanager
+def kept_curves(
+    run: Run, title: str, metric_name: str, *, steps_per_epoch: int, later: LatePlots | None = None
+) -> Iterator[Curves]:
+    """Collect the curves of a training and store their plot when the block ends, also after an error.
+
+    Args:
+        run: the training's run; recorded values of a resumed run are included.
+        title: the title of the plot.
+        metric_name: the label of the metric's axis.
+        steps_per_epoch: the number of optimizer steps in an epoch.
+        later: draws the plot while the next job runs; None to draw it when the block ends.
+    """
+    curves = Curves(title, metric_name)
+    curves.restore(run.on_record, steps_per_epoch=steps_per_epoch)
+    try:
+        yield curves
+    finally:
+        if later is not None:
+            later.add(run, curves)
+        else:
+            _warn(_drawn(run, curves))
+
+
+def _drawn(run: Run, curves: Curves) -> list[str]:
+    """Draw and store one plot. Return warnings, because a missing plot must not fail a training."""
+    try:
+        with processes.scratch_folder() as folder:
+            if curves.draw(folder / CURVES_PLOT):
+                run.artifact(folder / CURVES_PLOT)
+    except Exception as error:
+        return [f"{CURVES_PLOT} of run {run.run_id} is missing: {type(error).__name__}: {error}"]
+    return []
+
+
+def _warn(warnings: list[str]) -> None:
+    """Log warnings from the main thread; a notebook shows those of other threads in any cell."""
+    for warning in warnings:
+        _log.warning("%s", warning)

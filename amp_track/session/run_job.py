@@ -1,22 +1,25 @@
-"""Run a job and track it, as a separate run or as a trial of a study."""
+"""Run a job and track it, as a separate run or as a trial of a study, and say why a job has failed."""
 
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_track.config.job import Job, JobFolder
 from amp_track.config.steps import steps_per_epoch
-from amp_track.records.errors import StoreFailed
+from amp_track.records.errors import StoreFailed, TargetFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.result import JobResult, JobStatus
+from amp_track.records.units import format_bytes
 from amp_track.report import advice, progress
-from amp_track.report.curves import Curves
+from amp_track.report.max_batch import impossible_precisions
+from amp_track.report.wording import not_possible
+from amp_track.results.max_batch import PrecisionResult
 from amp_track.session import probe_jobs
-from amp_track.session.failures import raise_on_crash
-from amp_track.session.publish_curves import LatePlots, kept_curves
+from amp_track.session.publish import LatePlots, kept_curves
 from amp_track.session.session import Session
 from amp_track.session.study_session import TrackedStudy
 from amp_track.workers import processes
@@ -121,9 +124,11 @@ def run_tracked(
     metric_name = session.inspection.metric_name
     if resume_from is None:
         tracking.describe(run, job, session.inspection, kind=kind)
-    is_training = kind == "train"
+    is_training, samples = kind == "train", session.training_samples(job)
     with (
-        _curves_of(session, job, run, title, plots) if is_training else nullcontext() as curves,
+        kept_curves(run, title, metric_name, steps_per_epoch=steps_per_epoch(job, samples), later=plots)
+        if is_training
+        else nullcontext() as curves,
         progress.following(job, title, metric_name, epoch_lines=epoch_lines, where=where) as show,
         processes.scratch_folder() if is_training or job.checkpoint_every else nullcontext() as folder,
     ):
@@ -139,21 +144,14 @@ def run_tracked(
                 run.flush()  # writes the description of the run while the job starts
             show(event)
 
-        job_folder = _job_folder(folder, resume_from, keep_weights=keep_weights, keep_plots=is_training)
+        resumed = str(resume_from) if resume_from is not None else None
+        files = JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=is_training)
         with plots.drawn_beside() if plots is not None else nullcontext():
-            job_result = session.runner.run(job, on_event, folder=job_folder)
+            job_result = session.runner.run(job, on_event, folder=files if folder is not None else None)
     run.job_result(job_result)
     if words := advice_for(job, job_result):
         run.tags({"amp_track.advice": "\n".join(words)})
     return job_result
-
-
-def _curves_of(
-    session: Session, job: Job, run: Run, title: str, plots: LatePlots | None
-) -> AbstractContextManager[Curves]:
-    per_epoch = steps_per_epoch(job, session.training_samples(job))
-    metric_name = session.inspection.metric_name
-    return kept_curves(run, title, metric_name, steps_per_epoch=per_epoch, later=plots)
 
 
 def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
@@ -161,10 +159,51 @@ def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
     return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
 
 
-def _job_folder(
-    folder: Path | None, resume_from: Path | None, *, keep_weights: bool, keep_plots: bool
-) -> JobFolder | None:
-    if folder is None:
-        return None
-    resumed = str(resume_from) if resume_from is not None else None
-    return JobFolder(path=str(folder), resume_from=resumed, keep_weights=keep_weights, keep_plots=keep_plots)
+def raise_on_crash(job: Job, job_result: JobResult) -> None:
+    """Raise TargetFailed if the job crashed or timed out."""
+    if job_result.status in (JobStatus.CRASHED, JobStatus.TIMED_OUT):
+        raise TargetFailed(
+            f"{job.workload}: {job_result.message} at {job.precision}, batch {job.batch_size}",
+            detail=job_result.traceback,
+        )
+
+
+def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> str:
+    """Return why a job did not fit, and how many bytes it needs. May run it again without its memory budget."""
+    if job_result.status is JobStatus.OVER_DATASET:
+        return job_result.message
+    if job_result.status is JobStatus.KERNEL_LIMIT:
+        return f"batch {job.batch_size} exceeds the limit of a kernel on this device: {job_result.message}"
+    if job_result.status is JobStatus.UNSUPPORTED:
+        return f"{not_possible(job.precision, job_result.message)}; choose another --precision"
+    needed = session.bytes_needed(job)
+    where = f" in {job_result.phase}" if job_result.phase else ""
+    more = (
+        f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
+    )
+    return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
+
+
+def _it_needs(session: Session) -> str:
+    """Return `it needs`, or `it needs at most` if an unlimited caching allocator keeps memory that it could free."""
+    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
+
+
+def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
+    """Return that not even one sample fits, and how many bytes each precision lacks."""
+    needs = ", ".join(
+        f"{name} {fitted.bytes_needed:,} bytes ({fitted.bytes_needed - budget_bytes:,} over the limit)"
+        for name, fitted in fits.items()
+        if fitted.bytes_needed is not None and fitted.bytes_needed > budget_bytes
+    )
+    impossible = impossible_precisions(fits)
+    if len(impossible) == len(fits):
+        return "; ".join(impossible)
+    nothing = f"not even one sample fits {format_bytes(budget_bytes)}" + (f"; it needs: {needs}" if needs else "")
+    return "; ".join([nothing, *impossible])
+
+
+def limit_in_words(job: Job) -> str:
+    """Return `the budget of 64 MiB` or `the free memory`."""
+    budget = job.memory_budget_bytes
+    return f"the budget of {format_bytes(budget)}" if budget is not None else "the free memory"

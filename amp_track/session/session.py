@@ -22,8 +22,8 @@ from amp_track.records.plan import Forecasts, ForecastTask
 from amp_track.records.result import JobResult
 from amp_track.report import curves, progress
 from amp_track.runner.runner import JobRunner
-from amp_track.session import checks, store_errors
-from amp_track.stores import addresses, store_checks
+from amp_track.session import checks
+from amp_track.stores import errors, store_checks
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:  # imported late: mlflow takes a second
@@ -44,7 +44,10 @@ def interrupted_safely(
 
     @functools.wraps(command)
     def run(request: Request, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        with interrupts.deferred(owns_process=request.owns_process), store_errors.in_one_line(request.stores):
+        with (
+            interrupts.deferred(owns_process=request.owns_process),
+            errors.in_one_line(request.stores.mlflow, request.stores.optuna),
+        ):
             return command(request, *arguments, **keywords)
 
     return run
@@ -102,12 +105,9 @@ class Session:
             BadInput: the device or the workload does not support the request.
             TargetFailed: the workload's data cannot be loaded.
         """
-        tracking_uri = addresses.tracking_uri(request.stores.tracking_uri)
         with interrupts.nothing_to_end(), interrupts.waiting():  # for servers that may not answer
-            store_checks.check_tracking("--tracking-uri", tracking_uri)
-            store_checks.check_storage("--storage", request.stores.storage)
-            store_checks.check_apart(tracking_uri, request.stores.storage)
-        return cls._inspected(request, precisions, runner, meanwhile=lambda: _get_ready(request, tracking_uri))
+            store_checks.check_stores(request.stores.mlflow, request.stores.optuna)
+        return cls._inspected(request, precisions, runner, meanwhile=lambda: _get_ready(request))
 
     @classmethod
     def prepare_readonly(
@@ -166,14 +166,9 @@ class Session:
             progress.say(f"{name}: {caution}")
 
     @property
-    def tracking_uri(self) -> str:
-        """The store address of MLflow."""
-        return addresses.tracking_uri(self.request.stores.tracking_uri)
-
-    @property
     def ui(self) -> str:
         """The URL of the UI that shows MLflow's store."""
-        return addresses.ui(self.tracking_uri)
+        return self.request.stores.mlflow.ui
 
     def open_tracker(self) -> Tracker:
         """Open MLflow's store."""
@@ -181,9 +176,7 @@ class Session:
 
         stores = self.request.stores
         return tracking.Tracker(
-            self.tracking_uri,
-            outbox_folder=addresses.outbox_folder(stores.storage),
-            experiment=stores.experiment,
+            stores.mlflow.url, outbox_folder=stores.optuna.outbox_folder, experiment=stores.experiment
         )
 
     def training_samples(self, job: Job) -> int:
@@ -229,7 +222,7 @@ def _runner(request: Request) -> Runner:
     return DistributedRunner(launch, request.job.workload, steps_back=True)
 
 
-def _get_ready(request: Request, tracking_uri: str) -> None:
+def _get_ready(request: Request) -> None:
     """Import mlflow, optuna and matplotlib while the fork server imports torch on another core (three seconds).
 
     Write nothing.
@@ -241,7 +234,7 @@ def _get_ready(request: Request, tracking_uri: str) -> None:
         interrupts.check()
         opening.warm_up(request.stores.storage)
         interrupts.check()
-        tracking.warm_up(tracking_uri)
+        tracking.warm_up(request.stores.mlflow.url)
         interrupts.check()
         curves.warm_up()
     if request.owns_process:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from amp_track.config.fields import Affects
 from amp_track.config.job import Job
 from amp_track.records.units import format_bytes
-from amp_track.session.confirmation import MOST_EPOCHS
+from amp_track.session.probe_jobs import MOST_EPOCHS
 
 if TYPE_CHECKING:
     from amp_track.session.session import Session

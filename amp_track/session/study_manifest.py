@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,6 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, MaxBatchOptions, Request, SearchOptions, Stores
 from amp_track.config.values import PRECISIONS
-from amp_track.records import masking
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.runner.runner import JobRunner
 from amp_track.session.session import Session
@@ -122,8 +121,8 @@ def _known(study: Study) -> Remembered | None:
         return None
 
 
-def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
-    """Return the name of a study, the name of its part that has the manifest, and that part, opened for reading.
+def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
+    """Return the name of a study, the name of its part that has the manifest, that part for reading, and the manifest.
 
     Args:
         stores: have the given name, of a study or of a part.
@@ -132,41 +131,31 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
     Raises:
         BadInput: there is no such study, or none of its parts has a manifest.
     """
-    from amp_track.study import catalogue, opening
-
-    name, part = _named(stores, catalogue.parts_by_study(opening.study_names(shared)))
-    study = opening.load_study(f"{name}/{part}", shared)
-    assert study is not None, "its name was just read"
-    return name, part, study
-
-
-def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """Return the names of a study and of its part that has the manifest, preferably max-batch."""
-    from amp_track.study import catalogue
+    from amp_track.study import catalogue, opening, storage
 
     assert stores.study is not None
-    storage = masking.masked(stores.storage)
-    name = catalogue.known_study(stores.study, known, storage=storage)
+    known = catalogue.parts_by_study(opening.study_names(shared))
+    name = catalogue.known_study(stores.study, known, storage=str(stores.optuna))
     asked = stores.study.partition("/")[2]
     parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
     if asked == "compare" or "max-batch" not in parts:
         parts = parts[::-1]
     if not parts:
         raise BadInput(
-            f"Study {name} is incomplete: {storage} has only {', '.join(known[name])}, not {name}/max-batch. "
+            f"Study {name} is incomplete: {stores.optuna} has only {', '.join(known[name])}, not {name}/max-batch. "
             "Run the command that created it again."
         )
-    return name, parts[0]
-
-
-def of(study: Study) -> Remembered:
-    """Return the manifest of a study. Raises BadInput if it has none."""
-    from amp_track.study import storage
-
-    known = storage.command_of(study, TypeAdapter(Json[Remembered]))
-    if known is None:
+    study = opening.load_study(f"{name}/{parts[0]}", shared)
+    assert study is not None, "its name was just read"
+    manifest = storage.command_of(study, TypeAdapter(Json[Remembered]))
+    if manifest is None:
         raise BadInput(
             f"Study {study.study_name} has no record of its command: it is just being created, or an older version of "
             "amp-track has made it. Try again in a minute, or run its command again, which resumes the study."
         )
-    return known
+    return name, parts[0], study, manifest
+
+
+def nothing_finished(study: str) -> BadInput:
+    """Return the error about a study without a finished trial."""
+    return BadInput(f"Study {study} has no finished trial yet. Run its command again, or wait for its first trial.")

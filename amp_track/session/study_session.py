@@ -13,9 +13,8 @@ from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
 from amp_track.session import study_identity
-from amp_track.session.publish_curves import LatePlots, late_plots
+from amp_track.session.publish import LatePlots
 from amp_track.session.session import Session
-from amp_track.stores import addresses
 
 if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
     from amp_track.study.types import Direction, Storage, Study
@@ -62,7 +61,7 @@ class Studies:
         """Raise BadInput if a part exists and was created with other settings. Write nothing."""
         from amp_track.study import storage
 
-        if addresses.exists(self._url):
+        if self.session.request.stores.optuna.exists():
             for part in parts:
                 settings = _SETTINGS_OF[part](self.session)
                 directions = [direction for _, direction in self._objectives(part)]
@@ -154,23 +153,22 @@ class TrackedStudy:
     """An Optuna study whose trials are MLflow runs under one parent run."""
 
     session: Session
-    name: str
-    """Of all parts: the name of `study` is NAME/part."""
+    studies: Studies
     study: Study
     tracker: Tracker
     parent: Run
     plots: LatePlots
 
-    def beside(self, study: Study) -> TrackedStudy:
-        """Return another part of the same study, under the same parent run."""
-        return dataclasses.replace(self, study=study)
+    def open(self, part: str) -> TrackedStudy:
+        """Open another part of the same study, under the same parent run."""
+        return dataclasses.replace(self, study=self.studies.open(part))
 
     @property
     def run(self) -> StudyRun:
         """The run that stands for the study."""
         experiment_id = self.parent.experiment_id
         return StudyRun(
-            name=self.name,
+            name=self.studies.name,
             run_id=self.parent.run_id,
             experiment_id=experiment_id,
             id_of=functools.partial(self.tracker.id_of, experiment_id=experiment_id),
@@ -204,11 +202,11 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         elif given_run_id is not None and known != given_run_id:
             with tracker.run(f"resumes {studies.name}", run_id=given_run_id, tags={"amp_track.continues": known}):
                 pass
-        plots = stack.enter_context(late_plots())
+        plots = stack.enter_context(LatePlots())
         if known is not None:
             _resume(studies, study, tracker, known)
         studies.end_runs_of_the_dead(tracker, parent)
-        yield TrackedStudy(studies.session, studies.name, study, tracker, parent, plots)
+        yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
 
 
 def _describe(session: Session, parent: Run) -> None:

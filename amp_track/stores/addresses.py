@@ -1,10 +1,15 @@
-"""Store addresses of MLflow and Optuna: defaults, canonical forms, and the files and servers that they name."""
+"""Store addresses of MLflow and Optuna: parsed once, with the file or server that each names, and defaults."""
 
 from __future__ import annotations
 
+import functools
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from amp_track.records.masking import masked
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 DEFAULT_EXPERIMENT = "amp_track"
@@ -13,60 +18,85 @@ STORAGE_VARIABLE = "AMP_TRACK_STORAGE"
 """Environment variable with the store address of Optuna, for a command without --storage."""
 UI_HOST, UI_PORT = "127.0.0.1", 5000
 """The default host and port of `mlflow ui`."""
+DEFAULT_UI = f"http://{UI_HOST}:{UI_PORT}"
 OUTBOX = "amp_track-outbox"
 """The folder of records not yet delivered to a tracking server."""
-_SQLITE = "sqlite:///"
-_JOURNAL_ENDING = ".log"
 
 
-def tracking_uri(given: str | None) -> str:
+@dataclass(frozen=True)
+class StoreAddress:
+    """The address of a store of MLflow or Optuna. `parse` makes it."""
+
+    url: str
+    kind: Literal["sqlite", "memory", "journal", "server", "http", "invalid"]
+    """`server` is a database server, `http` a tracking server, `memory` an SQLite database without a file."""
+    file: Path | None = None
+    """The SQLite file or the journal."""
+
+    @classmethod
+    @functools.cache
+    def parse(cls, url: str) -> StoreAddress:
+        """Return the address. It is `invalid` if it is neither a URL nor a journal, whose address is its path PATH.log.
+
+        Examples:
+            >>> StoreAddress.parse("sqlite:///optuna.db").file
+            PosixPath('optuna.db')
+        """
+        if url.endswith(".log") and "://" not in url:
+            return cls(url, "journal", Path(url))
+        if url.startswith(("http://", "https://")):
+            return cls(url, "http")
+        # This shortcut avoids the import of sqlalchemy (0.2 s). Since its version 2.1 it decodes %20.
+        if url.startswith("sqlite:///") and not {"?", "%"} & set(url):
+            is_sqlite, name = True, url.removeprefix("sqlite:///")
+        else:
+            from sqlalchemy.engine import make_url
+            from sqlalchemy.exc import ArgumentError
+
+            try:
+                parsed = make_url(url)
+            except ArgumentError:
+                return cls(url, "invalid")
+            is_sqlite, name = parsed.get_backend_name() == "sqlite", parsed.database or ""
+        if not is_sqlite:
+            return cls(url, "server")
+        return cls(url, "sqlite", Path(name)) if name and Path(name).name != ":memory:" else cls(url, "memory")
+
+    def __str__(self) -> str:
+        """Return the address with its password masked."""
+        return masked(self.url)
+
+    @property
+    def sqlite_file(self) -> Path | None:
+        """The file of an SQLite database; None for every other store."""
+        return self.file if self.kind == "sqlite" else None
+
+    @property
+    def key(self) -> str | Path:
+        """Equal for addresses that name the same store."""
+        return self.file.resolve() if self.file is not None else self.url
+
+    def exists(self) -> bool:
+        """Return whether the store exists; True for a store on a server."""
+        return self.file is None or os.path.exists(self.file)  # Path.exists() raises if a folder is not accessible
+
+    @property
+    def ui(self) -> str:
+        """The URL of the UI that shows a tracking store: the server's, or the default of `mlflow ui`."""
+        return server(self.url) if self.kind == "http" else DEFAULT_UI
+
+    @property
+    def outbox_folder(self) -> Path:
+        """The outbox of a study: in the folder of its SQLite file, or in the working folder.
+
+        Not in the folder of a journal: machines share that folder, and each machine delivers its own records.
+        """
+        return Path(OUTBOX) if self.sqlite_file is None else self.sqlite_file.parent / OUTBOX
+
+
+def tracking_address(given: str | None) -> StoreAddress:
     """Return MLflow's store address: the flag, or MLFLOW_TRACKING_URI (which `mlflow run` sets), or a local file."""
-    return given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI
-
-
-def sqlite_file(url: str) -> Path | None:
-    """Return the file of an SQLite address; None for every other database. Raises ValueError if it is not a URL."""
-    # This shortcut avoids the import of sqlalchemy (0.2 s). Since its version 2.1 it decodes %20.
-    if url.startswith(_SQLITE) and not {"?", "%"} & set(url):
-        name: str | None = url.removeprefix(_SQLITE)
-    else:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError
-
-        try:
-            address = make_url(url)
-        except ArgumentError as error:
-            raise ValueError(str(error)) from error
-        name = address.database if address.get_backend_name() == "sqlite" else None
-    return Path(name) if name else None
-
-
-def journal_file(url: str) -> Path | None:
-    """Return the file of an Optuna journal, whose address is its path PATH.log; None for a database."""
-    return Path(url) if url.endswith(_JOURNAL_ENDING) and "://" not in url else None
-
-
-def store_file(url: str) -> Path | None:
-    """Return the file of an SQLite store or a journal; None for a server. Raises ValueError if it is not a URL."""
-    return journal_file(url) or sqlite_file(url)
-
-
-def in_memory(url: str) -> bool:
-    """Return whether an SQLite address names an in-memory database. Raises ValueError if it is not a URL."""
-    file = sqlite_file(url)
-    return file.name == ":memory:" if file is not None else url.startswith("sqlite")
-
-
-def exists(url: str) -> bool:
-    """Return whether a store exists; True for a store on a server."""
-    file = store_file(url)
-    return file is None or os.path.exists(file)  # Path.exists() raises if a folder is not accessible
-
-
-def identity(url: str) -> str | Path:
-    """Return a canonical key: equal for addresses that name the same store. Raises ValueError if it is not a URL."""
-    file = store_file(url)
-    return file.resolve() if file is not None else url
+    return StoreAddress.parse(given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI)
 
 
 def local_folder(location: str) -> Path | None:
@@ -84,20 +114,6 @@ def server(url: str) -> str:
     named = [(name, value) for name, value in parse_qsl(parts.query) if name in ("host", "port")]  # libpq options
     place = f"{parts.hostname or ''}{port}{parts.path.rstrip('/')}"
     return f"{parts.scheme.partition('+')[0]}://{place}" + (f"?{urlencode(named)}" if named else "")
-
-
-def ui(uri: str) -> str:
-    """Return the URL of the UI that shows a tracking store: the server's, or the default of `mlflow ui`."""
-    return server(uri) if uri.startswith("http") else f"http://{UI_HOST}:{UI_PORT}"
-
-
-def outbox_folder(storage: str) -> Path:
-    """Return the outbox folder: in the folder of the study's SQLite file, or in the working folder.
-
-    Not in the folder of a journal: machines share that folder, and each machine delivers its own records.
-    """
-    file = sqlite_file(storage) if journal_file(storage) is None else None
-    return file.parent / OUTBOX if file is not None else Path(OUTBOX)
 
 
 def is_of_this_machine(host: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from amp_track.records.errors import StoreFailed
-from amp_track.stores.addresses import identity, journal_file, sqlite_file
+from amp_track.stores.addresses import StoreAddress
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
         yield
     finally:
         # On a network file system (journal, user's folder) two processes could hold a deleted lock file.
-        if journal_file(url) is None and sqlite_file(url) is not None:
+        if StoreAddress.parse(url).kind == "sqlite":
             file.unlink(missing_ok=True)
         lock.release()
 
@@ -64,11 +64,12 @@ def lock_file(url: str, part: str = "") -> Path:
     The lock of a journal works across machines if its file system does (NFS 4).
     """
     suffix = f".{_digest(part)[:2]}.lock" if part else ".lock"
-    store = identity(url)
-    if isinstance(store, Path):
-        ours = ".amp_track" if journal_file(url) is not None else ""  # Optuna locks a journal by PATH.lock
-        return store.with_name(f"{store.name}{ours}{suffix}")
-    return platformdirs.user_cache_path("amp_track") / "locks" / f"{_digest(store)[:16]}{suffix}"
+    address = StoreAddress.parse(url)
+    if address.file is not None:
+        file = address.file.resolve()
+        ours = ".amp_track" if address.kind == "journal" else ""  # Optuna locks a journal by PATH.lock
+        return file.with_name(f"{file.name}{ours}{suffix}")
+    return platformdirs.user_cache_path("amp_track") / "locks" / f"{_digest(url)[:16]}{suffix}"
 
 
 def why_unusable(file: Path) -> str:
@@ -80,9 +81,9 @@ def why_unusable(file: Path) -> str:
 
 def _mode_of_lock(url: str) -> int:
     """Return the permissions of a store's lock file: everyone who may write to the store may lock it."""
-    store = identity(url)
+    file = StoreAddress.parse(url).file
     try:
-        return stat.S_IMODE(os.stat(store).st_mode) if isinstance(store, Path) else _MODE
+        return stat.S_IMODE(os.stat(file).st_mode) if file is not None else _MODE
     except OSError:
         return _MODE
 

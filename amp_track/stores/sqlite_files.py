@@ -57,18 +57,6 @@ def _read(file: Path, mode: str, seconds: float) -> Content:
         return Content(tables, rows[0][0] if len(rows) == 1 else None)
 
 
-def holds_rows(file: Path, tables: Iterable[str]) -> bool:
-    """Return whether any of the tables of an SQLite file has a row."""
-    with closing(_connect(file, "ro", _SECONDS_FOR_OTHERS)) as connection:
-        return any(connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
-
-
-def columns(file: Path, table: str) -> set[str]:
-    """Return the names of a table's columns in an SQLite file."""
-    with closing(_connect(file, "ro", _SECONDS_FOR_OTHERS)) as connection:
-        return {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
-
-
 def script_of(connection: sqlite3.Connection) -> tuple[str, ...]:
     """Return the SQL statements that recreate a database, for `make_tables`."""
     return tuple(line for line in connection.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))

@@ -268,7 +268,10 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
+        proposal = storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
+        for name in ("kind", "reason", "predicted_bytes"):
+            trial.set_user_attr(name, getattr(proposal, name))
+        return proposal
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -11,40 +11,24 @@ from amp_track.batch_search.search import MaxBatch
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.results.trial_row import TrialRow
-from amp_track.study import storage, trials
+from amp_track.study import storage
 from amp_track.study.batch_sampler import POLL_SECONDS, BatchSampler, Busy, Done, Proposal, done_proposals, was_refuted
 from amp_track.workers import interrupts
 
 
-def find_max_batches(
-    study: optuna.Study,
-    sampler: BatchSampler,
-    *,
-    run_proposal: Callable[[optuna.Trial, Proposal], tuple[JobResult, str]],
-) -> dict[str, PrecisionResult]:
-    """Probe until every max batch is proven and confirmed.
+def record(trial: optuna.Trial, proposal: Proposal, job_result: JobResult, run_id: str, budget_bytes: int) -> float:
+    """Store the result of a job in its trial. Return the value of the trial.
 
     Args:
-        study: a maximizing study that uses `sampler`.
-        sampler: chooses the next job; its goal lists the precisions in the order of the result.
-        run_proposal: runs one job as a trial; returns its result and the id of its MLflow run. Raises on a crash.
+        trial: of a maximizing study.
+        proposal: the job.
+        job_result: its result.
+        run_id: the id of its MLflow run.
+        budget_bytes: the memory budget of the goal.
     """
-
-    def objective(trial: optuna.Trial) -> float:
-        proposal = sampler.suggest(trial)
-        trial.set_user_attr("kind", proposal.kind)
-        trial.set_user_attr("reason", proposal.reason)
-        trial.set_user_attr("predicted_bytes", proposal.predicted_bytes)
-        job_result, run_id = run_proposal(trial, proposal)
-        storage.remember(trial, job_result, run_id)
-        storage.constrain(trial, "memory", memory_violation(job_result, sampler.goal.budget_bytes))
-        return float(proposal.batch_size if job_result.fits else 0)
-
-    while _is_anything_left(study, sampler):
-        trials.run_one(study, objective)
-    fits = proven(study, sampler)
-    assert set(fits) == set(sampler.goal.precisions), "nothing is left to probe"
-    return fits
+    storage.remember(trial, job_result, run_id)
+    storage.constrain(trial, "memory", memory_violation(job_result, budget_bytes))
+    return float(proposal.batch_size if job_result.fits else 0)
 
 
 def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionResult]:
@@ -58,7 +42,7 @@ def proven(study: optuna.Study, sampler: BatchSampler) -> dict[str, PrecisionRes
     }
 
 
-def _is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
+def is_anything_left(study: optuna.Study, sampler: BatchSampler) -> bool:
     """Return whether a job is left for this search worker; wait while every job depends on a running one."""
     while True:
         try:

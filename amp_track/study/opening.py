@@ -14,7 +14,8 @@ from sqlalchemy.pool import StaticPool
 
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
-from amp_track.stores import addresses, sqlite_files
+from amp_track.stores import sqlite_files
+from amp_track.stores.addresses import StoreAddress
 from amp_track.study import database, optuna_internals
 from amp_track.study.database import SharedStorage
 from amp_track.study.journal import SharedJournal
@@ -31,7 +32,7 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 def warm_up(url: str) -> None:
     """Import and prepare everything that opening the database at `url` needs, which takes a while. Write nothing."""
-    if addresses.journal_file(url) is None:
+    if StoreAddress.parse(url).kind != "journal":
         _statements()
 
 
@@ -41,10 +42,9 @@ def open_storage(url: str) -> Storage:
     Raises:
         BadInput: another version of Optuna created the storage, or it is damaged. Nothing is written then.
     """
-    if (journal_file := addresses.journal_file(url)) is not None:
-        return SharedJournal(journal_file)
-    times = database.TIMES
-    file = addresses.sqlite_file(url)
+    file, times = StoreAddress.parse(url).file, database.TIMES
+    if file is not None and StoreAddress.parse(url).kind == "journal":
+        return SharedJournal(file)
     with alone(url, "tables"):
         if file is not None and not sqlite_files.read(file).tables:
             sqlite_files.make_tables(file, _statements())
@@ -88,11 +88,11 @@ def open_existing_storage(url: str) -> Storage:
     Raises:
         BadInput: there is no storage yet, another version of Optuna created it, or it is damaged.
     """
-    if (journal_file := addresses.journal_file(url)) is not None:
-        if not journal_file.exists() or not journal_file.stat().st_size:  # opening it would create it
+    file = StoreAddress.parse(url).file
+    if file is not None and StoreAddress.parse(url).kind == "journal":
+        if not file.exists() or not file.stat().st_size:  # opening it would create it
             raise _empty(url)
-        return SharedJournal(journal_file)
-    file = addresses.sqlite_file(url)
+        return SharedJournal(file)
     if file is not None:  # connecting to a file would create it
         tables = set(sqlite_files.read(file).tables)
     else:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from amp_track.records.masking import masked
-from amp_track.stores.addresses import journal_file
+from amp_track.stores.addresses import StoreAddress
 from amp_track.stores.locks import store_lock
 from amp_track.study import database
 from amp_track.workers import interrupts
@@ -42,7 +42,7 @@ def alone(url: str, part: str, *, storage: BaseStorage | None = None) -> Iterato
         storage: with PostgreSQL, waits for a database that does not answer; without it that is an error.
     """
     with store_lock(url, part=part), contextlib.ExitStack() as stack:
-        if journal_file(url) is None and make_url(url).get_backend_name() == "postgresql":
+        if StoreAddress.parse(url).kind == "server" and make_url(url).get_backend_name() == "postgresql":
             patiently: Callable[[Callable[[], Connection]], Connection]
             patiently = storage.patiently if isinstance(storage, database.SharedStorage) else lambda call: call()
             stack.callback(_let_go, patiently(lambda: _connection_that_holds(url, part)))

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
@@ -22,29 +23,46 @@ from sqlalchemy.exc import SQLAlchemyError
 from amp_track.records.errors import StoreFailed
 from amp_track.study import database, optuna_internals, storage
 
-Objective = Callable[[optuna.Trial], float | tuple[float, ...]]
+Value = float | tuple[float, ...]
+Objective = Callable[[optuna.Trial], Value]
 _log = logging.getLogger("amp_track.study")
 _HEARTBEAT_SECONDS = 1
 """How long the end of a trial waits for a heartbeat in a slow database."""
 
 
+@dataclass
+class NextTrial:
+    """A trial that runs, and its value once it is known."""
+
+    trial: optuna.Trial
+    value: Value = math.nan
+
+
 def run_one(study: optuna.Study, objective: Objective) -> None:
-    """Ask for a trial, run it, and tell its result.
+    """Run an objective as the next trial; see `next_trial`."""
+    with next_trial(study) as asked:
+        asked.value = objective(asked.trial)
+
+
+@contextmanager
+def next_trial(study: optuna.Study) -> Iterator[NextTrial]:
+    """Ask for a trial, and tell its value at the end of the block, which sets it.
 
     Trials of dead search workers are not handled here: the loops of a search and a grid end them before, and the batch
     sampler does while it waits for its turn.
 
-    A trial with the value NaN becomes FAIL, one that raises TrialPruned becomes PRUNED. If another search worker has
-    failed the trial meanwhile, its measurement is discarded with a warning.
+    A trial with the value NaN becomes FAIL, a block that raises TrialPruned ends, and its trial becomes PRUNED. If
+    another search worker has failed the trial meanwhile, its measurement is discarded with a warning.
 
     Raises:
-        Exception: any exception of the objective; the trial is FAIL then.
+        Exception: any other exception of the block; the trial is FAIL then.
     """
     trial = _ask(study)
+    asked = NextTrial(trial)
     try:
         with _beating(study, trial):
-            value = objective(trial)
-        values = value if isinstance(value, tuple) else (value,)
+            yield asked
+        values = asked.value if isinstance(asked.value, tuple) else (asked.value,)
         if any(math.isnan(value) for value in values):
             _tell(study, trial, TrialState.FAIL)
         else:

@@ -12,7 +12,7 @@ import mlflow
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
-from amp_track.stores import addresses
+from amp_track.stores.addresses import StoreAddress
 from amp_track.tracking import environment, mlflow_internals, views
 from amp_track.tracking.client import hush, open_client
 
@@ -29,7 +29,9 @@ class Lookup:
 
     def __init__(self, uri: str) -> None:
         hush()
-        if not addresses.exists(uri) or (not uri.startswith("http") and not mlflow_internals.has_tables(uri)):
+        if not StoreAddress.parse(uri).exists() or (
+            not uri.startswith("http") and not mlflow_internals.has_tables(uri)
+        ):
             raise BadInput(
                 f"--tracking-uri: {masking.masked(uri)} holds no runs yet. Use another store, or create a run with "
                 "amp-track train."

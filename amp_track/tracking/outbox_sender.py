@@ -338,6 +338,6 @@ class Direct:
 
 def sink_for(uri: str, client: mlflow.MlflowClient, outbox_folder: Path) -> Direct | Sender:
     """Return the sink of the store at `uri`: a sender for every store except an SQLite file."""
-    if addresses.sqlite_file(uri) is not None:
+    if addresses.StoreAddress.parse(uri).kind == "sqlite":
         return Direct(client)
     return sender_of(uri, outbox_folder.resolve(), os.getpid())

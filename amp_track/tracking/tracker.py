@@ -79,10 +79,10 @@ class Tracker:
         set_clock()
         self.uri = uri
         self._experiment = experiment
-        if not addresses.exists(uri) and not resumes:
+        if not addresses.StoreAddress.parse(uri).exists() and not resumes:
             environment.check_new_store(uri, experiment)
         with store_lock(uri):
-            if (file := addresses.sqlite_file(uri)) is not None:
+            if (file := addresses.StoreAddress.parse(uri).sqlite_file) is not None:
                 mlflow_internals.make_store(file)
             self._client = open_client(uri)
         self._sink = sink_for(uri, self._client, outbox_folder)
@@ -337,7 +337,7 @@ def warm_up(uri: str) -> None:
     hush()
     if not uri.startswith("http"):
         mlflow_internals.load_store()
-        if (file := addresses.sqlite_file(uri)) is not None and not sqlite_files.read(file).tables:
+        if (file := addresses.StoreAddress.parse(uri).sqlite_file) is not None and not sqlite_files.read(file).tables:
             mlflow_internals.empty_store()
     mlflow_internals.context_tags()
 

@@ -13,6 +13,7 @@ from support import WORKLOADS, Done
 
 from amp_track.records.errors import BadInput
 from amp_track.stores import store_checks
+from amp_track.stores.addresses import StoreAddress
 
 SMALL_MLP = str(WORKLOADS / "small_mlp.py")
 Command = Callable[..., Done]
@@ -82,7 +83,7 @@ def foreign_with_our_names(file: str) -> None:
 
 
 DAMAGES = {
-    foreign_with_our_names: "it has other tables (",
+    foreign_with_our_names: "some tables of ",
     foreign: "it has other tables (notes)",
     garbage: "not an SQLite database",
     overwritten_page: "which cannot be read (",
@@ -125,13 +126,13 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_store_that_stays_locked_is_rejected(locked: str) -> None:
     with pytest.raises(BadInput, match=r"locked\.db, which another process has locked"):
-        store_checks.check_storage("--storage", locked)
+        store_checks.check_storage(StoreAddress.parse(locked))
 
 
 def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     (tmp_path / "new.db").touch()
-    store_checks.check_storage("--storage", "sqlite:///new.db")
-    store_checks.check_tracking("--tracking-uri", "sqlite:///new.db")
+    store_checks.check_storage(StoreAddress.parse("sqlite:///new.db"))
+    store_checks.check_tracking(StoreAddress.parse("sqlite:///new.db"))
     assert (tmp_path / "new.db").read_bytes() == b""
 
 
@@ -199,9 +200,9 @@ def test_a_working_folder_where_no_file_can_be_made_is_told_in_one_line(
     ids=["zero byte", "long name", "long path", "no folder", "URI of SQLite", "nobody listens"],
 )
 def test_odd_addresses_are_told_in_one_line(url: str, expected: str, tmp_path: Path) -> None:
-    for check, flag in ((store_checks.check_storage, "--storage"), (store_checks.check_tracking, "--tracking-uri")):
+    for check in (store_checks.check_storage, store_checks.check_tracking):
         with pytest.raises(BadInput, match=expected) as raised:
-            check(flag, url)
+            check(StoreAddress.parse(url))
         assert "\n" not in str(raised.value)
         assert "hunter2" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
@@ -229,7 +230,7 @@ def test_a_driver_shows_no_part_of_a_password(
 @pytest.mark.parametrize("uri", ["mlflow-artifacts:/", "file:///tmp/mlruns", "./mlruns", "databricks", "uc://x"])
 def test_what_holds_no_runs_that_can_be_searched_is_no_tracking_uri(uri: str) -> None:
     with pytest.raises(BadInput, match=r"such as sqlite:///mlflow\.db, or a server such as http://127") as raised:
-        store_checks.check_tracking("--tracking-uri", uri)
+        store_checks.check_tracking(StoreAddress.parse(uri))
     assert "\n" not in str(raised.value)
 
 
@@ -250,5 +251,5 @@ def test_another_server_is_no_tracking_server(status: int, expected: str) -> Non
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(BadInput, match=expected):
-            store_checks.check_tracking("--tracking-uri", f"http://127.0.0.1:{server.server_port}")
+            store_checks.check_tracking(StoreAddress.parse(f"http://127.0.0.1:{server.server_port}"))
         server.shutdown()

@@ -13,12 +13,12 @@ from support import DIGITS, MEBIBYTE, request, stores
 from amp_track.commands.compare import compare
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.search import search
+from amp_track.commands.ui import find
 from amp_track.config import values
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, Stores
 from amp_track.config.values import PRECISION_COLORS
 from amp_track.report import links
-from amp_track.session.study_urls import find
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 JOB = Job(workload=DIGITS, memory_budget_bytes=8 * MEBIBYTE)

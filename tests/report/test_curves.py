@@ -17,7 +17,7 @@ from amp_track.config.job import Job
 from amp_track.records.errors import TargetFailed
 from amp_track.records.events import EpochEnded, Started, StepsRecorded
 from amp_track.report.curves import Curves, thinned
-from amp_track.session.publish_curves import kept_curves, late_plots
+from amp_track.session.publish import LatePlots, kept_curves
 from amp_track.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -126,7 +126,7 @@ def train_late(runs: int, ending: type[BaseException] | None) -> Iterator[tuple[
     """Yield each training's run and the runs that have a picture then, as a study's trainings follow each other."""
     tracker = Tracker(stores()["tracking_uri"])
     client = mlflow.MlflowClient(tracking_uri=stores()["tracking_uri"])
-    with late_plots() as plots:
+    with LatePlots() as plots:
         made: list[str] = []
         for number in range(runs):
             with (
@@ -167,7 +167,7 @@ def test_a_plot_that_fails_beside_a_job_is_warned_of_too(
     client: mlflow.MlflowClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = Tracker(stores()["tracking_uri"])
-    with late_plots() as plots:
+    with LatePlots() as plots:
         with (
             tracker.run("odd", tags={}) as run,
             kept_curves(run, "$\\frac$", "q", steps_per_epoch=5, later=plots) as curves,

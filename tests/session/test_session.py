@@ -24,7 +24,7 @@ import sys
 from amp_track.config.options import Request
 from amp_track.session.session import _get_ready
 from amp_track.config.job import Job
-_get_ready(Request(job=Job(workload="x.py")), "sqlite:///mlflow.db")
+_get_ready(Request(job=Job(workload="x.py")))
 print([name in sys.modules for name in ("alembic.context", "mlflow.store.tracking.sqlalchemy_store")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

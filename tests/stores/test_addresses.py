@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from amp_track.records import masking
 from amp_track.stores import addresses
+from amp_track.stores.addresses import StoreAddress
 
 
 @pytest.mark.parametrize(
@@ -19,24 +20,24 @@ from amp_track.stores import addresses
     ["sqlite:///a.db", "sqlite:////tmp/a b.db", "sqlite:///a%20b.db", "sqlite:///a%2Fb.db", "sqlite:///a.db?timeout=3"],
 )
 def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str) -> None:
-    assert str(addresses.sqlite_file(url)) == make_url(url).database
+    assert str(StoreAddress.parse(url).sqlite_file) == make_url(url).database
 
 
 @pytest.mark.parametrize("url", ["optuna.log", "/shared/a b%20@c.log", "./x/y.log"])
 def test_a_path_that_ends_in_log_is_a_journal(url: str) -> None:
-    assert addresses.journal_file(url) == addresses.store_file(url) == Path(url)
-    assert masking.masked(url) == url
-    assert addresses.outbox_folder(url) == Path(addresses.OUTBOX), "that of a machine is its own"
+    assert StoreAddress.parse(url) == StoreAddress(url, "journal", Path(url))
+    assert str(StoreAddress.parse(url)) == url
+    assert StoreAddress.parse(url).outbox_folder == Path(addresses.OUTBOX), "that of a machine is its own"
 
 
 @pytest.mark.parametrize("url", ["sqlite:///optuna.log", "postgresql://me@host/name.log", "optuna.db"])
 def test_another_address_is_no_journal(url: str) -> None:
-    assert addresses.journal_file(url) is None
+    assert StoreAddress.parse(url).kind != "journal"
 
 
 @pytest.mark.parametrize("url", ["postgresql://me@host/name", "http://127.0.0.1:5000", "sqlite://"])
 def test_other_addresses_have_no_file(url: str) -> None:
-    assert addresses.sqlite_file(url) is None
+    assert StoreAddress.parse(url).file is None
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,6 @@ def test_a_script_makes_the_same_again() -> None:
     sqlite_files.make_tables(other, script)
     assert sqlite_files.read(other) == sqlite_files.read(FILE)
     assert sqlite_files.read(other).version == "abc"
-    assert sqlite_files.holds_rows(other, ["two", "one"])
-    assert not sqlite_files.holds_rows(other, ["two"])
 
 
 def test_of_a_large_file_only_the_names_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

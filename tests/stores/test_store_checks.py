@@ -4,11 +4,12 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from amp_track.records.errors import BadInput
-from amp_track.stores import addresses, store_checks
+from amp_track.stores import store_checks
+from amp_track.stores.addresses import StoreAddress, tracking_address
 
 
 def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path) -> None:
-    store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/new.db")
+    store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/new.db"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -28,14 +29,14 @@ def test_a_new_file_in_a_folder_that_exists_is_fine_and_not_made(tmp_path: Path)
 )
 def test_what_cannot_be_opened_is_rejected_without_its_password(url: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as raised:
-        store_checks.check_storage("--storage", url)
+        store_checks.check_storage(StoreAddress.parse(url))
     assert "hunter2" not in str(raised.value)
 
 
 def test_a_file_of_another_kind_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("shopping list")
     with pytest.raises(BadInput, match="not an SQLite database"):
-        store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/notes.db")
+        store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/notes.db"))
 
 
 @pytest.mark.parametrize("content", [b"epoch 1: loss 0.3", b"\0" * 99, b'{"loss": 0.3}\n', b"SQLite format 3\0"])
@@ -43,7 +44,7 @@ def test_a_log_of_another_kind_is_rejected_and_stays_as_it_is(content: bytes) ->
     file = Path("train.log")
     file.write_bytes(content)
     with pytest.raises(BadInput, match=r"^--storage: got train\.log, which is not an Optuna journal"):
-        store_checks.check_storage("--storage", "train.log")
+        store_checks.check_storage(StoreAddress.parse("train.log"))
     assert file.read_bytes() == content
 
 
@@ -64,9 +65,9 @@ def test_a_journal_that_cannot_be_opened_is_rejected(url: str, message: str) -> 
     Path("loop.log").symlink_to("loop.log")
     Path("link.log").symlink_to("optuna.log")
     with pytest.raises(BadInput, match=message):
-        store_checks.check_storage("--storage", url)
+        store_checks.check_storage(StoreAddress.parse(url))
     with pytest.raises(BadInput, match="expected a database address"):
-        store_checks.check_tracking("--tracking-uri", url)
+        store_checks.check_tracking(StoreAddress.parse(url))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_journal_that_cannot_be_opened_is_rejected(url: str, message: str) -> 
 def test_a_journal_new_or_begun_is_fine(content: bytes | None) -> None:
     if content is not None:
         Path("optuna.log").write_bytes(content)
-    store_checks.check_storage("--storage", "optuna.log")
+    store_checks.check_storage(StoreAddress.parse("optuna.log"))
     assert Path("optuna.log").exists() == (content is not None)
 
 
@@ -83,18 +84,18 @@ def test_links_in_a_loop_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "one.db").symlink_to("two.db")
     (tmp_path / "two.db").symlink_to("one.db")
     with pytest.raises(BadInput, match=r"cannot be opened|not writable"):
-        store_checks.check_storage("--storage", f"sqlite:///{tmp_path}/one.db")
+        store_checks.check_storage(StoreAddress.parse(f"sqlite:///{tmp_path}/one.db"))
 
 
 def test_the_environment_names_the_tracking_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
-    assert addresses.tracking_uri(None) == "sqlite:///elsewhere.db"
-    assert addresses.tracking_uri("sqlite:///flag.db") == "sqlite:///flag.db"
+    assert tracking_address(None).url == "sqlite:///elsewhere.db"
+    assert tracking_address("sqlite:///flag.db").url == "sqlite:///flag.db"
 
 
 def test_a_tracking_server_that_does_not_answer_is_rejected() -> None:
     with pytest.raises(BadInput, match="no MLflow server answers") as raised:
-        store_checks.check_tracking("--tracking-uri", "http://user:hunter2@127.0.0.1:9")
+        store_checks.check_tracking(StoreAddress.parse("http://user:hunter2@127.0.0.1:9"))
     assert "hunter2" not in str(raised.value)
 
 
@@ -112,10 +113,10 @@ def test_a_tracking_server_that_does_not_answer_is_rejected() -> None:
 )
 def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str, file: Path | None) -> None:
     database = make_url(url).database if url.startswith("sqlite") else None
-    assert addresses.sqlite_file(url) == (Path(database) if database else None) == file
+    assert StoreAddress.parse(url).sqlite_file == (Path(database) if database else None) == file
 
 
 @pytest.mark.parametrize("other", ["sqlite+pysqlite:///x.db", "sqlite:///./x.db", "sqlite:///x.db?timeout=5"])
 def test_a_file_is_the_same_however_its_address_is_written(other: str) -> None:
     with pytest.raises(BadInput, match="also MLflow's store"):
-        store_checks.check_apart("sqlite:///x.db", other)
+        store_checks.check_stores(StoreAddress.parse("sqlite:///x.db"), StoreAddress.parse(other))

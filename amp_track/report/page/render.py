@@ -31,7 +31,7 @@ def page_html(page: Page, *, ui: str) -> str:
         page=page,
         run_url=functools.partial(links.run, ui, page.experiment_id),
         links=links.named_pages(page.result, ui),
-        start=f"amp-track ui {shlex.quote(page.study)}" if ui == addresses.ui(addresses.DEFAULT_TRACKING_URI) else None,
+        start=f"amp-track ui {shlex.quote(page.study)}" if ui == addresses.DEFAULT_UI else None,
         svg=_svg,
         table=lambda table: Markup(table_html(table)),
     )  # fmt: skip

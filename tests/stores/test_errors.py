@@ -16,11 +16,11 @@ from support import DIGITS, request, stores
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.train import train
 from amp_track.config.job import Job, JobFolder
-from amp_track.config.options import Stores
 from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event
 from amp_track.records.result import JobResult
-from amp_track.session.store_errors import in_one_line
+from amp_track.stores.addresses import DEFAULT_STORAGE, StoreAddress
+from amp_track.stores.errors import in_one_line
 from amp_track.tracking import mlflow_internals
 
 
@@ -35,7 +35,7 @@ def test_a_message_of_a_damaged_database_that_is_no_text_is_told(tmp_path: Path)
     try:
         with (
             pytest.raises(StoreFailed, match="cannot read its contents") as raised,
-            in_one_line(Stores(tracking_uri=uri)),
+            in_one_line(StoreAddress.parse(uri), StoreAddress.parse(DEFAULT_STORAGE)),
         ):
             mlflow_internals.has_tables(uri)
     finally:
@@ -76,7 +76,7 @@ def test_a_store_that_is_gone_is_not_said_to_keep_what_was_measured(file: str, c
     asked = request(Job(workload=DIGITS), precisions=("fp32",), max_batch_size=8)
     storage = "optuna.log" if file == "optuna.log" else stores()["storage"]
     asked = dataclasses.replace(asked, stores=dataclasses.replace(asked.stores, storage=storage))
-    with pytest.raises(StoreFailed, match=rf"{file}: .*([Pp]ut it back|[Rr]estore)") as raised:
+    with pytest.raises(StoreFailed, match=rf"{file}:? .*([Pp]ut it back|[Rr]estore)") as raised:
         max_batch(asked, runner=SimulatedRunner(fails=lose_the_store))
     assert "kept" not in str(raised.value)
     assert "resume" not in str(raised.value)

@@ -11,10 +11,10 @@ import optuna
 import pytest
 from support import stores
 
+from amp_track.commands.ui import find
 from amp_track.config.options import Stores
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import links
-from amp_track.session.study_urls import find
 from amp_track.study.opening import open_storage
 from amp_track.study.storage import JOB_RESULT, PARENT_RUN_ID
 
