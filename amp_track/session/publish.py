@@ -176,7 +176,7 @@ def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int,
             command.
     """
     from amp_track.study import notes
-    from amp_track.tracking.outbox_sender import is_key
+    from amp_track.tracking.outbox import is_key
 
     study = studies.existing(part)
     if study is not None and not is_key(run_id):

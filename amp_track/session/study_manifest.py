@@ -13,7 +13,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import CompareOptions, MaxBatchOptions, Request, SearchOptions, Stores
 from amp_track.config.values import PRECISIONS
-from amp_track.records.errors import BadInput, StoreFailed
+from amp_track.records.errors import BadInput
 from amp_track.runner.runner import JobRunner
 from amp_track.session.session import Session
 from amp_track.session.study_session import TrackedStudy
@@ -112,13 +112,10 @@ def is_searched(study: Study) -> bool:
 
 
 def _known(study: Study) -> Remembered | None:
-    """Return the manifest of a study; None if another version of amp_track has written it."""
+    """Return the manifest of a study; None if it has none yet."""
     from amp_track.study import storage
 
-    try:
-        return storage.command_of(study, TypeAdapter(Json[Remembered]))
-    except StoreFailed:
-        return None
+    return storage.command_of(study, TypeAdapter(Json[Remembered]))
 
 
 def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
@@ -150,8 +147,8 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
     manifest = storage.command_of(study, TypeAdapter(Json[Remembered]))
     if manifest is None:
         raise BadInput(
-            f"Study {study.study_name} has no record of its command: it is just being created, or an older version of "
-            "amp-track has made it. Try again in a minute, or run its command again, which resumes the study."
+            f"Study {study.study_name} has no record of its command: it is just being created. Try again in a minute, "
+            "or run its command again, which resumes the study."
         )
     return name, parts[0], study, manifest
 

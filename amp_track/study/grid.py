@@ -96,7 +96,6 @@ def trained(
 ) -> list[Trained]:
     """Return one result for each trained point, in the order of the points; see `train_grid`."""
     finished = [(_point_of(trial), trial) for trial in _finished(study, _is_over(value, is_known))]
-    # A study of an older version may hold a point twice, from two search workers: the first counts.
     firsts = (next((trial for known, trial in finished if known == point), None) for point in points)
     return [_trained(trial) for trial in firsts if trial is not None]
 

@@ -33,10 +33,9 @@ from amp_track.study import database, optuna_internals
 
 LOCK_SECONDS = 15
 """Break a lock after this time without a write. A heartbeat that waits for the lock is still in time."""
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
+_LONGEST_PAUSE_SECONDS = 0.25
 _LAST_BYTES = 256
 """The last bytes read identify a journal: each writer has a unique name."""
-_AT_A_TIME_BYTES = 64 * 2**10
 
 
 class JournalLock(JournalFileSymlinkLock):
@@ -56,8 +55,12 @@ class JournalLock(JournalFileSymlinkLock):
 
     def acquire(self) -> bool:
         """Wait for the lock. No signal interrupts this: the write may be the result of a long training."""
-        pause_seconds, watched_seconds, seen = _FIRST_PAUSE_SECONDS, 0.0, None
-        while not self._is_made():
+        pause_seconds, watched_seconds, seen = 0.001, 0.0, None
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.symlink(self._file.name, self._link)  # relative: valid wherever the folder is mounted
+                self._held = _identity(self._link)
+                break
             found = _identity(self._link), self._file.stat().st_mtime_ns
             # No clock: when this process or the file system is suspended, the lock's holder may be, too.
             watched_seconds = watched_seconds + pause_seconds if found == seen else 0.0
@@ -66,7 +69,6 @@ class JournalLock(JournalFileSymlinkLock):
                 self._take_away(found[0])
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-        self._held = _identity(self._link)
         try:
             _cut_off_part_of_a_line(self._file)
         except BaseException:
@@ -79,13 +81,6 @@ class JournalLock(JournalFileSymlinkLock):
         if self._held is not None and _identity(self._link) == self._held:
             self._take_away(self._held)
         self._held = None
-
-    def _is_made(self) -> bool:
-        try:
-            os.symlink(self._file.name, self._link)  # relative: valid wherever the folder is mounted
-        except FileExistsError:
-            return False
-        return True
 
     def _take_away(self, wanted: tuple[int, int] | None) -> None:
         """Remove the link if it is the wanted one.
@@ -114,18 +109,12 @@ def _identity(link: Path) -> tuple[int, int] | None:
 def _cut_off_part_of_a_line(file: Path) -> None:
     """Cut off an incomplete last line of a journal: its writer was killed, or got an error."""
     with file.open("r+b") as journal:
-        size = end = journal.seek(0, os.SEEK_END)
+        size = journal.seek(0, os.SEEK_END)
         journal.seek(max(size - 1, 0))
         if journal.read(1) in (b"", b"\n"):
             return
-        while end:
-            start = max(end - _AT_A_TIME_BYTES, 0)
-            journal.seek(start)
-            newline = journal.read(end - start).rfind(b"\n")
-            end = start + newline + 1
-            if newline >= 0:
-                break
-        journal.truncate(end)
+        journal.seek(0)
+        journal.truncate(journal.read().rfind(b"\n") + 1)
 
 
 class JournalFile(JournalFileBackend):

@@ -18,7 +18,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, Json, TypeAdapter, ValidationError
 
-from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.records.result import JobResult
 from amp_track.stores.locks import store_lock
@@ -33,12 +32,12 @@ Direction = Literal["minimize", "maximize"]
 Value = TypeVar("Value")
 _SETTINGS, JOB_RESULT, RUN_ID, LEARNING_RATE = "settings", "job_result", "mlflow_run_id", "learning_rate"
 PARENT_RUN_ID, FREE_BYTES, _COMMAND = "mlflow_parent_run_id", "free_bytes", "command"
+VERSION_ATTRIBUTE, VERSION = "amp_track_version", 1
+"""The version of everything that a study stores, the choices of its params included. Increase it with any change."""
 _JOB_RESULTS: TypeAdapter[JobResult] = TypeAdapter(Json[JobResult])
 _SETTINGS_AS_JSON: TypeAdapter[dict[str, str]] = TypeAdapter(Json[dict[str, str]])
 _BYTES = TypeAdapter(Annotated[int, Field(strict=True, ge=0)])
 _TEXT, _NUMBER = TypeAdapter(str), TypeAdapter(float)
-_OVER_ALL_PRECISIONS = ("max-batch", "compare")
-"""The parts of a study whose param `precision` is a categorical over all of `PRECISIONS`."""
 _MOST_JOB_RESULTS = 10_000
 """Number of parsed job results that are kept in memory."""
 
@@ -72,12 +71,15 @@ def open_study(
         objectives: the name that optuna-dashboard shows, and the direction, of each objective.
 
     Raises:
-        BadInput: the study exists with other settings or precisions, so its results do not hold for this command.
+        BadInput: the study exists with other settings, so its results do not hold for this command, or another version
+            of amp-track has created it.
     """
     names, directions = [name for name, _ in objectives], [direction for _, direction in objectives]
     check_settings(name, storage, settings, directions)
     with alone(url, "study", storage=storage):
         study = optuna.create_study(study_name=name, storage=storage.cached, directions=directions, load_if_exists=True)
+        if VERSION_ATTRIBUTE not in study.user_attrs:
+            study.set_user_attr(VERSION_ATTRIBUTE, VERSION)
         if study.metric_names != names:
             study.set_metric_names(names)
         if _SETTINGS not in study.user_attrs:
@@ -109,7 +111,7 @@ def check_settings(
     *,
     joins: bool = False,
 ) -> None:
-    """Raise BadInput if a study of this name was created with other settings or precisions. Write nothing.
+    """Raise BadInput if a study of this name was created with other settings or by another version. Write nothing.
 
     Args:
         name: the name of the study.
@@ -125,7 +127,10 @@ def check_settings(
         study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return
-    stored = storage.get_study_user_attrs(study_id).get(_SETTINGS)
+    attributes = storage.get_study_user_attrs(study_id)
+    if VERSION_ATTRIBUTE in attributes or storage.get_n_trials(study_id):  # else it is just being created
+        check_version(name, attributes)
+    stored = attributes.get(_SETTINGS)
     known = settings if stored is None else read(_SETTINGS_AS_JSON, stored, name, _SETTINGS)
     # The device first: another device changes other settings, too.
     for setting in sorted(known.keys() | settings.keys(), key=lambda setting: (setting != "device", setting)):
@@ -146,10 +151,12 @@ def check_settings(
             f'Study "{name}" was created to {" and ".join(found)}; this command needs to {" and ".join(directions)}. '
             "Use another --study."
         )
-    # NAME/train chooses among the max batches, which are compared once they are known.
-    if name.rpartition("/")[2] in _OVER_ALL_PRECISIONS:
-        trials = storage.cached.get_all_trials(study_id, deepcopy=False)
-        check_choices(name, trials, {"precision": CategoricalDistribution(PRECISIONS)})
+
+
+def check_version(name: str, user_attributes: Mapping[str, Any]) -> None:
+    """Raise BadInput if another version of amp-track has created a study with these user attributes."""
+    if user_attributes.get(VERSION_ATTRIBUTE) != VERSION:
+        raise BadInput(f'Study "{name}" was created by another version of amp-track. Use another --study name.')
 
 
 def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[str, BaseDistribution]) -> None:
@@ -242,9 +249,7 @@ def param_of(trial: FrozenTrial, name: str) -> Any:
 
 def job_result_of(trial: FrozenTrial) -> JobResult | None:
     """Return the job result that `remember` has stored; None for a trial that died before."""
-    # Older versions stored it as a user attribute.
-    text = trial.system_attrs.get(JOB_RESULT, trial.user_attrs.get(JOB_RESULT))
-    if text is None:
+    if (text := trial.system_attrs.get(JOB_RESULT)) is None:
         return None
     return _parsed_job_result(read(_TEXT, text, f"trial {trial.number}", JOB_RESULT))
 
@@ -278,10 +283,15 @@ def remember_command(study: optuna.Study, command_as_json: str) -> None:
 
 
 def command_of(study: optuna.Study, adapter: TypeAdapter[Value]) -> Value | None:
-    """Return the stored command, validated by `adapter`; None for a study of an older version."""
+    """Return the stored command, validated by `adapter`; None if the study is just being created.
+
+    Raises:
+        BadInput: another version of amp-track has created the study.
+    """
     stored = study.user_attrs.get(_COMMAND)
     if stored is None:
         return None
+    check_version(study.study_name, study.user_attrs)
     return read(adapter, stored, study.study_name, _COMMAND)
 
 

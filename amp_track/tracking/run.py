@@ -17,7 +17,7 @@ from amp_track.records.diagnosis import LayerGradients
 from amp_track.records.events import CheckpointWritten, EpochEnded, Event, FileWritten, Noted, Started, StepsRecorded
 from amp_track.records.metrics import LOGGED_METRICS
 from amp_track.records.result import JobResult
-from amp_track.tracking.outbox_sender import Sink
+from amp_track.tracking.outbox import Sink
 from amp_track.tracking.writes import (
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,

@@ -27,7 +27,7 @@ from amp_track.stores import addresses, sqlite_files
 from amp_track.stores.locks import store_lock
 from amp_track.tracking import checkpoints, environment, mlflow_internals, stale_runs
 from amp_track.tracking.client import hush, open_client, reason_of
-from amp_track.tracking.outbox_sender import Sender, find_by_key, is_key, sink_for
+from amp_track.tracking.outbox import Sender, find_by_key, is_key, sink_for
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG
 from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock

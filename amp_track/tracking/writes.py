@@ -1,8 +1,8 @@
 """Describe writes to an MLflow run as plain data, which can be stored on disk and sent repeatedly.
 
 Writes are idempotent. MLflow keeps one row for a metric that is logged twice with the same time, step and value, and
-repeated tags, params, artifacts and ends of runs replace each other. Only the creation of a run is not: see
-`outbox_sender.py`.
+repeated tags, params, artifacts and ends of runs replace each other. Only the creation of a run is not, see
+`outbox.py`.
 """
 
 from __future__ import annotations

@@ -57,13 +57,6 @@ def test_a_fit_after_a_search_does_not_hide_its_trainings(precisions: tuple[str,
     assert reported() == searched
 
 
-@pytest.mark.usefixtures("found")
-def test_what_another_version_remembers_is_no_reason_to_reject_a_command() -> None:
-    optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).set_user_attr("command", "{}")
-    found = max_batch(asked(max_batch_size=64), runner=SimulatedRunner())
-    assert reported() == found
-
-
 @pytest.mark.nightly
 def test_a_comparison_is_reported_as_it_was() -> None:
     vary = CompareOptions(vary=("width", ("8", "4")))
@@ -132,8 +125,13 @@ def test_a_run_that_has_ended_is_not_touched_but_for_its_page(found: MaxBatchRes
 
 
 @pytest.mark.usefixtures("found")
-def test_a_study_of_an_older_version_says_what_to_do() -> None:
+def test_a_study_without_its_command_or_of_another_version_says_what_to_do() -> None:
     study = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"])
+    version = study.user_attrs["amp_track_version"]
+    study.set_user_attr("amp_track_version", version + 1)
+    with pytest.raises(BadInput, match=r'^Study "mine/max-batch" was created by another version of amp-track\. Use'):
+        reported()
+    study.set_user_attr("amp_track_version", version)
     study.set_user_attr("command", "{}")
     with pytest.raises(Exception, match="cannot read"):
         reported()

@@ -107,7 +107,7 @@ def test_a_password_is_shown_and_kept_nowhere(server: Server, tmp_path: Path, mo
         server.kill()
         said += read_until(train, "accepts no records now")
         train.kill()
-    assert list(OUTBOX.glob("*/*.json")), "something waits"
+    assert list(OUTBOX.glob("*/outbox.db")), "something waits"
     server.start()
     said += done(*TRAIN)
     server.kill()

@@ -1,19 +1,14 @@
-"""A study made when other precisions were known is refused in one line. Real studies in real SQLite."""
-
-from pathlib import Path
+"""A study made with other precisions is rejected in one line. Real studies in real SQLite."""
 
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
-from support import FAULTS, request
 
-from amp_track.commands import max_batch as commands
 from amp_track.config.job import Job
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
-from amp_track.study import opening, storage
 from amp_track.study.grid import Point, train_grid
 from amp_track.study.search import Space, train_inside
 
@@ -45,34 +40,6 @@ def test_optuna_alone_raises_a_bare_value_error() -> None:
     study = made_with("max-batch", FEWER)
     with pytest.raises(ValueError, match="does not support dynamic value space"):
         study.ask().suggest_categorical("precision", PRECISIONS)
-
-
-@pytest.mark.parametrize("part", ["max-batch", "compare"])
-def test_fewer_precisions_are_rejected_when_the_study_is_opened(part: str) -> None:
-    made_with(part, FEWER)
-    opened = opening.open_storage(URL)
-    rejected = REJECTED.format(", ".join(FEWER), ", ".join(PRECISIONS))
-    with pytest.raises(BadInput, match=rejected):
-        storage.check_settings(f"old/{part}", opened, {}, ["maximize"])
-    with pytest.raises(BadInput, match=rejected):
-        storage.open_study(f"old/{part}", opened, URL, objectives=[("value", "maximize")], settings={})
-    assert "settings" not in optuna.load_study(study_name=f"old/{part}", storage=URL).user_attrs
-
-
-def test_the_same_precisions_are_opened() -> None:
-    made_with("max-batch", PRECISIONS)
-    storage.open_study("old/max-batch", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings={})
-    trial = optuna.load_study(study_name="old/max-batch", storage=URL).ask()  # no heartbeat
-    assert trial.suggest_categorical("precision", PRECISIONS) in PRECISIONS
-
-
-def test_fit_writes_no_run_for_a_study_it_rejects() -> None:
-    made_with("max-batch", FEWER)
-    with pytest.raises(BadInput, match="Use another --study"):
-        commands.max_batch(
-            request(Job(workload=FAULTS), precisions=("fp32",), study="old", tracking_uri="sqlite:///none.db")
-        )
-    assert not Path("none.db").exists()
 
 
 def test_a_search_inside_other_max_batches_is_rejected_before_anything_is_queued() -> None:

@@ -1,5 +1,6 @@
 import json
 import socket
+from pathlib import Path
 
 import optuna
 import psutil
@@ -7,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
+from simulated import SimulatedRunner
+from support import DIGITS, request
 
+from amp_track.commands.max_batch import max_batch
+from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.study import opening, storage
@@ -48,6 +53,25 @@ def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
     with pytest.raises(BadInput, match="was created with epochs 6; this command has 3"):
         open_study(device="cpu", epochs="3")
     assert json.loads(open_study(device="cpu", epochs="6").user_attrs["settings"])["epochs"] == "6"
+
+
+@pytest.mark.parametrize("version", [None, storage.VERSION + 1])
+def test_a_study_of_another_version_is_rejected_and_no_run_is_made(version: int | None) -> None:
+    study = optuna.create_study(study_name="old/max-batch", storage=URL, direction="maximize")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    if version is not None:
+        study.set_user_attr(storage.VERSION_ATTRIBUTE, version)
+    before = study.user_attrs
+    asked = request(Job(workload=DIGITS), precisions=("fp32",), study="old", tracking_uri="sqlite:///none.db")
+    with pytest.raises(BadInput, match=r'^Study "old/max-batch" was created by another version of amp-track\. Use'):
+        max_batch(asked, runner=SimulatedRunner())
+    assert study.user_attrs == before
+    assert not Path("none.db").exists()
+
+
+def test_a_study_whose_creator_was_killed_at_once_is_resumed() -> None:
+    optuna.create_study(study_name="s", storage=URL, direction="maximize")
+    assert open_study(device="cpu").user_attrs[storage.VERSION_ATTRIBUTE] == storage.VERSION
 
 
 @given(

@@ -79,5 +79,5 @@ def test_a_given_experiment_takes_precedence_over_the_environment(
 def test_an_experiment_that_was_deleted_is_rejected() -> None:
     client = mlflow.MlflowClient(stores()["tracking_uri"])
     client.delete_experiment(client.create_experiment("mine"))
-    with pytest.raises(BadInput, match=r"experiment mine .*has been deleted"):
+    with pytest.raises(BadInput, match=r"experiment mine of .* has been deleted"):
         Tracker(stores()["tracking_uri"], experiment="mine")

@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def waiting(outbox: Outbox) -> list[Write]:
-    return [entry.write for entry in outbox.entries()]
+    return [entry.write for entry in outbox.entries(99)]
 
 
 def texts(outbox: Outbox) -> list[str]:
@@ -42,12 +42,11 @@ def test_writes_wait_in_their_order_and_go_when_they_are_delivered(root: Path) -
         outbox.append("run", text(number))
     assert len(outbox) == 12
     assert texts(outbox) == [str(number) for number in range(12)]
-    first = next(outbox.entries())
-    outbox.remove(first.number)
-    assert not outbox.holds(first)
+    (first,) = outbox.entries(1)
+    outbox.remove([first.number])
+    assert not outbox.holds(first.number)
     assert texts(outbox)[0] == "1"
-    for entry in outbox.entries():
-        outbox.remove(entry.number)
+    outbox.remove([entry.number for entry in outbox.entries(99)])
     outbox.close()
     assert not root.exists(), "nothing is left on disk"
 
@@ -61,7 +60,7 @@ def test_a_file_waits_with_its_write(root: Path, tmp_path: Path) -> None:
     assert (copied.exists(), taken.exists()) == (True, False)
     kept = [Path(write.file) for write in waiting(outbox) if isinstance(write, LogFile)]
     assert [(file.name, file.read_bytes()) for file in kept] == [("copied.png", b"a"), ("taken.png", b"b")]
-    outbox.remove(next(outbox.entries()).number)
+    outbox.remove([outbox.entries(1)[0].number])
     assert [file.exists() for file in kept] == [False, True]
 
 
@@ -69,7 +68,7 @@ def test_a_project_that_is_moved_takes_what_waits_along(root: Path, tmp_path: Pa
     (plot := tmp_path / "a.png").write_bytes(b"a")
     outbox = Outbox.create(root, SERVER)
     outbox.append("run", LogFile(file=str(plot)))
-    os.close(outbox._lock)  # as its process does when it dies
+    outbox._database.close()  # as its process does when it dies
     moved = root.rename(tmp_path / "moved")
     (left,) = Outbox.left_behind(moved, SERVER)
     (write,) = waiting(left)
@@ -83,22 +82,20 @@ def test_only_files_of_the_outbox_are_sent_and_removed(root: Path, tmp_path: Pat
     private.write_text("secret")
     outbox = Outbox.create(root, SERVER)
     outbox.append("run", text(1))
-    entry = next(outbox.folder.glob("0*.json"))
-    entry.write_text(json.dumps({"run": "run", "write": {"kind": "file", "file": str(private), "folder": ""}}))
+    write = json.dumps({"kind": "file", "file": str(private), "folder": ""})
+    outbox._database.execute("UPDATE writes SET write = ?", (write,))
     assert waiting(outbox) == []
     assert len(outbox) == 0
     assert private.read_text() == "secret"
 
 
-def test_what_is_damaged_is_set_aside_and_what_has_vanished_is_forgotten(root: Path) -> None:
+def test_what_cannot_be_read_is_set_aside(root: Path) -> None:
     outbox = Outbox.create(root, SERVER)
-    for number in range(4):
+    for number in range(3):
         outbox.append("run", text(number))
-    files = sorted(outbox.folder.glob("0*.json"))
-    files[0].write_bytes(b"")  # as after a power cut
-    files[1].write_text('{"run": "run", "write": {"kind": "of a later version"}}')
-    files[2].unlink()
-    assert texts(outbox) == ["3"]
+    for number, write in ((1, ""), (2, '{"kind": "of a later version"}')):
+        outbox._database.execute("UPDATE writes SET write = ? WHERE number = ?", (write, number))
+    assert texts(outbox) == ["2"]
     assert len(outbox) == 1
     assert len(list(root.glob("refused/*/*.json"))) == 2
 
@@ -121,7 +118,7 @@ def test_a_write_that_is_rejected_is_set_aside_with_its_file(root: Path, tmp_pat
     outbox = Outbox.create(root, SERVER)
     outbox.append("run", LogFile(file=str(plot)))
     outbox.append("run", text(2))
-    aside = outbox.reject(next(outbox.entries()).number)
+    aside = outbox.reject(outbox.entries(1)[0].number)
     assert aside is not None
     assert texts(outbox) == ["2"]
     assert "a.png" in next(aside.glob("*.json")).read_text()
@@ -139,7 +136,7 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
         write = LogCheckpoint(file=str(file), step=step, is_last=True, is_best=False)
         if step == 1:
             outbox.append("run", write)
-            entries += outbox.entries()
+            entries += outbox.entries(1)
 
     def gone(folder: Path, **how: bool) -> None:
         real(folder, **how)
@@ -147,7 +144,7 @@ def test_what_a_newer_checkpoint_replaces_is_never_set_aside(
         asking.join(0.2)
 
     real = shutil.rmtree
-    asking = threading.Thread(target=lambda: still_held.append(outbox.holds(entries[0])))
+    asking = threading.Thread(target=lambda: still_held.append(outbox.holds(entries[0].number)))
     monkeypatch.setattr(shutil, "rmtree", gone)
     outbox.append("run", write)
     monkeypatch.undo()
@@ -167,12 +164,14 @@ WRITER = """
 import sys
 from pathlib import Path
 from amp_track.tracking.outbox import Outbox
-from amp_track.tracking.writes import LogText
+from amp_track.tracking.writes import CreateRun, LogText
 outbox = Outbox.create(Path(sys.argv[1]), sys.argv[2])
+outbox.append("key", CreateRun(experiment_id="0", name="a", tags={}, start_time_ms=0))
+outbox.append("key", LogText(path="a.txt", text="0"))
 outbox.name_run("key", "its id")
-number = 0
+number = 1
 while True:
-    outbox.append("key", LogText(path="a.txt", text=str(number)))
+    outbox.append("its id", LogText(path="a.txt", text=str(number)))
     number += 1
     if number == 50:
         print("begun", flush=True)
@@ -193,13 +192,12 @@ def test_what_a_killed_process_has_written_is_found_whole(root: Path) -> None:
         assert Outbox.left_behind(root, SERVER) == [], "it is alive"
         writer.send_signal(signal.SIGKILL)
     (root / "0123").mkdir()
-    (root / "0123" / "lock").touch()  # of a process that was killed a moment earlier
+    (root / "0123" / "outbox.db").touch()  # of a process that was killed a moment earlier
     assert Outbox.left_behind(root, "http://127.0.0.1:5001") == [], "of another server"
     (left,) = Outbox.left_behind(root, SERVER)
     assert Outbox.left_behind(root, SERVER) == [], "it is taken"
-    assert not (root / "0123").exists()
-    assert left.id_of("key") == "its id"
-    assert texts(left) == [str(number) for number in range(len(left))]
+    kept = [(entry.run, entry.write) for entry in left.entries(10**6)]
+    assert kept == [("its id", text(number)) for number in range(len(left))]
     assert len(left) >= 50
     left.append("key", text(-1))
-    assert texts(left)[-1] == "-1", "it goes on where the other one stopped"
+    assert left.entries(10**6)[-1].write == text(-1), "it goes on where the other one stopped"

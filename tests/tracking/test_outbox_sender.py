@@ -1,7 +1,6 @@
 """What is written by way of a spool arrives as if it had been written at once: on a real store, without a network."""
 
 import logging
-import os
 from pathlib import Path
 
 import mlflow
@@ -13,8 +12,7 @@ from support import stores
 
 from amp_track.stores import addresses
 from amp_track.tracking.client import is_of_the_server, is_rejection, reason_of
-from amp_track.tracking.outbox import Outbox
-from amp_track.tracking.outbox_sender import Sender
+from amp_track.tracking.outbox import Outbox, Sender
 from amp_track.tracking.writes import CreateRun, EndRun, GoOn, LogBatch, LogText
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -42,7 +40,7 @@ def left_by_orphans(root: Path) -> Outbox:
 
 
 def die(outbox: Outbox) -> None:
-    os.close(outbox._lock)
+    outbox._database.close()
 
 
 def test_all_arrives_in_order_and_nothing_is_left(client: mlflow.MlflowClient, root: Path, tmp_path: Path) -> None:
@@ -82,10 +80,10 @@ def test_a_record_that_is_rejected_takes_no_other_with_it(
 def test_what_a_dead_process_left_is_delivered_to_the_run_that_it_made(client: mlflow.MlflowClient, root: Path) -> None:
     """The picture of the last training is written after the run has ended."""
     outbox, run_id = left_by_orphans(root), client.create_run("0").info.run_id
+    for write in (MADE, END, LogText(path="late.txt", text="drawn late")):
+        outbox.append("to-be-sent-1", write)
     outbox.name_run("to-be-sent-1", run_id)
-    outbox.append("to-be-sent-1", END)
-    outbox.append("to-be-sent-1", LogText(path="late.txt", text="drawn late"))
-    outbox.remove(1)  # delivered before the process died
+    outbox.remove([2])  # delivered before the process died
     die(outbox)
     sender = Sender(stores()["tracking_uri"], root)
     assert sender.adopt_left_behind() == 1
