@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 
-from amp_track.workers import programs
+from amp_track.workers import processes
 
 STORAGE_VARIABLE = "AMP_TRACK_DASHBOARD_STORAGE"
 """Environment variable with Optuna's store address."""
@@ -18,7 +18,7 @@ TRACKING_VARIABLE = "AMP_TRACK_DASHBOARD_TRACKING_URI"
 
 def command(host: str, port: int) -> list[str]:
     """Return the command that runs `main`."""
-    return programs.command(__name__, f"main({host!r}, {port})")
+    return processes.command(__name__, f"main({host!r}, {port})")
 
 
 def main(host: str, port: int) -> None:
