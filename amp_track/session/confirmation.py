@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from amp_track.config.job import Job
-from amp_track.config.steps import steps_per_epoch, total_steps
+from amp_track.config.job import Job, steps_per_epoch, total_steps
 from amp_track.records.result import JobResult
 
 if TYPE_CHECKING:
