@@ -40,105 +40,50 @@ Size = str | int
 _LONGEST_VALUE = 200
 
 
-class StoreSettings(TypedDict, total=False):
-    """The stores of results, and the names under which they are stored."""
+class Settings(TypedDict, total=False):
+    """The types of the keyword arguments. `amp_track.config.commands.FLAGS` has those of each command."""
 
-    study: str | None
-    experiment: str | None
-    storage: str | None
-    tracking_uri: str | None
-
-
-class JobSettings(TypedDict, total=False):
-    """The settings of every job of a command. `set` holds the workload's options."""
-
-    epochs: int | None
-    steps: int | None
-    lr: float | None
-    lr_scaling: str | None
-    seed: int | None
+    allow_changed_workload: bool | None
+    batch_size: int | str | None
+    channels_last: bool | None
+    checkpoint_every: int | None
+    compile: bool | None
+    confirm_steps: int | Literal["epoch"] | None
     device: str | None
-    memory_budget: Size | None
+    effective_batch_size: int | None
+    epochs: int | None
+    experiment: str | None
+    gpu: Names | None
     grad_accum: int | None
+    grad_stats_every: int | None
+    headroom: Size | None
+    job_timeout: str | float | None
+    lr: float | None
+    lr_range: str | Sequence[float] | None
+    lr_scaling: str | None
+    max_batch_size: int | None
     max_grad_norm: float | None
+    memory_budget: Size | Sequence[Size] | None
+    multiple_of: int | None
     nproc: int | None
     num_workers: int | None
-    channels_last: bool | None
-    compile: bool | None
-    synthetic: bool | None
-    grad_stats_every: int | None
-    job_timeout: str | float | None
-    set: Mapping[str, Any] | Sequence[str] | None
-
-
-class MaxBatchJobSettings(TypedDict, total=False):
-    """How to find the max batch."""
-
-    max_batch_size: int | None
-    headroom: Size | None
-    confirm_steps: int | Literal["epoch"] | None
-
-
-class MaxBatchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
-    """The keyword arguments of `max_batch`."""
-
     precision: Names | None
-    multiple_of: int | None
-    effective_batch_size: int | None
-
-
-class TrainSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
-    """The keyword arguments of `train`. `batch_size` is a number or `"auto"`."""
-
-    precision: str | None
-    batch_size: int | str | None
-    multiple_of: int | None
-    effective_batch_size: int | None
-    checkpoint_every: int | None
     resume: str | None
-    allow_changed_workload: bool | None
-    trust_store: bool | None
-
-
-class SearchSettings(StoreSettings, JobSettings, MaxBatchJobSettings, total=False):
-    """The keyword arguments of `search`."""
-
-    precision: Names | None
-    trials: int | None
+    seed: int | None
+    seeds: int | None
+    set: Mapping[str, Any] | Sequence[str] | None
+    steps: int | None
+    storage: str | None
+    study: str | None
+    synthetic: bool | None
     time_limit: str | float | None
-    lr_range: str | Sequence[float] | None
-    seeds: int | None
     tolerance: str | float | None
-
-
-class CompareSettings(StoreSettings, JobSettings, total=False):
-    """The keyword arguments of `compare`. `vary` maps one option to its values."""
-
-    precision: Names | None
-    batch_size: int | None
-    vary: str | Mapping[str, Sequence[Any]] | None
-    seeds: int | None
-    tolerance: str | float | None
-
-
-class PlanSettings(TypedDict, total=False):
-    """The keyword arguments of `plan`. `memory_budget` and `gpu` take one or more values."""
-
-    memory_budget: Size | Sequence[Size] | None
-    gpu: Names | None
-    precision: Names | None
+    track: bool | None
+    tracking_uri: str | None
+    trials: int | None
+    trust_store: bool | None
     vary: Mapping[str, Sequence[Any]] | Names | None
     what_if: bool | None
-    track: bool | None
-    max_batch_size: int | None
-    effective_batch_size: int | None
-    batch_size: int | None
-    grad_accum: int | None
-    max_grad_norm: float | None
-    channels_last: bool | None
-    set: Mapping[str, Any] | Sequence[str] | None
-    experiment: str | None
-    tracking_uri: str | None
 
 
 def argument_name(flag: Flag) -> str:
@@ -146,26 +91,19 @@ def argument_name(flag: Flag) -> str:
     return flag.name.removeprefix("--").replace("-", "_")
 
 
-def _with_signature(command: str, settings: type) -> Callable[[Command], Command]:
-    """Add the keyword arguments to a function's signature, for `help()` and the tooltips of notebooks."""
-
-    def decorate(function: Command) -> Command:
-        positional, _ = inspect.signature(function).parameters.values()
-        types = settings.__annotations__
-        keywords = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=types.get(name))
-            for name in map(argument_name, FLAGS[command])
-        ]
-        function.__signature__ = inspect.Signature([positional, *keywords])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+def _with_signature(function: Command) -> Command:
+    """Give a function the signature with its flags as keywords, for `help()` and the tooltips of notebooks."""
+    positional, _ = inspect.signature(function).parameters.values()
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Settings.__annotations__[name])
+        for name in map(argument_name, FLAGS[function.__name__.replace("_", "-")])
+    ]
+    function.__signature__ = inspect.Signature([positional, *keywords])  # type: ignore[attr-defined]
+    return function
 
 
-@_with_signature("train", TrainSettings)
-def train(
-    workload: str | os.PathLike[str] | type[Workload] | None = None, **settings: Unpack[TrainSettings]
-) -> TrainResult:
+@_with_signature
+def train(workload: str | os.PathLike[str] | type[Workload] | None = None, **settings: Unpack[Settings]) -> TrainResult:
     """Train one job and track it in MLflow, as `amp-track train` does.
 
     Args:
@@ -185,9 +123,9 @@ def train(
     return dataclasses.replace(result, html=html.result_html(result))
 
 
-@_with_signature("max-batch", MaxBatchSettings)
+@_with_signature
 def max_batch(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[MaxBatchSettings]
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
 ) -> MaxBatchResult:
     """Find the max batch at every precision, as `amp-track max-batch` does. Raises as `train` does.
 
@@ -202,9 +140,9 @@ def max_batch(
     return dataclasses.replace(result, html=html.result_html(result))
 
 
-@_with_signature("search", SearchSettings)
+@_with_signature
 def search(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[SearchSettings]
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
 ) -> SearchResult:
     """Find the max batches and train inside them, as `amp-track search` does. Raises as `train` does.
 
@@ -220,9 +158,9 @@ def search(
     return dataclasses.replace(result, limits=fitted, html=html.result_html(result))
 
 
-@_with_signature("compare", CompareSettings)
+@_with_signature
 def compare(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[CompareSettings]
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
 ) -> CompareResult:
     """Train the same job at every precision, as `amp-track compare` does. Raises as `train` does.
 
@@ -237,9 +175,9 @@ def compare(
     return dataclasses.replace(result, html=html.result_html(result))
 
 
-@_with_signature("plan", PlanSettings)
+@_with_signature
 def plan(
-    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[PlanSettings]
+    workload: str | os.PathLike[str] | type[Workload] = DEFAULT_WORKLOAD, **settings: Unpack[Settings]
 ) -> PlanResult:
     """Predict the max batches on other GPUs, as `amp-track plan` does. Raises as `train` does.
 

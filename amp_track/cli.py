@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +17,7 @@ import typer
 from amp_track._version import __version__
 from amp_track.commands import printing
 from amp_track.config import cli_params, torchrun
+from amp_track.config.cli_params import Flag
 from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import DEFAULT_WORKLOAD
 from amp_track.records import masking
@@ -64,6 +67,40 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 _SWITCHES = ["--json", *{flag.name for of_command in FLAGS.values() for flag in of_command if flag.is_switch}]
 
 
+def _parameter(flag: Flag) -> inspect.Parameter:
+    """Return the parameter that typer reads: `Flag.value` parses its text."""
+    metadata = flag.field.metadata
+    default = flag.field.default
+    shown = flag.is_switch or metadata["shown_default"] or (str(default) if default is not None else False)
+    option = typer.Option(
+        flag.name,
+        help=metadata["help"],
+        metavar=metadata.get("metavar"),
+        show_default=shown,
+        rich_help_panel=metadata["panel"],
+    )
+    kind: Any = bool if flag.is_switch else list[str] | None if flag.is_repeatable else str | None
+    return inspect.Parameter(
+        flag.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if flag.is_switch else None,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, with its flags in the signature that typer reads: the function gets them as keywords."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        order = sorted([*own, *map(_parameter, FLAGS[name])], key=lambda parameter: parameter.kind)
+        command.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
+        return app.command(name)(command)
+
+    return decorate
+
+
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         print(f"amp-track {__version__}")
@@ -79,8 +116,7 @@ def amp_track_command(
     """Find the precision and the batch size to train with, measured on your model and your device."""
 
 
-@app.command("train")
-@cli_params.with_flags(FLAGS["train"])
+@_command("train")
 def train_command(
     workload: Annotated[
         str | None,
@@ -117,8 +153,7 @@ def train_command(
             print_table(block)
 
 
-@app.command("max-batch")
-@cli_params.with_flags(FLAGS["max-batch"])
+@_command("max-batch")
 def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the max batch at every precision: proven exact, and confirmed by a longer run.
 
@@ -130,8 +165,7 @@ def max_batch_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = Fal
     printing.print_study(printing.print_or_return(max_batch.max_batch, request, as_json), request)
 
 
-@app.command("search")
-@cli_params.with_flags(FLAGS["search"])
+@_command("search")
 def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Find the max batches, train inside them, and compare speed and metric.
 
@@ -143,8 +177,7 @@ def search_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     printing.print_study(printing.print_or_return(search.search, request, as_json), request)
 
 
-@app.command("dtypes")
-@cli_params.with_flags(FLAGS["dtypes"])
+@_command("dtypes")
 def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Show the dtype of every operation of every layer, in one forward and backward pass.
 
@@ -162,8 +195,7 @@ def dtypes_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False,
     print(dtypes_report.sentence(report))
 
 
-@app.command("plan")
-@cli_params.with_flags(FLAGS["plan"])
+@_command("plan")
 def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Predict the max batch at each precision on other GPUs, and show what uses the memory.
 
@@ -190,8 +222,7 @@ def plan_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, *
         print(f"  {printing.mlflow_ui(request)}")
 
 
-@app.command("compare")
-@cli_params.with_flags(FLAGS["compare"])
+@_command("compare")
 def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False, **given: Any) -> None:
     """Train the same job at every precision, also over values of an option: when is a lower precision faster?
 
@@ -205,8 +236,7 @@ def compare_command(workload: Workload = DEFAULT_WORKLOAD, as_json: Json = False
     printing.print_study(printing.print_or_return(compare.compare, request, as_json), request)
 
 
-@app.command("report")
-@cli_params.with_flags(FLAGS["report"])
+@_command("report")
 def report_command(
     study: Study,
     as_json: Json = False,
@@ -225,8 +255,7 @@ def report_command(
     printing.print_study(printing.print_or_return(report.report, request, as_json), request)
 
 
-@app.command("ui")
-@cli_params.with_flags(FLAGS["ui"])
+@_command("ui")
 def ui_command(
     study: Annotated[
         str | None,
@@ -252,8 +281,7 @@ def ui_command(
     print(ui.ui(request, study, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
 
 
-@app.command("worker")
-@cli_params.with_flags(FLAGS["worker"])
+@_command("worker")
 def work_command(
     study: Study,
     workload: Annotated[

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from amp_track.config.job import steps_per_epoch
 from amp_track.config.options import Request
-from amp_track.config.steps import steps_per_epoch
 from amp_track.records.errors import NothingFits
 from amp_track.report import progress
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult

@@ -18,7 +18,7 @@ from amp_track.results.pages import Page, Pages
 from amp_track.session import study_manifest
 from amp_track.session.session import interrupted_safely
 from amp_track.stores import addresses, store_checks
-from amp_track.workers import interrupts, processes, programs, servers
+from amp_track.workers import interrupts, processes, servers
 
 if TYPE_CHECKING:
     from amp_track.study.catalogue import Part
@@ -122,7 +122,7 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
             _DASHBOARD_TRACKING: request.stores.mlflow.url,
         }
         address = servers.address(host, port)
-        command = programs.command(__name__, f"serve_dashboard({host!r}, {port})")
+        command = processes.command(__name__, f"serve_dashboard({host!r}, {port})")
         started.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
     return started
 

@@ -21,9 +21,8 @@ from amp_track.session.session import Runner, interrupted_safely
 from amp_track.session.study_manifest import Remembered
 from amp_track.stores import store_checks
 from amp_track.stores.addresses import STORAGE_VARIABLE, StoreAddress
-from amp_track.workers import interrupts, programs, servers
-from amp_track.workers.launchers import local, ray, slurm
-from amp_track.workers.launchers.worker import Ended, Worker, made_for_output
+from amp_track.workers import interrupts, launchers, processes, servers
+from amp_track.workers.launchers.base import Ended, Worker, made_for_output, run
 
 _COMMANDS: Mapping[str, Callable[..., Result]] = {
     "max-batch": max_batch.max_batch,
@@ -82,11 +81,7 @@ def _check_options(request: Request, *, is_this_process: bool) -> None:
                     f"{flag}: got {store} with --launcher {options.launcher} on other machines, expected "
                     f"{_FOR_MANY_MACHINES[flag]}"
                 )
-    match options.launcher:
-        case "slurm":
-            slurm.check_available()
-        case "ray":
-            ray.check_available()
+    launchers.named(options.launcher).check()
 
 
 def _stores(request: Request) -> dict[str, StoreAddress]:
@@ -143,9 +138,8 @@ def _joining(request: Request, name: str, known: Remembered, workload: str) -> R
 def _environments(request: Request, known: Remembered) -> list[dict[str, str]]:
     """Return the environment of each search worker to start. Raises BadInput if a device is missing."""
     options = request.work_options
-    devices: list[dict[str, str]] = [{} for _ in range(options.workers)]  # SLURM and Ray assign the devices
-    if options.launcher == "local":
-        devices = local.devices(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
+    launcher = launchers.named(options.launcher)
+    devices = launcher.environments(options.workers, known.inspection.hardware.kind, each=known.job.nproc)
     stores = _stores(request)
     environment = {
         STORAGE_VARIABLE: stores["--storage"].url,
@@ -162,7 +156,7 @@ def _workers(request: Request, environments: Sequence[Mapping[str, str]], folder
     work += ["--trust-store"] if request.trust.trust_store else []
     return [
         Worker(
-            command=[*programs.command("amp_track.__main__", "main()"), *work],
+            command=[*processes.command("amp_track.__main__", "main()"), *work],
             environment=environment,
             output=folder / f"worker-{number}.err",
         )
@@ -187,14 +181,10 @@ def _run(request: Request, known: Remembered, workers: Sequence[Worker]) -> None
         progress.say(f"worker {number + 1}: {line}")
 
     devices = known.job.nproc if known.inspection.hardware.kind != "cpu" else 0
-    match request.work_options.launcher:
-        case "slurm":
-            ended = slurm.run(workers, say, devices=devices, options=dict(request.work_options.sbatch))
-        case "ray":
-            ended = ray.run(workers, say, devices=devices)
-        case _:
-            announce()
-            ended = local.run(workers, say)
+    if request.work_options.launcher == "local":
+        announce()
+    launcher = launchers.named(request.work_options.launcher)
+    ended = run(launcher(devices=devices, options=dict(request.work_options.sbatch)), workers, say)
     announce()  # if no worker has printed anything
     failed = [(number, worker) for number, worker in enumerate(ended, start=1) if worker.exit_code]
     for number, worker in failed:

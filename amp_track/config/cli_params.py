@@ -1,19 +1,99 @@
 """Make command-line flags from dataclass fields: a flag is described once and is the same on every command.
 
-Errors are one line: the flag, the given value and the expected one.
+Errors are one line: the flag, the given value and the expected one. `amp_track.cli` makes typer's parameters.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from enum import StrEnum
+from typing import Any
 
 from amp_track.records.errors import BadInput
+
+
+class Affects(StrEnum):
+    """The results that a setting of a job changes. Another value of the setting gives another study."""
+
+    MAX_BATCH = "max_batch"
+    """The max batch, and so every training inside it."""
+    TRAINING = "training"
+    """The result of a training, but not the max batch."""
+    TRIAL = "trial"
+    """A study varies it: each trial has its own value."""
+    NOTHING = "nothing"
+    """No result: timeouts, and which files are stored."""
+
+
+class Panel(StrEnum):
+    """The panel of `--help` that shows a flag."""
+
+    EVERYDAY = "Options"
+    """typer's own panel: it comes first."""
+    TRAINING = "Training"
+    SEARCH = "Search"
+    STORES = "Stores"
+
+
+def setting(
+    default: Any,
+    help: str,
+    parse: Callable[[str], Any],
+    *,
+    expected: str,
+    flag: str | None = None,
+    metavar: str = "TEXT",
+    repeatable: bool = False,
+    shown_default: str | None = None,
+    affects: Affects | None = None,
+    resumable: bool = False,
+    panel: Panel = Panel.EVERYDAY,
+) -> Any:
+    """Return a dataclass field that is also a command-line flag.
+
+    Args:
+        default: the value without the flag.
+        help: one sentence for `--help`.
+        parse: returns the value of a text; raises ValueError for an invalid text.
+        expected: describes a valid value in the error message.
+        flag: the flag's name; by default the field's, with dashes.
+        metavar: the placeholder of the value in `--help`.
+        repeatable: the flag may be given several times; `parse` gets each text, the field is a tuple.
+        shown_default: the default in `--help`, where the value itself does not explain it.
+        affects: the results that it changes; required for a flag of a Job.
+        resumable: whether `train --resume` may change it.
+        panel: the panel of `--help` that shows it.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "help": help,
+            "parse": parse,
+            "expected": expected,
+            "flag": flag,
+            "metavar": metavar,
+            "repeatable": repeatable,
+            "shown_default": shown_default,
+            "affects": affects,
+            "resumable": resumable,
+            "panel": panel,
+        },
+    )
+
+
+def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
+    """Return a dataclass field that is a flag without a value, off unless given."""
+    metadata = {
+        "help": help,
+        "flag": None,
+        "repeatable": False,
+        "affects": affects,
+        "resumable": resumable,
+        "panel": panel,
+    }
+    return dataclasses.field(default=False, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -67,46 +147,12 @@ class Flag:
         except ValueError:
             raise BadInput(f"{self.name}: got {text!r}, expected {expected}") from None
 
-    def signature_parameter(self) -> inspect.Parameter:
-        metadata = self.field.metadata
-        if self.is_switch:
-            kind: Any = Annotated[
-                bool, typer.Option(self.name, help=metadata["help"], rich_help_panel=metadata["panel"])
-            ]
-            default: Any = False
-        else:
-            shown = metadata["shown_default"] or (str(self.field.default) if self.field.default is not None else False)
-            option = typer.Option(
-                self.name,
-                help=metadata["help"],
-                metavar=metadata["metavar"],
-                show_default=shown,
-                rich_help_panel=metadata["panel"],
-            )
-            kind = Annotated[list[str] | None, option] if self.is_repeatable else Annotated[str | None, option]
-            default = None
-        return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
 
 def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
     """Return the flags of a dataclass, except the named fields."""
     return [
         Flag(owner, item) for item in dataclasses.fields(owner) if "help" in item.metadata and item.name not in without
     ]
-
-
-def with_flags(flags: Sequence[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add flags to the signature that typer reads; the function receives them as keyword arguments."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        made = [flag.signature_parameter() for flag in flags]
-        order = sorted([*own, *made], key=lambda parameter: parameter.kind)
-        command.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
-        return command
-
-    return decorate
 
 
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config import values
-from amp_track.config.fields import Panel, setting, switch
+from amp_track.config.cli_params import Panel, setting, switch
 from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records.errors import BadInput

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_track.config.job import Job
-from amp_track.config.steps import scaled_learning_rate
+from amp_track.config.job import Job, scaled_learning_rate
 from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.storage_trace import StorageTracker
 from amp_track.records.dtypes import LOSS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from amp_track.config.steps import micro_batch
+from amp_track.config.job import micro_batch
 from amp_track.memory_plan.replay import TraceFamily, fits, most_alive_bytes, predict_peak, replayed
 from amp_track.records.plan import Forecast, PeakMemory, PlannedMaxBatch, Way
 from amp_track.records.trace import StepTrace

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amp_track.batch_search.search import MaxBatch
-from amp_track.config.job import Job
-from amp_track.config.steps import micro_batch
+from amp_track.config.job import Job, micro_batch
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult
 from amp_track.results import Shown

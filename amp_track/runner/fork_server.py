@@ -22,7 +22,7 @@ import psutil
 
 from amp_track.records.errors import AmpTrackError, BadInput
 from amp_track.runner import leading_imports
-from amp_track.workers import interrupts, processes, programs
+from amp_track.workers import interrupts, processes
 
 SOCKETS_VARIABLE = "AMP_TRACK_SOCKETS"
 """Environment variable that passes to the fork server the process that started it and the folder of its socket."""
@@ -254,7 +254,7 @@ def _as_a_server_is_started(environment: Mapping[str, str]) -> Iterator[None]:
     environment = {**environment, "PYTHONPATH": path, SOCKETS_VARIABLE: f"{os.getpid()} {util.get_temp_dir()}"}
     if not os.environ.get(SAFE_PATH_VARIABLE):  # the server starts by `python -c`, which searches this folder first
         environment[SAFE_PATH_VARIABLE] = SAFE_PATH
-    with _fixed_addresses(), programs.variables(environment):
+    with _fixed_addresses(), processes.variables(environment):
         yield
 
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from amp_track.batch_search.search import Limit
-from amp_track.config.job import Job, loads_in_its_own_process
-from amp_track.config.steps import steps_per_epoch, total_steps
+from amp_track.config.job import Job, loads_in_its_own_process, steps_per_epoch, total_steps
 from amp_track.memory_plan import gpus
 from amp_track.records.plan import Forecast, ForecastTask
 from amp_track.records.result import JobResult

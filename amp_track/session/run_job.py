@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_track.config.job import Job, JobFolder
-from amp_track.config.steps import steps_per_epoch
+from amp_track.config.job import Job, JobFolder, steps_per_epoch
 from amp_track.records.errors import StoreFailed, TargetFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.result import JobResult, JobStatus

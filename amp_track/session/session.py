@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.config import torchrun
 from amp_track.config.inspection import Inspection, resolve
-from amp_track.config.job import Job, JobFolder
+from amp_track.config.job import Job, JobFolder, synthetic_samples
 from amp_track.config.options import Request
-from amp_track.config.steps import synthetic_samples
 from amp_track.config.values import PRECISIONS
 from amp_track.records.dtypes import DtypesReport
 from amp_track.records.errors import BadInput

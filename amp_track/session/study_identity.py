@@ -8,7 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from amp_track.config.fields import Affects
+from amp_track.config.cli_params import Affects
 from amp_track.config.job import Job
 from amp_track.records.units import format_bytes
 from amp_track.session.probe_jobs import MOST_EPOCHS

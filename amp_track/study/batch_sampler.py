@@ -21,7 +21,7 @@ from amp_track.records.plan import Forecast
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.study import optuna_internals, storage
 from amp_track.study.database import WORKER
-from amp_track.workers import interrupts, processes
+from amp_track.workers import interrupts, liveness
 
 _CLAIM = "amp_track:claim"
 POLL_SECONDS = 0.1
@@ -276,7 +276,7 @@ class BatchSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        optuna_internals.set_user_attr(study, trial, WORKER, processes.this_process())
+        optuna_internals.set_user_attr(study, trial, WORKER, liveness.this_process())
         proposal = self._wait_for_turn(study, trial.number)
         if proposal is None:
             return {}

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from amp_track.records.errors import StoreFailed
 from amp_track.records.masking import masked, masked_within
 from amp_track.study import optuna_internals
-from amp_track.workers import interrupts, processes
+from amp_track.workers import interrupts, liveness
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -176,7 +176,7 @@ class SharedStorage(RDBStorage):
 def is_seen_to_work(user_attributes: Mapping[str, Any]) -> bool:
     """Return whether the process of a trial with these user attributes is alive on this machine."""
     worker = user_attributes.get(WORKER)
-    return worker is not None and processes.is_at_work(worker)
+    return worker is not None and liveness.is_at_work(worker)
 
 
 def _patient(

@@ -25,7 +25,7 @@ from amp_track.study import notes, optuna_internals
 from amp_track.study.database import WORKER
 from amp_track.study.opening import Storage
 from amp_track.study.study_lock import alone
-from amp_track.workers import processes
+from amp_track.workers import liveness
 
 Direction = Literal["minimize", "maximize"]
 """The direction of an objective, as Optuna names it."""
@@ -184,7 +184,7 @@ def check_choices(name: str, trials: Sequence[FrozenTrial], expected: Mapping[st
 
 def name_worker(trial: optuna.Trial) -> None:
     """Record which process runs a trial, so that other search workers can check whether it is alive."""
-    trial.set_user_attr(WORKER, processes.this_process())
+    trial.set_user_attr(WORKER, liveness.this_process())
 
 
 def end_stale_trials(study: optuna.Study) -> None:
@@ -196,7 +196,7 @@ def end_stale_trials(study: optuna.Study) -> None:
     optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         worker = trial.user_attrs.get(WORKER)
-        if worker is None or not processes.is_gone(worker):
+        if worker is None or not liveness.is_gone(worker):
             continue
         # The trial may have ended, and then its process, since the trials were read.
         if study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True).state is TrialState.FAIL:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mlflow.entities import Run
 
-from amp_track.workers import processes
+from amp_track.workers import liveness
 
 PROCESS = "amp_track.process"
 """The tag that identifies the process that writes a run."""
@@ -16,7 +16,7 @@ _PARENT = "mlflow.parentRunId"
 
 def process_tag() -> dict[str, str]:
     """Return the tag that identifies this process as the writer of a run."""
-    return {PROCESS: json.dumps(processes.this_process())}
+    return {PROCESS: json.dumps(liveness.this_process())}
 
 
 def among(running: Sequence[Run]) -> list[Run]:
@@ -34,9 +34,9 @@ def among(running: Sequence[Run]) -> list[Run]:
 def is_at_work(run: Run) -> bool:
     """Return whether the process of a run is alive on this machine."""
     process = run.data.tags.get(PROCESS)
-    return process is not None and processes.is_at_work(json.loads(process))
+    return process is not None and liveness.is_at_work(json.loads(process))
 
 
 def _is_gone(run: Run) -> bool:
     process = run.data.tags.get(PROCESS)
-    return process is not None and processes.is_gone(json.loads(process))
+    return process is not None and liveness.is_gone(json.loads(process))

@@ -31,7 +31,7 @@ from amp_track.tracking.outbox import Sender, find_by_key, is_key, sink_for
 from amp_track.tracking.run import Run
 from amp_track.tracking.tags import DIGEST_TAG, IMPORTS_TAG
 from amp_track.tracking.writes import CreateRun, ResumeRun, create, killed, now_ms, set_clock
-from amp_track.workers import interrupts, processes
+from amp_track.workers import interrupts, liveness
 
 _SECONDS_AFTER_AN_INTERRUPT = 1.0
 """How long an interrupted command continues to deliver to a server. The next command delivers the rest."""
@@ -211,7 +211,7 @@ class Tracker:
         if tags.get("amp_track.kind") != "train" or "amp_track.job" not in tags:
             raise BadInput(f"--resume: run {run_id} was not created by amp-track train. Use the id of a run that was.")
         process = json.loads(tags[stale_runs.PROCESS])
-        if run.info.status == "RUNNING" and not processes.is_gone(process):
+        if run.info.status == "RUNNING" and not liveness.is_gone(process):
             raise BadInput(
                 f"--resume: process {process['pid']} on {process['host']} is still training run {run_id}. Stop it "
                 "first, or, if that machine no longer exists, end the run with MlflowClient().set_terminated."

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
-from amp_track.config.job import ALONE, Job, Rank
-from amp_track.config.steps import steps_per_epoch, synthetic_samples, total_steps
+from amp_track.config.job import ALONE, Job, Rank, steps_per_epoch, synthetic_samples, total_steps
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import map_tensors, tensors
 from amp_track.workload import Workload, example_batch

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amp_track.config.job import ALONE, Job, JobFolder
-from amp_track.config.steps import scaled_learning_rate
+from amp_track.config.job import ALONE, Job, JobFolder, scaled_learning_rate
 from amp_track.records.errors import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.result import JobResult, JobStatus

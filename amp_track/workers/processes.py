@@ -1,128 +1,49 @@
-"""Identify processes, to find out later whether one still runs, and clean up after orphans."""
+"""Start fresh processes: the command line that calls a function of this package, its environment, a scratch folder."""
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import shutil
-import socket
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 _SCRATCH = "amp_track-"
 """Short, because the path of a Unix socket in such a folder is limited to about 100 characters."""
 _LOCK = ".lock"
 
-_CLOCK_SECONDS = 5
-"""Tolerance for start times by the wall clock, which may be adjusted."""
 
+def command(module: str, call: str) -> list[str]:
+    """Return the command line of a process that makes one call, such as `main(5000)`, of a function of a module.
 
-def this_process() -> dict[str, Any]:
-    """Return the identity of this process, unique across machines."""
-    me = psutil.Process()
-    return {
-        "host": socket.gethostname(),
-        "pid": me.pid,
-        "started": me.create_time(),
-        "start_ticks": _start_ticks(me.pid),
-        **_whereabouts(),
-    }
-
-
-def is_gone(process: dict[str, Any]) -> bool:
-    """Return whether a process has ended.
-
-    False if that is unknown: on another machine, in another container, or if a store has no identity of it.
+    It finds the package even if it is not installed. Modules of the working folder do not shadow others (`-P`).
     """
-    if not _is_identity(process):
-        return False
-    if _was_before_a_reboot(process):
-        return True
-    return _is_visible(process) and _find(process) is None
+    package = str(Path(__file__).parents[2])
+    name = call.partition("(")[0]
+    return [
+        sys.executable,
+        "-P",
+        "-c",
+        f"import sys; sys.path.append({package!r}); from {module} import {name}; {call}",
+    ]
 
 
-def is_at_work(process: dict[str, Any]) -> bool:
-    """Return whether a process visible from here runs and is not stopped (SIGSTOP, Ctrl-Z)."""
-    found = _find(process) if _is_identity(process) and _is_visible(process) else None
+@contextmanager
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block, for programs that it starts."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
-        return found is not None and found.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _find(process: dict[str, Any]) -> psutil.Process | None:
-    """Return a running process; None if it has ended, or if its PID was reused."""
-    try:
-        found = psutil.Process(process["pid"])
-        if found.status() == psutil.STATUS_ZOMBIE:
-            return None
-        if process.get("start_ticks") is not None:
-            is_same = _start_ticks(found.pid) == process["start_ticks"]
-        else:
-            is_same = abs(found.create_time() - process["started"]) <= _CLOCK_SECONDS
-    except psutil.NoSuchProcess:
-        return None
-    return found if is_same else None
-
-
-def _is_identity(process: object) -> bool:
-    """Return whether this is an identity made by `this_process`; a store may contain any value."""
-    known: dict[str, type | tuple[type, ...]] = {"host": str, "pid": int, "started": (int, float)}
-    return isinstance(process, dict) and all(isinstance(process.get(name), kind) for name, kind in known.items())
-
-
-def _is_visible(process: dict[str, Any]) -> bool:
-    """Return whether a process is in the same PID namespace as this one.
-
-    Host names are not enough: two containers may share one, and a laptop has a different one in each network.
-    """
-    here = _whereabouts()
-    if process.get("boot_id") and here["boot_id"]:
-        return all(process[name] == here[name] for name in ("boot_id", "pid_namespace"))
-    return bool(process["host"] == socket.gethostname())  # not Linux, or a study of an older version
-
-
-def _was_before_a_reboot(process: dict[str, Any]) -> bool:
-    here = _whereabouts() | {"host": socket.gethostname()}
-    if not process.get("machine_id") or not process.get("boot_id") or process["boot_id"] == here["boot_id"]:
-        return False
-    return all(process[name] == here[name] for name in ("machine_id", "pid_namespace", "host"))
-
-
-@functools.cache
-def _whereabouts() -> dict[str, str]:
-    """Return machine id, boot id and PID namespace; empty strings if the system does not provide them."""
-    try:
-        pid_namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pid_namespace = ""
-    return {
-        "machine_id": _text_of("/etc/machine-id"),
-        "boot_id": _text_of("/proc/sys/kernel/random/boot_id"),
-        "pid_namespace": pid_namespace,
-    }
-
-
-def _text_of(file: str) -> str:
-    try:
-        return Path(file).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Return the start time of a process since boot, which is independent of the wall clock."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[19])
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

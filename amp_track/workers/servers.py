@@ -6,25 +6,22 @@ import contextlib
 import errno
 import http.client
 import ipaddress
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.records.errors import BadInput, ServerFailed
-from amp_track.workers import interrupts, parent_death
+from amp_track.workers import interrupts
+from amp_track.workers.parent_death import GRACE_SECONDS, SupervisedProcess
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 10
 """Timeout of one HTTP request."""
 _START_SECONDS = 180
 """Timeout for the first answer of a server: its imports alone take 20 s on a busy machine."""
-_STOP_SECONDS = parent_death.GRACE_SECONDS + 2
+_STOP_SECONDS = GRACE_SECONDS + 2
 _LAST_LINES, _LAST_BYTES = 20, 20_000
 """How much of the log to show if a server has ended."""
 _WILDCARD = "0.0.0.0"
@@ -56,16 +53,12 @@ class _Server:
     def __init__(self, program: Program, log: Path) -> None:
         self.program, self._log = program, log
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", parent_death.__file__, *program.command],
-                stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **program.environment},
-                start_new_session=True,  # Ctrl-C in the terminal reaches only this process
-            )  # fmt: skip
+            self.process = SupervisedProcess(program.command, program.environment, output=output, errors=output)
 
     def check(self) -> None:
         """Raise ServerFailed if it has ended."""
-        if (code := self._process.poll()) is not None:
-            raise self._failed(f"ended unexpectedly with exit code {code}")
+        if (code := self.process.exit_code()) is not None:
+            raise self.failed(f"ended unexpectedly with exit code {code}")
 
     def answers(self) -> bool:
         """Return whether it answers a request without a proxy."""
@@ -77,25 +70,8 @@ class _Server:
         except (OSError, http.client.HTTPException):
             return False
 
-    def did_not_answer(self) -> ServerFailed:
-        """Return the error about a server that has not answered in time."""
-        return self._failed(f"has not answered at {self.program.address} for {_START_SECONDS} s")
-
-    def let_go(self) -> None:
-        """Ask the server to end."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
-    def end(self, seconds: float) -> None:
-        """Wait for the server to end, and kill the remaining processes after `seconds`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(seconds, 0))
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS rejects it if only zombies are left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _failed(self, how: str) -> ServerFailed:
+    def failed(self, how: str) -> ServerFailed:
+        """Return an error with the end of the log."""
         with self._log.open("rb") as log:
             log.seek(max(self._log.stat().st_size - _LAST_BYTES, 0))
             lines = log.read().decode(errors="backslashreplace").splitlines()[-_LAST_LINES:]
@@ -116,7 +92,8 @@ class Servers:
             while not server.answers():
                 self.check()
                 if time.monotonic() > deadline:
-                    raise server.did_not_answer()
+                    address = server.program.address
+                    raise server.failed(f"has not answered at {address} for {_START_SECONDS} s")
                 interrupts.sleep(_POLL_SECONDS)
         self.check()  # otherwise another server may have answered on its port
 
@@ -147,10 +124,11 @@ def running(programs: Sequence[Program], folder: Path) -> Iterator[Servers]:
         yield Servers(started)
     finally:
         for server in started:
-            server.let_go()
+            server.process.let_go()
         deadline = time.monotonic() + _STOP_SECONDS
         for server in started:
-            server.end(deadline - time.monotonic())
+            server.process.wait(max(deadline - time.monotonic(), 0))
+            server.process.kill()
 
 
 def choose_ports(
@@ -167,26 +145,15 @@ def choose_ports(
         BadInput: a port is in use, or the host is not an address of this machine.
     """
     with contextlib.ExitStack() as held:  # all are held until the last is chosen, so that they differ
-        return {
-            flag: _held_port(held, host, flag, port or _if_free(host, (usual or {}).get(flag)))
-            for flag, port in wanted.items()
-        }
+        return {flag: _held_port(held, host, flag, port, (usual or {}).get(flag, 0)) for flag, port in wanted.items()}
 
 
-def _if_free(host: str, port: int | None) -> int | None:
-    """Return the port if it is free; otherwise None."""
-    if port is None:
-        return None
+def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | None, usual: int) -> int:
+    if port is None and usual:
+        with contextlib.suppress(OSError):
+            return int(held.enter_context(socket.create_server((host, usual))).getsockname()[1])
     try:
-        with socket.create_server((host, port)):
-            return port
-    except OSError:
-        return None
-
-
-def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | None) -> int:
-    try:
-        listener = held.enter_context(socket.create_server((host, port or 0)))
+        return int(held.enter_context(socket.create_server((host, port or 0))).getsockname()[1])
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
         if error.errno in (errno.EADDRINUSE, errno.EACCES) and port is not None:
@@ -196,7 +163,6 @@ def _held_port(held: contextlib.ExitStack, host: str, flag: str, port: int | Non
         raise BadInput(
             f"--host: got {host}, expected an IPv4 address of this machine such as {_LOOPBACK} ({reason})."
         ) from None
-    return int(listener.getsockname()[1])
 
 
 def address(host: str, port: int) -> str:

@@ -23,7 +23,7 @@ from amp_track.records.events import Event
 from amp_track.records.result import JobResult
 from amp_track.report.search import notes
 from amp_track.study.database import WORKER
-from amp_track.workers import processes
+from amp_track.workers import liveness
 
 NO_PROCESS = 2**22 + 1
 """Linux gives no higher number than 2**22."""
@@ -60,7 +60,7 @@ class OneDiesMeanwhile(SimulatedRunner):
     def run(self, job: Job, on_event: Callable[[Event], None], *, folder: JobFolder | None = None) -> JobResult:
         if not job.probe and job.steps is None and not is_any_running():
             trial = optuna.load_study(study_name="mine/max-batch", storage=stores()["storage"]).ask()
-            trial.set_user_attr(WORKER, processes.this_process() | {"pid": NO_PROCESS})
+            trial.set_user_attr(WORKER, liveness.this_process() | {"pid": NO_PROCESS})
         return super().run(job, on_event, folder=folder)
 
 

@@ -22,7 +22,7 @@ from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import Trust
 from amp_track.records.errors import BadInput
-from amp_track.workers import processes
+from amp_track.workers import liveness
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 Command = Callable[..., Done]
@@ -45,7 +45,7 @@ def store_run(reference: str, digest: str, imports: tuple[str, ...] = ()) -> str
     tags = {
         "amp_track.kind": "train",
         "amp_track.job": Job(workload=reference, precision="fp32", device="cpu", steps=4).as_json(),
-        "amp_track.process": json.dumps(processes.this_process()),
+        "amp_track.process": json.dumps(liveness.this_process()),
         "amp_track.workload_digest": digest,
         "amp_track.workload_imports": json.dumps(imports),
     }

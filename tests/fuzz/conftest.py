@@ -45,7 +45,7 @@ def attempt(amp_track: Callable[..., Done], clean_folder: Path, monkeypatch: pyt
     def run(
         *arguments: str,
         environment: Mapping[str, str] = {},
-        prepare: Callable[[Path], None] = lambda folder: None,
+        prepare: Callable[[Path], object] = lambda folder: None,
         may_write: bool = False,
     ) -> Done:
         nonlocal count

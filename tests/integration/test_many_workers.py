@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -126,8 +125,8 @@ def test_jobs_of_slurm_finish_a_search_on_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As submitit runs them on this machine, with the servers that several machines would share."""
-    monkeypatch.setattr(slurm, "run", functools.partial(slurm.run, cluster="local"))
-    monkeypatch.setattr(slurm, "check_available", lambda: None)
+    monkeypatch.setattr(slurm.Launcher, "cluster", "local")
+    monkeypatch.setattr(slurm.Launcher, "check", lambda: None)
     check_that_workers_finish_a_search("slurm", server, tmp_path, monkeypatch)
 
 

@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from amp_track.study import database, opening, optuna_internals, storage
-from amp_track.workers.processes import this_process
+from amp_track.workers.liveness import this_process
 
 URL = "sqlite:///optuna.db"
 ELSEWHERE = {"host": "elsewhere", "boot_id": "another", "pid": 1}

@@ -20,7 +20,7 @@ from amp_track.records.errors import BadInput, StoreFailed
 from amp_track.study import database, opening, storage, trials
 from amp_track.study.journal import JournalLock, SharedJournal
 from amp_track.workers import interrupts
-from amp_track.workers.processes import this_process
+from amp_track.workers.liveness import this_process
 
 URL = "optuna.log"
 ELSEWHERE = {"host": "elsewhere", "boot_id": "another", "pid": 1}

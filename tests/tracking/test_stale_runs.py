@@ -8,7 +8,7 @@ import pytest
 from support import stores
 
 from amp_track.tracking import Tracker
-from amp_track.workers.processes import this_process
+from amp_track.workers.liveness import this_process
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
 GONE = {"pid": 2**22 + 1}

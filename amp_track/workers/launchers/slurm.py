@@ -8,87 +8,121 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from amp_track.records.errors import BadInput
-from amp_track.workers import interrupts, programs
-from amp_track.workers.launchers.worker import Ended, Output, Process, Say, Worker, following, say_new_lines
+from amp_track.workers import interrupts, processes
+from amp_track.workers.launchers import base
+from amp_track.workers.launchers.base import Ended, Say, Worker
+from amp_track.workers.parent_death import SupervisedProcess
 
 if TYPE_CHECKING:
     import submitit
 
 _PROGRAMS = ("sbatch", "srun", "squeue", "scancel")
-_POLL_SECONDS = 1.0
+_TASK_POLL_SECONDS = 1.0
+_QUEUE_POLL_SECONDS = 10.0
+_FORCED_POLL_SECONDS = 1.0
+"""The poll interval while waiting for the end of cancelled jobs."""
 _END_SECONDS = 60
 """How long a search worker may take to end its runs: submitit's job is killed 90 s after its signal."""
 _TAKEN_SECONDS = 600
 """How long SLURM may take to end a job after SIGTERM."""
-_CANCEL_SECONDS = 90
 _DAY_MINUTES = 24 * 60
 _MOST_TIMEOUTS = 1000
 
 
-def check_available() -> None:
-    """Raise BadInput if submitit is not installed, or if this machine cannot submit SLURM jobs."""
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        raise BadInput("--launcher slurm requires submitit. Install it: pip install 'amp-track[slurm]'") from None
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    if missing:
-        raise BadInput(
-            f"--launcher slurm requires {', '.join(missing)}. Run the command on a machine that can submit jobs."
-        )
+@dataclass(kw_only=True)
+class Launcher(base.Launcher):
+    """Submit search workers as SLURM jobs."""
 
+    cluster: ClassVar[str] = "slurm"
+    """`local` runs them on this machine instead."""
+    poll_seconds: ClassVar[float] = 1.0
+    end_seconds: ClassVar[float] = 90
+    _jobs: list[submitit.Job[int]] = field(default_factory=list, init=False)
+    _workers: list[Worker] = field(default_factory=list, init=False)
+    _ends: dict[int, Ended] = field(default_factory=dict, init=False)
+    _queue: Queue = field(default_factory=lambda: Queue(), init=False)
+    _is_interrupted: bool = field(default=False, init=False)
 
-def run(
-    workers: Sequence[Worker], say: Say, *, devices: int, options: Mapping[str, str], cluster: str = "slurm"
-) -> list[Ended]:
-    """Submit search workers, wait until all have ended, and return how each ended, in the same order.
-
-    Args:
-        workers: the search workers; their output goes to files in a folder that all machines share.
-        say: called with each line of their progress.
-        devices: the number of GPUs of each search worker.
-        options: of sbatch: `partition`, `time`, …; an empty string is an option without a value.
-        cluster: `local` runs them on this machine instead of SLURM.
-
-    Raises:
-        BadInput: SLURM rejects a job; the jobs before it are cancelled.
-        KeyboardInterrupt: Ctrl-C or SIGTERM was received; the jobs were cancelled and have ended their runs.
-    """
-    from amp_track.workers.launchers.slurm_queue import Queue
-
-    if unknown := options.keys() & {"clusters", "M"}:
-        raise BadInput(
-            f"--sbatch: {unknown.pop()} is not supported, because jobs are watched on the cluster of this machine. "
-            "Run the command on the other cluster."
-        )
-    executor = _executor(workers[0].output.parent / "slurm", devices=devices, options=options, cluster=cluster)
-    queue = Queue()
-    jobs: list[submitit.Job[int]] = []
-    with following(workers) as outputs:
+    @staticmethod
+    def check() -> None:
         try:
-            for number, worker in enumerate(workers):
-                jobs.append(_submit(executor, worker))
-                if cluster == "slurm":
-                    queue.register_job(jobs[-1].job_id)
-                    jobs[-1].watcher = queue
-                say(number, f"submitted as job {jobs[-1].job_id}")
-            while not all(job.done() for job in jobs):
-                say_new_lines(outputs, say)
-                interrupts.sleep(_POLL_SECONDS)
-        except BaseException:
-            _cancel(jobs, lambda: say_new_lines(outputs, say))
-            raise
-        say_new_lines(outputs, say, is_over=True)
-        return [_ended(job, output) for job, output in zip(jobs, outputs, strict=True)]
+            import submitit  # noqa: F401
+        except ImportError:
+            raise BadInput("--launcher slurm requires submitit. Install it: pip install 'amp-track[slurm]'") from None
+        if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+            raise BadInput(
+                f"--launcher slurm requires {', '.join(missing)}. Run the command on a machine that can submit jobs."
+            )
+
+    def start(self, number: int, worker: Worker, say: Say) -> None:
+        from submitit.core import utils
+
+        executor = self._executor(worker.output.parent / "slurm")
+        try:
+            # sbatch passes variables on; a pickle file would contain their passwords. submitit prints errors of sbatch.
+            with processes.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
+                job = executor.submit(SearchWorker(worker.command, worker.output.absolute()))
+        except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
+            interrupts.check()  # Ctrl-C in a terminal also ends sbatch
+            raise BadInput(
+                f"SLURM rejected a job: {'; '.join(filter(None, str(error).splitlines())) or 'no reason given'}"
+            ) from None
+        if self.cluster == "slurm":
+            self._queue.register_job(job.job_id)
+            job.watcher = cast("Any", self._queue)
+        self._jobs.append(job)
+        self._workers.append(worker)
+        say(number, f"submitted as job {job.job_id}")
+
+    def _executor(self, folder: Path) -> submitit.AutoExecutor:
+        import submitit
+
+        if unknown := self.options.keys() & {"clusters", "M"}:
+            raise BadInput(
+                f"--sbatch: {unknown.pop()} is not supported, because jobs are watched on the cluster of this machine. "
+                "Run the command on the other cluster."
+            )
+        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
+        options = {name: value if value else True for name, value in self.options.items()}
+        executor.update_parameters(
+            name="amp-track",
+            timeout_min=_DAY_MINUTES,
+            slurm_additional_parameters={"requeue": True, **options},
+            **({"gpus_per_node": self.devices} if self.devices else {}),
+        )
+        return executor
+
+    def poll(self) -> list[Ended | None]:
+        for number, job in enumerate(self._jobs):
+            if number not in self._ends and job.done(force_check=self._is_interrupted):
+                self._ends[number] = self._ended(number)
+        return [self._ends.get(number) for number in range(len(self._jobs))]
+
+    def _ended(self, number: int) -> Ended:
+        """Return how a search worker ended; exit code 1 if SLURM has ended it, or its machine was lost."""
+        job = self._jobs[number]
+        if self._is_interrupted or job.exception() is None:
+            return Ended(exit_code=1 if self._is_interrupted else job.result())
+        has_output = self._workers[number].output.stat().st_size
+        return Ended(exit_code=1, last_line="" if has_output else f"its SLURM job failed; see {job.paths.stderr}")
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+        for job in self._jobs:
+            job.cancel(check=False)
 
 
 class SearchWorker:
@@ -101,7 +135,7 @@ class SearchWorker:
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
         self._command, self._output = list(command), output
-        self._process: Process | None = None
+        self._process: SupervisedProcess | None = None
         self._is_told_to_end = False
 
     def __call__(self) -> int:
@@ -109,15 +143,16 @@ class SearchWorker:
         # submitit ignores SIGTERM. SLURM sends it to a cancelled or preempted job, but not to its child processes.
         signal.signal(signal.SIGTERM, self._end)
         # submitit passes on the environment of the submitting process.
-        self._process = Process(Worker(command=self._command, environment={}, output=self._output))
+        self._process = Worker(command=self._command, environment={}, output=self._output).process()
         try:
             # Popen.wait would hold a lock that the signal handler, which runs in the same thread, needs.
             while (code := self._process.exit_code()) is None:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(_TASK_POLL_SECONDS)
             if self._is_told_to_end:
                 time.sleep(_TAKEN_SECONDS)  # a result would end the job, which may be requeued
         finally:
             self._process.let_go()
+            self._process.wait()
         return code
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
@@ -135,48 +170,43 @@ class SearchWorker:
             self._process.interrupt()
 
 
-def _executor(folder: Path, *, devices: int, options: Mapping[str, str], cluster: str) -> submitit.AutoExecutor:
-    import submitit
+class Queue:
+    """Tell submitit which jobs have left SLURM's queue, instead of sacct, which many clusters do not provide.
 
-    executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=_MOST_TIMEOUTS)
-    given = {name: value if value else True for name, value in options.items()}
-    executor.update_parameters(
-        name="amp-track",
-        timeout_min=_DAY_MINUTES,
-        slurm_additional_parameters={"requeue": True, **given},
-        **({"gpus_per_node": devices} if devices else {}),
-    )
-    return executor
+    A requeued job never leaves the queue, and a job that ends normally is recognized by its result. This class adds
+    the jobs without a result: SLURM has ended them, or their machine was lost.
+    """
 
+    def __init__(self) -> None:
+        self._jobs: set[str] = set()
+        self._missing: set[str] = set()
+        self._ended: set[str] = set()
+        self._polled_at_seconds = -math.inf
 
-def _submit(executor: submitit.AutoExecutor, worker: Worker) -> submitit.Job[int]:
-    from submitit.core import utils
+    def register_job(self, job_id: str) -> None:
+        """Watch a job from now on."""
+        self._jobs.add(job_id)
 
-    try:
-        # sbatch passes variables on; a pickle file would contain their passwords. submitit prints errors of sbatch.
-        with programs.variables(worker.environment), contextlib.redirect_stderr(io.StringIO()):
-            return executor.submit(SearchWorker(worker.command, worker.output.absolute()))
-    except (utils.FailedJobError, utils.FailedSubmissionError, OSError) as error:
-        interrupts.check()  # Ctrl-C in a terminal also ends sbatch
-        raise BadInput(
-            f"SLURM rejected a job: {'; '.join(filter(None, str(error).splitlines())) or 'no reason given'}"
-        ) from None
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Return whether a job was missing in two successive polls, ten seconds apart, or one in mode `force`."""
+        pause_seconds = _FORCED_POLL_SECONDS if mode == "force" else _QUEUE_POLL_SECONDS
+        if time.monotonic() >= self._polled_at_seconds + pause_seconds:
+            self._polled_at_seconds = time.monotonic()
+            self._poll()
+        return job_id in self._ended
 
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Return a state for submitit's messages."""
+        return "UNKNOWN"
 
-def _cancel(jobs: Sequence[submitit.Job[int]], say_lines: Callable[[], None]) -> None:
-    """Cancel jobs, and wait until they have ended their runs and SLURM has ended them."""
-    for job in jobs:
-        job.cancel(check=False)
-    deadline = time.monotonic() + _CANCEL_SECONDS
-    while time.monotonic() < deadline and not all(job.done(force_check=True) for job in jobs):
-        say_lines()
-        time.sleep(_POLL_SECONDS)
-    say_lines()
-
-
-def _ended(job: submitit.Job[int], output: Output) -> Ended:
-    """Return how a search worker ended; exit code 1 if SLURM has ended it, or its machine was lost."""
-    error: Any = job.exception()
-    if error is None:
-        return Ended(exit_code=job.result(), last_line=output.last_line)
-    return Ended(exit_code=1, last_line=output.last_line or f"its SLURM job failed; see {job.paths.stderr}")
+    def _poll(self) -> None:
+        # squeue fails for listed jobs as soon as SLURM has removed one, so list all.
+        command = ["squeue", "--all", "--noheader", "--format=%i", f"--user={os.getuid()}"]
+        # A user's SQUEUE_* variables may hide jobs.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if answer.returncode:
+            return  # SLURM's controller does not answer; its jobs still run
+        missing = self._jobs - set(answer.stdout.split())
+        self._ended |= missing & self._missing
+        self._missing = missing

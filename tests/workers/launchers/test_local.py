@@ -14,7 +14,7 @@ from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
 from amp_track.workers.launchers import local
-from amp_track.workers.launchers.worker import Process, Worker, made_for_output
+from amp_track.workers.launchers.base import Worker, made_for_output, run
 
 SAYS = """
 import os, sys
@@ -27,10 +27,10 @@ import sys
 from pathlib import Path
 from amp_track.workers import interrupts
 from amp_track.workers.launchers import local
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers.base import Worker, run
 worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
 with interrupts.deferred(owns_process=True):
-    local.run([worker], lambda number, line: print(line, flush=True))
+    run(local.Launcher(), [worker], lambda number, line: print(line, flush=True))
 """
 ENDS_SLOWLY = """
 import signal, sys, time
@@ -51,7 +51,9 @@ def worker(exit_code: int = 0, number: int = 1, where: str = "here") -> Worker:
 
 def test_each_line_is_said_and_kept_and_each_exit_code_returned() -> None:
     said: list[tuple[int, str]] = []
-    ended = local.run([worker(0, 1, "one"), worker(3, 2, "two")], lambda number, line: said.append((number, line)))
+    ended = run(
+        local.Launcher(), [worker(0, 1, "one"), worker(3, 2, "two")], lambda number, line: said.append((number, line))
+    )
     assert [each.exit_code for each in ended] == [0, 3]
     assert [each.last_line for each in ended] == ["with no end of its line"] * 2
     assert [line for number, line in said if number == 0] == ["from one", "with no end of its line"]
@@ -63,7 +65,7 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned() -> None:
 def test_what_an_earlier_worker_has_said_is_kept_and_not_said_again() -> None:
     Path("worker-1.err").write_text("earlier\n")
     said: list[str] = []
-    local.run([worker(where="now")], lambda number, line: said.append(line))
+    run(local.Launcher(), [worker(where="now")], lambda number, line: said.append(line))
     assert said[0] == "from now"
     assert Path("worker-1.err").read_text().startswith("earlier\nfrom now")
 
@@ -103,7 +105,7 @@ def test_each_worker_has_devices_of_its_own(
     workers: int, each: int, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,GPU-5b")
-    given = local.devices(workers, "cuda", each=each)
+    given = local.Launcher.environments(workers, "cuda", each=each)
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in given] == expected
 
 
@@ -119,12 +121,12 @@ def test_more_workers_than_devices_are_rejected(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     with pytest.raises(BadInput) as rejected:
-        local.devices(workers, "cuda", each=each)
+        local.Launcher.environments(workers, "cuda", each=each)
     assert str(rejected.value) == message
 
 
 def test_a_cpu_is_shared() -> None:
-    assert local.devices(3, "cpu", each=2) == [{}, {}, {}]
+    assert local.Launcher.environments(3, "cpu", each=2) == [{}, {}, {}]
 
 
 @pytest.mark.nightly
@@ -133,7 +135,7 @@ def test_devices_that_no_variable_lists_are_counted(monkeypatch: pytest.MonkeyPa
     code = "import torch; print(torch.accelerator.device_count())"
     there = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     with pytest.raises(BadInput, match=f"expected at most {there}: this machine has {there}"):
-        local.devices(there + 1, "cuda", each=1)
+        local.Launcher.environments(there + 1, "cuda", each=1)
 
 
 def start(code: str) -> subprocess.Popen[bytes]:
@@ -167,7 +169,7 @@ def test_workers_end_with_a_launcher_that_is_killed() -> None:
 def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
     """Ray kills the children of its processes, but not their grandchildren."""
     command = [sys.executable, "-c", ENDS_WHEN_TOLD]
-    process = Process(Worker(command=command, environment={}, output=Path("worker-1.err")))
+    process = Worker(command=command, environment={}, output=Path("worker-1.err")).process()
     while not Path("worker-1.err").read_text():
         time.sleep(0.05)
     (tether,) = [child for child in psutil.Process().children() if ENDS_WHEN_TOLD in child.cmdline()]
@@ -175,6 +177,7 @@ def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
     tether.kill()
     _, alive = psutil.wait_procs([program], timeout=20)
     process.let_go()
+    process.wait()
     assert alive == []
     assert process.exit_code() == 128 + signal.SIGKILL, "as a shell has it"
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"

@@ -20,7 +20,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{unused.getsockname()[1]}")
         began = time.monotonic()
         with pytest.raises(BadInput, match=r"cluster at 127.0.0.1:\d+ does not answer .*: ray start --head$"):
-            ray.check_available()
+            ray.Launcher.check()
         assert time.monotonic() - began < 5
 
 
@@ -28,7 +28,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
 def test_an_address_that_is_none_of_a_cluster_is_rejected(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(BadInput, match=f"RAY_ADDRESS: got {address}, expected host:port"):
-        ray.check_available()
+        ray.Launcher.check()
 
 
 def test_a_machine_of_no_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,10 +38,10 @@ def test_a_machine_of_no_cluster_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     if "gcs_server" in {process.info["name"] for process in psutil.process_iter(["name"])}:
         pytest.skip("a Ray cluster runs on this machine")
     with pytest.raises(BadInput, match=r"--launcher ray requires a running Ray cluster .* RAY_ADDRESS"):
-        ray.check_available()
+        ray.Launcher.check()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadInput, match=r"--launcher ray requires Ray\. .*: pip install 'amp-track\[ray\]'"):
-        ray.check_available()
+        ray.Launcher.check()

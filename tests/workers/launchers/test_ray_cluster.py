@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from launched import ENDS_WHEN_TOLD
 from ray_cluster import cluster  # noqa: F401  # a fixture
 
 from amp_track.workers.launchers import ray
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers.base import Worker, run
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster")]
 SAYS = """
@@ -37,11 +38,11 @@ import sys
 from pathlib import Path
 from amp_track.workers import interrupts
 from amp_track.workers.launchers import ray
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers.base import Worker, run
 worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
 try:
     with interrupts.deferred(owns_process=True):
-        ray.run([worker], lambda number, line: print(line, flush=True), devices=int(sys.argv[2]))
+        run(ray.Launcher(devices=int(sys.argv[2])), [worker], lambda number, line: print(line, flush=True))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -86,7 +87,7 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.Ca
     said: list[tuple[int, str]] = []
     workers = [worker(SAYS, "0", where="one"), worker(SAYS, "3", number=2, where="two")]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    ended = ray.run(workers, lambda number, line: said.append((number, line)), devices=0)
+    ended = run(ray.Launcher(), workers, lambda number, line: said.append((number, line)))
     assert [each.exit_code for each in ended] == [0, 3]
     assert [each.last_line for each in ended] == ["with no end of its line"] * 2
     for number, name in enumerate(("one", "two")):
@@ -100,7 +101,7 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned(capfd: pytest.Ca
 
 def test_much_output_comes_whole() -> None:
     code = "import sys; print('x' * 3_000_000); print('y' * 2_500_000, file=sys.stderr)"
-    (ended,) = ray.run([worker(code)], lambda *_: None, devices=0)
+    (ended,) = run(ray.Launcher(), [worker(code)], lambda *_: None)
     assert ended.exit_code == 0
     assert Path("worker-1.out").read_text() == "x" * 3_000_000 + "\n"
     assert Path("worker-1.err").read_text() == "y" * 2_500_000 + "\n"
@@ -111,16 +112,15 @@ def test_of_the_environment_what_is_about_the_stores_and_threads_is_handed_on(mo
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
     monkeypatch.setenv("OTHER", "mine")
-    (ended,) = ray.run([worker(TELLS_ITS_ENVIRONMENT)], lambda *_: None, devices=0)
+    (ended,) = run(ray.Launcher(), [worker(TELLS_ITS_ENVIRONMENT)], lambda *_: None)
     assert ended.last_line == "7 hunter2 None"
 
 
 def test_what_workers_are_told_is_in_no_file_of_the_cluster(cluster: Path) -> None:  # noqa: F811
     """Their environment has addresses with passwords."""
-    ray.run([worker("", where="hunter" + "22")], lambda *_: None, devices=0)
-    failing = worker("", where="hunter" + "22")
-    (ended,) = ray.run([Worker(command=["/nowhere"], environment=failing.environment, output=failing.output)],
-                       lambda *_: None, devices=0)  # fmt: skip
+    run(ray.Launcher(), [worker("", where="hunter" + "22")], lambda *_: None)
+    failing = dataclasses.replace(worker("", where="hunter" + "22"), command=["/nowhere"])
+    (ended,) = run(ray.Launcher(), [failing], lambda *_: None)
     assert ended.exit_code == 1
     kept = [file for file in cluster.rglob("*") if file.is_file()]
     assert len(kept) > 10
@@ -163,7 +163,7 @@ def test_a_worker_is_started_again_when_rays_process_is_killed() -> None:
             kill_rays_process_of("# of the lost")
             wait_for(lambda: len(running("# of the lost")) == 0)
 
-    (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# of the lost")], say, devices=0)
+    (ended,) = run(ray.Launcher(), [worker(ENDS_WHEN_TOLD + "# of the lost")], say)
     begun = f"started on {HERE}"
     lost = "lost its node or Ray's process there; restarting"
     assert said == [begun, "up", lost, begun, "resumed"]
@@ -178,7 +178,7 @@ def test_a_worker_that_is_always_lost_is_given_up(monkeypatch: pytest.MonkeyPatc
             Path("was here").unlink()
             kill_rays_process_of("# always lost")
 
-    (ended,) = ray.run([worker(ENDS_WHEN_TOLD + "# always lost")], say, devices=0)
+    (ended,) = run(ray.Launcher(), [worker(ENDS_WHEN_TOLD + "# always lost")], say)
     assert ended.exit_code == 1
     assert "The actor died" in ended.last_line
 
@@ -193,7 +193,7 @@ def test_a_worker_waits_for_a_gpu_and_can_be_interrupted(monkeypatch: pytest.Mon
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ray.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], say, devices=2)
+        run(ray.Launcher(devices=2), [worker(SAYS, "0"), worker(SAYS, "0", number=2)], say)
     assert said == ["0 waiting for 2 GPUs of the cluster", "1 waiting for 2 GPUs of the cluster"]
 
 
@@ -204,6 +204,6 @@ def test_a_node_without_the_folder_is_told(tmp_path: Path, monkeypatch: pytest.M
     gone.rmdir()
     monkeypatch.setattr(os, "getcwd", lambda: str(gone))
     there = Worker(command=[sys.executable], environment={}, output=tmp_path / "worker-1.err")
-    (ended,) = ray.run([there], lambda *_: None, devices=0)
+    (ended,) = run(ray.Launcher(), [there], lambda *_: None)
     assert ended.exit_code == 1
     assert ended.last_line == f"{HERE} has no folder {gone}. Run the command in a folder that all nodes share."

@@ -12,8 +12,8 @@ import pytest
 from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
-from amp_track.workers.launchers import slurm, slurm_queue
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers import slurm
+from amp_track.workers.launchers.base import Worker, run
 
 SAYS = """
 import os, sys
@@ -25,12 +25,17 @@ STARTER = """
 import sys
 from pathlib import Path
 from amp_track.workers import interrupts
-from amp_track.workers.launchers import slurm, slurm_queue
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers import slurm
+from amp_track.workers.launchers.base import Worker, run
 worker = Worker(command=[sys.executable, "-c", sys.argv[1]], environment={}, output=Path("worker-1.err"))
 with interrupts.deferred(owns_process=True):
-    slurm.run([worker], lambda number, line: print(line, flush=True), devices=0, options={}, cluster="local")
+    slurm.Launcher.cluster = "local"
+    run(slurm.Launcher(), [worker], lambda number, line: print(line, flush=True))
 """
+
+
+class Here(slurm.Launcher):
+    cluster = "local"
 
 
 def worker(code: str, *arguments: str, number: int = 1, where: str = "here") -> Worker:
@@ -40,11 +45,8 @@ def worker(code: str, *arguments: str, number: int = 1, where: str = "here") -> 
 
 def test_each_line_is_said_and_kept_and_each_exit_code_returned() -> None:
     said: list[tuple[int, str]] = []
-    ended = slurm.run(
-        [worker(SAYS, "0", where="one"), worker(SAYS, "3", number=2, where="two")],
-        lambda number, line: said.append((number, line)),
-        devices=0, options={}, cluster="local",
-    )  # fmt: skip
+    workers = [worker(SAYS, "0", where="one"), worker(SAYS, "3", number=2, where="two")]
+    ended = run(Here(), workers, lambda number, line: said.append((number, line)))
     assert [each.exit_code for each in ended] == [0, 3]
     assert (0, "from one") in said
     assert (1, "from two") in said
@@ -55,7 +57,7 @@ def test_each_line_is_said_and_kept_and_each_exit_code_returned() -> None:
 
 def test_what_workers_are_told_is_in_no_file() -> None:
     """Their environment has addresses with passwords."""
-    slurm.run([worker(SAYS, "0", where="hunter2")], lambda *_: None, devices=0, options={}, cluster="local")
+    run(Here(), [worker(SAYS, "0", where="hunter2")], lambda *_: None)
     kept = [file for file in Path("slurm").rglob("*") if file.is_file()]
     assert kept
     assert not any(b"hunter2" in file.read_bytes() for file in kept)
@@ -82,7 +84,7 @@ def test_a_job_that_is_told_to_go_ends_its_runs_and_may_be_queued_again(first: s
         elif line == "ended its runs" and first is signal.SIGTERM:
             tell(signal.SIGUSR2)
 
-    (ended,) = slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={}, cluster="local")
+    (ended,) = run(Here(), [worker(ENDS_WHEN_TOLD)], say)
     assert told[0] is first
     assert said[1:] == ["up", "ended its runs", "resumed"]
     assert ended.exit_code == 0
@@ -102,13 +104,13 @@ def test_an_interrupt_cancels_the_jobs() -> None:
 def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BadInput, match="--launcher slurm requires sbatch, srun, squeue, scancel"):
-        slurm.check_available()
+        slurm.Launcher.check()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(BadInput, match=r"--launcher slurm requires submitit\. .*: pip install 'amp-track\[slurm\]'"):
-        slurm.check_available()
+        slurm.Launcher.check()
 
 
 SBATCH = """#!/bin/sh
@@ -136,11 +138,11 @@ def test_a_rejected_job_cancels_those_before_it(
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "_CANCEL_SECONDS", 0)
-    slurm.check_available()
-    options = {"partition": "gpu", "cpus_per_task": "8", "exclusive": ""}
+    monkeypatch.setattr(slurm.Launcher, "end_seconds", 0)
+    slurm.Launcher.check()
+    launcher = slurm.Launcher(devices=2, options={"partition": "gpu", "cpus_per_task": "8", "exclusive": ""})
     with pytest.raises(BadInput, match=r"SLURM rejected a job: .* QOSMaxSubmitJobPerUserLimit"):
-        slurm.run([worker(SAYS, "0"), worker(SAYS, "0", number=2)], lambda *_: None, devices=2, options=options)
+        run(launcher, [worker(SAYS, "0"), worker(SAYS, "0", number=2)], lambda *_: None)
     assert capsys.readouterr().err == "", "the error says what sbatch has said"
     assert (programs / "cancelled").read_text() == "42\n"
     script = (programs / "script").read_text()
@@ -156,8 +158,8 @@ def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
     monkeypatch.setenv("LOGNAME", "somebody")
-    monkeypatch.setattr(slurm_queue, "_SHORTEST_SECONDS", 0.0)
-    queue = slurm_queue.Queue()
+    monkeypatch.setattr(slurm, "_FORCED_POLL_SECONDS", 0.0)
+    queue = slurm.Queue()
     for job in ("42", "43"):
         queue.register_job(job)
     assert [queue.is_done("43", "force") for _ in range(2)] == [False, True]
@@ -166,4 +168,4 @@ def test_what_hides_jobs_from_squeue_ends_none(tmp_path: Path, monkeypatch: pyte
 
 def test_jobs_of_another_cluster_are_rejected() -> None:
     with pytest.raises(BadInput, match="--sbatch: clusters is not supported"):
-        slurm.run([worker(SAYS, "0")], lambda *_: None, devices=0, options={"clusters": "other"}, cluster="local")
+        run(slurm.Launcher(options={"clusters": "other"}), [worker(SAYS, "0")], lambda *_: None)

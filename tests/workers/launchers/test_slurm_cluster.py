@@ -12,7 +12,7 @@ from launched import ENDS_WHEN_TOLD
 from slurm_cluster import cluster, without_delay  # noqa: F401  # a fixture
 
 from amp_track.workers.launchers import slurm
-from amp_track.workers.launchers.worker import Worker
+from amp_track.workers.launchers.base import Worker, run
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("cluster")]
 SAYS = "import os, sys; print('said on', os.environ['WHERE'], file=sys.stderr); sys.exit(int(sys.argv[1]))"
@@ -27,7 +27,7 @@ def test_each_line_is_said_and_each_exit_code_returned() -> None:
     said: list[tuple[int, str]] = []
     workers = [worker(SAYS, "0"), worker(SAYS, "3", number=2)]
     with without_delay():
-        ended = slurm.run(workers, lambda number, line: said.append((number, line)), devices=0, options={"time": "5"})
+        ended = run(slurm.Launcher(options={"time": "5"}), workers, lambda number, line: said.append((number, line)))
     assert [each.exit_code for each in ended] == [0, 3]
     assert {(0, "said on hunter2"), (1, "said on hunter2")} <= set(said)
     assert not any(b"hunter2" in file.read_bytes() for file in Path("slurm").rglob("*") if file.is_file())
@@ -45,7 +45,7 @@ def test_a_job_that_is_queued_again_resumes(how: str) -> None:
             subprocess.run(command, check=True)
 
     with without_delay():
-        (ended,) = slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={})
+        (ended,) = run(slurm.Launcher(), [worker(ENDS_WHEN_TOLD)], say)
     assert said[1:] == ["up", "ended its runs", "resumed"]
     assert ended.exit_code == 0
 
@@ -61,7 +61,7 @@ def test_a_job_that_leaves_no_result_has_failed() -> None:
             subprocess.run(["scancel", "--signal=KILL", "--full", job], check=True)
 
     with without_delay():
-        (ended,) = slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={})
+        (ended,) = run(slurm.Launcher(), [worker(ENDS_WHEN_TOLD)], say)
     assert ended.exit_code == 1
     assert ended.last_line == "ended its runs"
 
@@ -76,7 +76,7 @@ def test_what_is_interrupted_is_cancelled_and_ends_its_runs() -> None:
             raise KeyboardInterrupt
 
     with without_delay(), pytest.raises(KeyboardInterrupt):
-        slurm.run([worker(ENDS_WHEN_TOLD)], say, devices=0, options={})
+        run(slurm.Launcher(), [worker(ENDS_WHEN_TOLD)], say)
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"
     job = re.findall(r"\d+", said[0])[0]
     shown = subprocess.run(["squeue", "--noheader", "--job", job, "--format=%T"], capture_output=True, text=True)
