@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.command_line import train_command
 from amp_track.report.table import Table
 from amp_track.report.text import UNKNOWN, counted, speed_text
-from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
+from amp_track.results.compare import Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Choice, choose, choose_compared, has_diverged

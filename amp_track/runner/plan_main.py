@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_track.config.job import Job, Rank
+from amp_track.config.precisions import Precision
 from amp_track.memory_plan.predict import Prediction
 from amp_track.memory_plan.predict import forecast as predict
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
@@ -29,7 +30,6 @@ from amp_track.records.plan import (
 )
 from amp_track.runner import job_main
 from amp_track.runner.process_setup import Sender
-from amp_track.training.amp.precision import Precision
 from amp_track.workload import Workload, example_batch, users_traceback
 
 if TYPE_CHECKING:

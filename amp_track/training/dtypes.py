@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import Precision
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.training.amp import random_state
-from amp_track.training.amp.precision import Precision, float32_precision
+from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
 from amp_track.training.layers import LayerWatch, Operation, running_node_number, watching_operations
@@ -61,11 +62,11 @@ class DtypesWatch:
         random_state.seed(job.seed)
         batch = example_batch(workload, job.batch_size)
         self._phase = "model"
-        model = new_model(workload).train().to(device.torch_device)
+        precision = Precision.named(job.precision)
+        model = precision.prepare(new_model(workload)).train().to(device.torch_device)
         if job.channels_last:
             model = model.to(memory_format=torch.channels_last)
         input, target = move(batch, device.torch_device, channels_last=job.channels_last)
-        precision = Precision.named(job.precision)
         self._recorder = _Recorder(model)
         with float32_precision(precision), self._recorder.recording():
             with precision.autocast(device.kind):

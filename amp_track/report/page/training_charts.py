@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.result import JobResult
 from amp_track.report.curves import thinned
@@ -16,7 +17,6 @@ from amp_track.report.page import drawing
 from amp_track.report.page.drawing import MOST_POINTS, Chart, End
 from amp_track.report.page.svg import INK
 from amp_track.report.text import counted
-from amp_track.results.compare import REFERENCE
 from amp_track.results.seeds import SeedsResult
 
 if TYPE_CHECKING:
