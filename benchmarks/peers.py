@@ -61,9 +61,9 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch._dynamo
 
     from amp_track.config.precisions import Precision
+    from amp_track.targets.workload import load_workload
     from amp_track.training.amp.precision import float32_precision
     from amp_track.training.devices.open import open_device
-    from amp_track.workload import load_workload
 
     workload: Any = load_workload(case.workload, case.options)
     data, eval_data = workload.train_data(), workload.eval_data()

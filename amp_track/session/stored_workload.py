@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_track import workload_import
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.session import checks
+from amp_track.targets import source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def checked(stored: StoredWorkload, request: Request) -> str:
             f"or name the file: {stored.with_workload}"
         )
     checks.workload_exists(reference)
-    files = workload_import.workload_files(reference)
+    files = source.workload_files(reference)
     if not (is_given or request.trust.trust_store) and not _are_in_the_working_folder(files):
         raise BadInput(
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "
@@ -62,7 +62,7 @@ def checked(stored: StoredWorkload, request: Request) -> str:
     # A module that only its import finds, or without recorded imports, is compared after its import.
     if request.resumption.allow_changed_workload or not files or stored.imports is None:
         return reference
-    if stored.digest not in [workload_import.digest(file, stored.imports) for file in files]:
+    if stored.digest not in [source.digest(file, stored.imports) for file in files]:
         raise changed(stored, reference)
     return reference
 

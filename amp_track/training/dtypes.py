@@ -44,7 +44,8 @@ _ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)
 class DtypesWatch:
     """Records the dtypes of one batch of a resolved job."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job, workload: Workload, device: Device) -> None:
+        self._job, self._workload, self._device = job, workload, device
         self._phase = "data"
         self._recorder: _Recorder | None = None
 
@@ -53,11 +54,12 @@ class DtypesWatch:
         """The current phase, or the phase in which an exception was raised: data, model, forward, loss or backward."""
         return self._recorder.in_pass if self._recorder is not None else self._phase
 
-    def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
+    def run(self) -> DtypesReport:
         """Record one batch of `workload.example` in training mode. Exceptions pass through unchanged.
 
         The loss is not scaled before its backward pass: scaling changes values, not dtypes.
         """
+        job, workload, device = self._job, self._workload, self._device
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
         batch = example_batch(workload, job.batch_size)

@@ -22,10 +22,10 @@ from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
+from amp_track.targets.workload import load_workload
 from amp_track.training.amp.precision import support
 from amp_track.training.devices.open import open_device
 from amp_track.training.dtypes import DtypesWatch, readable_name
-from amp_track.workload import load_workload
 
 HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
 
@@ -70,7 +70,7 @@ class Given(Workload):
 
 def watch(workload: Workload, precision: str, **settings: Any) -> DtypesReport:
     job = Job(precision=precision, batch_size=2, synthetic=True, device="cpu", **settings)
-    return DtypesWatch().run(job, workload, open_device("cpu"))
+    return DtypesWatch(job, workload, open_device("cpu")).run()
 
 
 def found(report: DtypesReport, layer: str, in_pass: str = "forward") -> dict[str, tuple[tuple[str, ...], str, int]]:
