@@ -14,6 +14,7 @@ from amp_track._version import __version__ as __version__
 if TYPE_CHECKING:
     from amp_track.api import compare, max_batch, plan, search, train
     from amp_track.config.job import Job
+    from amp_track.config.precisions import Precision
     from amp_track.records.errors import AmpTrackError, BadInput, BadOption, NothingFits, StoreFailed, TargetFailed
     from amp_track.records.result import JobResult, JobStatus, ScaleReport
     from amp_track.results.compare import CompareResult
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from amp_track.results.plan import PlanResult
     from amp_track.results.search import SearchResult
     from amp_track.results.train import TrainResult
+    from amp_track.targets.workload import load_workload
     from amp_track.training.amp.evaluation import EvalStep, EvalTotals
-    from amp_track.training.amp.precision import Precision, float32_precision
+    from amp_track.training.amp.precision import float32_precision
     from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory
     from amp_track.training.amp.step import StepTotals, TrainStep
-    from amp_track.workload import Metric, Workload, load_workload
+    from amp_track.workload import Metric, Workload
 
 
 __all__ = [
@@ -73,10 +75,12 @@ _HOMES = {
     "training.amp.evaluation": ["EvalStep", "EvalTotals"],
     "config.job": ["Job"],
     "records.result": ["JobResult", "ScaleReport", "JobStatus"],
-    "training.amp.precision": ["Precision", "float32_precision"],
+    "config.precisions": ["Precision"],
+    "training.amp.precision": ["float32_precision"],
     "training.amp.scale_history": ["ScaleChanges", "ScaleHistory"],
     "training.amp.step": ["StepTotals", "TrainStep"],
-    "workload": ["Metric", "Workload", "load_workload"],
+    "targets.workload": ["load_workload"],
+    "workload": ["Metric", "Workload"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,37 +1,18 @@
-"""Workload, the class that users subclass, and functions that load it from a file and set its options."""
+"""Workload, the class that users subclass, and functions that check what its methods return."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import importlib
-import importlib.util
-import inspect
-import os
-import re
-import sys
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from amp_track import workload_import
-from amp_track.records.errors import BadInput, BadOption, InvalidReturnValue, describe_type, printable, summary
-from amp_track.records.metrics import is_metric_name
-
-_HINT = "See experiments/digits.py for an example."
-_MOST_SAMPLES = 2**32  # their shuffled order takes more than a hundred gigabytes of memory
-_HERE = f"{Path(__file__).parent}{os.sep}"
-_OUR_FRAME = re.compile(rf'^  File "{re.escape(_HERE)}.*\n(?:    .*\n)*', re.MULTILINE)
-"""Matches a frame of this package in the text of a loader process's exception."""
+from amp_track.records.errors import InvalidReturnValue
 
 
 @dataclass(frozen=True)
@@ -136,67 +117,7 @@ class Workload(ABC):
         return default_collate([data[index % known] for index in range(batch_size)])  # type: ignore[no-any-return]
 
 
-# Fields that have their own flags. A workload may override them by an annotated assignment, which makes them dataclass
-# fields, too.
-_OWN_FLAGS = {
-    "learning_rate": "--lr",
-    "batch_size": "--batch-size",
-    "epochs": "--epochs",
-    "num_workers": "--num-workers",
-}
-
-
-def option_fields(workload_class: type[Workload]) -> dict[str, dataclasses.Field[Any]]:
-    """Return the options of a workload class by name."""
-    if not dataclasses.is_dataclass(workload_class):
-        return {}
-    return {item.name: item for item in dataclasses.fields(workload_class) if item.init and item.name not in _OWN_FLAGS}
-
-
-def check_fields(reference: str, workload: Workload) -> None:
-    """Raise BadInput if the workload's batch_size, epochs, num_workers, learning_rate or metric is invalid."""
-    for name, least in (("batch_size", 1), ("epochs", 1), ("num_workers", 0)):
-        value = getattr(workload, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise BadInput(f"{reference}: {name} is {_shown(value)}. Set it to an integer of at least {least}.")
-    rate = workload.learning_rate
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= sys.float_info.max:
-        raise BadInput(f"{reference}: learning_rate is {_shown(rate)}. Set it to a number above 0.")
-    metric = getattr(workload.metric, "name", workload.metric)
-    if not isinstance(workload.metric, Metric) or not isinstance(metric, str) or not is_metric_name(metric):
-        raise BadInput(
-            f"{reference}: metric is {_shown(metric)}. Set it to a Metric whose name MLflow accepts (letters, digits, "
-            "spaces and _ - . : /, at most 245 characters, without empty parts or ..) and that is not loss."
-        )
-
-
-def _shown(value: object) -> str:
-    """Return `repr(value)`, or the value's type if repr raises, as for an integer of 5,000 digits."""
-    try:
-        return repr(value)
-    except Exception:
-        return f"of type {type(value).__name__}"
-
-
-def check_dataset(reference: str, method: str, data: Any) -> None:
-    """Raise BadInput if a workload's method returns no map-style dataset, or one with an impossible length."""
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, IterableDataset):
-        kind = f"{describe_type(data)}; it must return a map-style dataset (__len__, __getitem__)"
-        raise BadInput(f"{reference}: {method}() returned {kind}")
-    with contextlib.suppress(OverflowError):  # len() raises it from 2**63 on
-        if len(data) <= _MOST_SAMPLES:
-            return
-    much = f"a dataset whose __len__ is too large; it must be at most {_MOST_SAMPLES:,}"
-    raise BadInput(f"{reference}: {method}() returned {much}")
-
-
-def check_sample(reference: str, method: str, data: Any) -> None:
-    """Raise BadInput if the first item of a dataset is not a pair (input, target)."""
-    if len(data) and not _is_pair(item := data[0]):
-        raise BadInput(f"{reference}: {method}()[0] is {describe_type(item)}; it must be a pair (input, target)")
-
-
-def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
+def is_pair(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, tuple | list) and len(value) == 2
 
 
@@ -228,165 +149,6 @@ def new_schedule(workload: Workload, total_steps: int) -> Callable[[int], float]
 def example_batch(workload: Workload, size: int) -> tuple[Any, Any]:
     """Return the workload's example batch. Raises InvalidReturnValue if it is not a pair."""
     batch: object = workload.example(size)
-    if not _is_pair(batch):
+    if not is_pair(batch):
         raise InvalidReturnValue.of_type("example()", batch, "a pair (input, target)")
     return batch[0], batch[1]
-
-
-def option_values(workload: Workload) -> tuple[tuple[str, str], ...]:
-    """Return the name of every option, and its value as text."""
-    return tuple((name, str(getattr(workload, name))) for name in option_fields(type(workload)))
-
-
-def option_choices(workload: Workload) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return all possible values of each option that is a bool or a Literal, as text."""
-    hints = _types_of_fields(type(workload))
-    choices: list[tuple[str, tuple[str, ...]]] = []
-    for name in option_fields(type(workload)):
-        if hints[name] is bool:
-            choices.append((name, ("False", "True")))
-        elif get_origin(hints[name]) is Literal:
-            choices.append((name, tuple(map(str, get_args(hints[name])))))
-    return tuple(choices)
-
-
-def load_workload(reference: str, options: Iterable[tuple[str, str]] = ()) -> Workload:
-    """Load the workload named by a reference such as `experiments/digits.py` or `package.module:Class`.
-
-    Args:
-        reference: a file with one Workload, or a module and a class.
-        options: names and values of options to set.
-
-    Raises:
-        BadInput: the file, module or class does not exist; the file has no Workload or several; its import fails
-            (`detail` holds the traceback); an option is unknown, or its value has the wrong type.
-    """
-    workload_class = _find_class(reference)
-    known = option_fields(workload_class)
-    hints = _types_of_fields(workload_class)
-    values = {}
-    for name, text in options:
-        if name not in known:
-            instead = f"use {_OWN_FLAGS[name]}" if name in _OWN_FLAGS else "see the fields of the class"
-            listed = ", ".join(known) or "none: it has no options"
-            raise BadOption(name, f"got {text!r}, expected an option of {reference} ({listed}); {instead}")
-        values[name] = _option_value(known[name], text, hints[name])
-    try:
-        return workload_class(**values)
-    except Exception as error:
-        raise BadInput(
-            f"{reference}: fix the workload or its --set options: {workload_class.__name__}({values}) raised "
-            f"{summary(error)}",
-            detail=users_traceback(error),
-        ) from error
-
-
-def _types_of_fields(workload_class: type[Workload]) -> dict[str, Any]:
-    """Return the types of a class's fields. Raises BadInput if an annotation cannot be evaluated."""
-    try:
-        return get_type_hints(workload_class)
-    except Exception as error:  # an annotation may be any expression
-        raise BadInput(
-            f"{workload_class.__name__}: evaluating the types of its fields raised {type(error).__name__}: {error}. "
-            "Use types that its module imports at run time, not only under TYPE_CHECKING."
-        ) from error
-
-
-def source_files(reference: str, workload: Workload) -> tuple[Path, tuple[str, ...]]:
-    """Return the file that a reference names, and the workload's other source files relative to its folder.
-
-    The others are the imported files in the folder of the workload's class, and the file of the class if the reference
-    names a module that only imports it.
-    """
-    module, colon, _ = reference.partition(":")
-    own = Path(str(sys.modules[module].__file__) if colon else reference).resolve()
-    source = inspect.getsourcefile(type(workload)) or str(own)
-    class_file = Path(source).resolve()
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    # Resolve folders before files: resolving the links of three thousand files takes 0.4 s.
-    homes = {str(class_file.parent), os.path.realpath(os.path.dirname(source))}
-    folders = {folder for folder in {os.path.dirname(file) for file in files if file} if os.path.isabs(folder)}
-    beside = {folder for folder in folders if os.path.realpath(folder) in homes}
-    loaded = {Path(file).resolve() for file in files if file and os.path.dirname(file) in beside}
-    # Some modules name a file that does not exist, such as torch.classes.
-    imported = {file for file in loaded if file.parent == class_file.parent and file.is_file()}
-    others = {class_file, *imported} - {own}
-    return own, tuple(sorted(os.path.relpath(file, own.parent) for file in others))
-
-
-def _option_value(option: dataclasses.Field[Any], text: str, hint: Any) -> Any:
-    from pydantic import TypeAdapter, ValidationError
-
-    default = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-    if text == str(default):
-        return default  # a job holds every option as text, including types that cannot be parsed from text
-    listed = {str(value): value for value in get_args(hint)} if get_origin(hint) is Literal else {}
-    if text in listed:
-        return listed[text]  # also numbers, which pydantic does not parse from text in a Literal
-    try:
-        adapter = TypeAdapter(hint)
-        if text == "None":
-            with contextlib.suppress(ValidationError):  # for a str option, "None" is a text
-                return adapter.validate_python(None)
-        return adapter.validate_strings(text)
-    except ValidationError as error:
-        expected = getattr(hint, "__name__", hint)
-        problem = f"got {text!r}, expected {expected}; {error.errors()[0]['msg'].lower()}"
-        raise BadOption(option.name, problem) from error
-
-
-def _find_class(reference: str) -> type[Workload]:
-    module_name, colon, class_name = reference.partition(":")
-    if colon:
-        module = _import(reference, module_name)
-        named = getattr(module, class_name, None)
-        if not (inspect.isclass(named) and issubclass(named, Workload)):
-            raise BadInput(f"{reference}: {module_name} has no Workload named {class_name}. {_HINT}")
-        return named
-    path = Path(reference)
-    if not os.path.isfile(path):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(f"{reference}: no such file. {_HINT}")
-    if importlib.util.spec_from_file_location("workload", path) is None:
-        raise BadInput(f"{path}: not a Python file (.py). {_HINT}")
-    module = _import(reference, str(path))
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Workload) and value.__module__ == module.__name__
-    ]
-    if len(classes) != 1:
-        names = ", ".join(cls.__name__ for cls in classes)
-        if not classes:
-            raise BadInput(f"{reference}: the file defines no subclass of Workload. {_HINT}")
-        raise BadInput(
-            f"{reference}: the file defines {len(classes)} subclasses of Workload ({names}). Name one as "
-            "package.module:Class."
-        )
-    return classes[0]
-
-
-def _import(reference: str, shown: str) -> ModuleType:
-    """Import the module of a workload. Raises BadInput if its code raises an exception."""
-    try:
-        return workload_import.import_workload(reference)
-    except Exception as error:
-        raise _import_failed(shown, error) from error
-
-
-def _import_failed(what: str, error: Exception) -> BadInput:
-    return BadInput(
-        f"{what}: its import raised {summary(error)}",
-        detail=users_traceback(error),
-    )
-
-
-def users_traceback(error: BaseException) -> str:
-    """Return the traceback without the frames of this package and of importlib.
-
-    It is safe to print, and shortened if it is long.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    not_users = (str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<frozen importlib")
-    users = [frame for frame in frames if not frame.filename.startswith(not_users)]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(users)]
-    return printable(_OUR_FRAME.sub("", "".join(lines + traceback.format_exception_only(error))))

@@ -30,8 +30,8 @@ from amp_track.config.inspection import Inspection, resolve
 from amp_track.config.job import Job
 from amp_track.records.result import JobResult
 from amp_track.runner.runner import JobRunner
+from amp_track.targets.workload import load_workload
 from amp_track.training.data import Batches
-from amp_track.workload import load_workload
 from benchmarks.provenance import provenance, sentence
 
 CALTECH256 = str(Path(__file__).parent.parent / "experiments" / "caltech256.py")

@@ -60,9 +60,10 @@ def run_peer(case: Case, finder: str) -> dict[str, Any]:
     import torch
     import torch._dynamo
 
-    from amp_track.training.amp.precision import Precision, float32_precision
+    from amp_track.config.precisions import Precision
+    from amp_track.targets.workload import load_workload
+    from amp_track.training.amp.precision import float32_precision
     from amp_track.training.devices.open import open_device
-    from amp_track.workload import load_workload
 
     workload: Any = load_workload(case.workload, case.options)
     data, eval_data = workload.train_data(), workload.eval_data()
@@ -135,7 +136,7 @@ def _accelerate(case: Case, finder: str, workload: Any, data: Any, eval_data: An
     from accelerate.utils import find_executable_batch_size
     from torch.utils.data import DataLoader
 
-    from amp_track.training.amp.precision import Precision
+    from amp_track.config.precisions import Precision
 
     precision = Precision.named(case.precision)
 

@@ -28,7 +28,7 @@ from amp_track.records.events import Event, StepsRecorded
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 from benchmarks.claims import (
     GIBIBYTE,
     NOT_HERE,

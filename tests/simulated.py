@@ -13,7 +13,6 @@ from pathlib import Path
 
 from support import MEBIBYTE
 
-from amp_track import workload_import
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, steps_per_epoch, total_steps
 from amp_track.config.values import PRECISIONS
@@ -23,6 +22,7 @@ from amp_track.records.events import EpochEnded, Event, Started, StepsRecorded
 from amp_track.records.hardware import Hardware
 from amp_track.records.plan import Forecast, Forecasts, ForecastTask
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
+from amp_track.targets import source
 from amp_track.workers import interrupts
 
 SPEED = {"fp32": 1000.0, "tf32": 2000.0, "amp": 3000.0, "bf16": 3000.0}
@@ -97,7 +97,7 @@ class SimulatedRunner:
                 for name in PRECISIONS
             ),
             workload_name="MadeUp",
-            workload_digest=workload_import.digest(Path(job.workload)) or "0123456789ab",
+            workload_digest=source.digest(Path(job.workload)) or "0123456789ab",
             batch_size=self.batch_size,
             epochs=self.epochs,
             learning_rate=1e-3,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import DIGITS, FAULTS, OUR_FRAMES, ROOT, WORKLOADS
 
-from amp_track import workload_import
 from amp_track.records.errors import BadInput
-from amp_track.workload import load_workload, option_choices, option_values, source_files
+from amp_track.targets import source
+from amp_track.targets.workload import load_workload, option_choices, option_values, source_files
 
 
 def test_options_have_their_fields_types() -> None:
@@ -141,7 +141,7 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
     def digest(name: str = str(file)) -> str | None:
         for module in ("amp_track_workload_wide", "helper_of_digest"):  # as a new process would know neither
             sys.modules.pop(module, None)
-        return workload_import.digest(*source_files(name, load_workload(name)))
+        return source.digest(*source_files(name, load_workload(name)))
 
     digests = [digest()]
     (tmp_path / "helper_of_digest.py").write_text("WIDTH = 2")
@@ -160,7 +160,8 @@ def test_the_digest_is_of_the_workload_and_of_what_it_imports_beside_it(
 def test_the_digest_is_the_same_in_every_process(tmp_path: Path) -> None:
     file = str(shutil.copy(FAULTS, tmp_path / "alone.py"))  # beside files that this process has not imported
     program = (
-        "import sys; from amp_track.workload import *; print(*source_files(sys.argv[1], load_workload(sys.argv[1])))"
+        "import sys; from amp_track.targets.workload import load_workload, source_files; "
+        "print(*source_files(sys.argv[1], load_workload(sys.argv[1])))"
     )
     other = subprocess.check_output([sys.executable, "-c", program, file], text=True)
     assert source_files(file, load_workload(file)) == (Path(file), ())

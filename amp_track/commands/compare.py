@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request
+from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, NothingFits
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report import compare as compare_report
 from amp_track.report import progress
-from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers, in_order
+from amp_track.results.compare import Cell, CompareResult, as_numbers, in_order
 from amp_track.results.trial_row import TrialRow
 from amp_track.session import checks, publish, study_manifest
 from amp_track.session.run_job import run_trial, seed_text

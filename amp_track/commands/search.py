@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from amp_track.commands import max_batch
 from amp_track.config.job import Job
 from amp_track.config.options import Request
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobResult
 from amp_track.report import progress
@@ -88,7 +89,7 @@ def result_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> Search
 
 def _check_seeds(session: Session) -> None:
     asked = session.request.search_options.seeds
-    if "fp32" not in session.precisions:
+    if REFERENCE not in session.precisions:
         raise BadInput(
             f"--seeds: got {asked} with --precision {','.join(session.precisions)}, expected fp32 among them: the "
             "others are compared with it."

@@ -20,15 +20,9 @@ class Support:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """The properties of a job's device and workload, found by a fresh process."""
+class TargetInspection:
+    """The properties of a job's workload."""
 
-    device: str
-    """The name in torch: `cpu`, `cuda:0`."""
-    hardware: Hardware
-    free_bytes: int
-    budget_support: Support
-    precisions: tuple[tuple[str, Support], ...]
     workload_name: str
     workload_digest: str
     """The digest of the workload's source: a max batch that was proven for other code does not hold."""
@@ -49,6 +43,18 @@ class Inspection:
     """0 if the job is synthetic: the data was not loaded."""
     evaluation_samples: int
     dataset_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection(TargetInspection):
+    """The properties of a job's device and workload, found by a fresh process."""
+
+    device: str
+    """The name in torch: `cpu`, `cuda:0`."""
+    hardware: Hardware
+    free_bytes: int
+    budget_support: Support
+    precisions: tuple[tuple[str, Support], ...]
     versions: tuple[tuple[str, str], ...]
     local_processes: int = 1
     """The processes of a job on one machine; they share its data-loading processes."""

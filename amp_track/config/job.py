@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_track.config import values
+from amp_track.config import precisions, values
 from amp_track.config.cli_params import Affects, Panel, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
@@ -28,7 +28,7 @@ class Job:
     workload: str = DEFAULT_WORKLOAD
     precision: str = setting(
         "amp",
-        "fp32 (strict IEEE), tf32, amp or fp16 (float16 with GradScaler), bf16.",
+        f"{precisions.described()}.",
         values.precision,
         expected=f"one of {', '.join(values.PRECISIONS)}",
         metavar="NAME",

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from amp_track.config import precisions as registry
 from amp_track.records.units import format_bytes
 
-PRECISIONS = ("fp32", "tf32", "amp", "bf16")
-PRECISION_COLORS = {"fp32": "#0072B2", "tf32": "#56B4E9", "amp": "#D55E00", "bf16": "#009E73"}
-"""From the palette of Okabe and Ito, safe for color-blind readers (https://jfly.uni-koeln.de/color/)."""
+PRECISIONS = tuple(registry.BY_NAME)
+PRECISION_COLORS = {each.name: each.color for each in registry.BY_NAME.values()}
 LAUNCHERS = ("local", "slurm", "ray")
 """The launchers of search workers: modules of amp_track/workers/launchers/."""
 _CENTURY_SECONDS = 100 * 366 * 24 * 3600.0
@@ -34,11 +34,8 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def precision(text: str) -> str:
-    """Parse the name of a precision; fp16 is another name for amp."""
-    return _canonical_precision({"fp16": "amp"}.get(text, text))
-
-
-_canonical_precision = one_of(*PRECISIONS)
+    """Parse the name of a precision, or another name for it: fp16 is amp."""
+    return registry.Precision.named(text).name
 
 
 def precisions(text: str) -> tuple[str, ...]:

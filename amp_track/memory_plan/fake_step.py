@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.config.job import Job, scaled_learning_rate
+from amp_track.config.precisions import Precision
 from amp_track.memory_plan import cuda_emulation, torch_internals
 from amp_track.memory_plan.storage_trace import StorageTracker
 from amp_track.records.dtypes import LOSS
 from amp_track.records.trace import Category, StepTrace
-from amp_track.training.amp.precision import Precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length, check_loss, map_tensors, tensors
 from amp_track.training.layers import LayerWatch
@@ -51,7 +51,7 @@ class FakeStep:
         precision = Precision.named(precision_name)
         with _quiet(), torch_internals.fake_tensors(), torch_internals.every_update_made(), self._optimizers():
             with torch_internals.SmallConstants():  # type: ignore[no-untyped-call]
-                model = new_model(self._workload).train()
+                model = precision.prepare(new_model(self._workload)).train()
             if self._job.channels_last:
                 model = model.to(memory_format=torch.channels_last)
             layers = LayerWatch(model)

@@ -12,6 +12,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from amp_track.config.precisions import BY_NAME
 from amp_track.records.errors import BadInput
 from amp_track.records.hardware import Hardware
 
@@ -50,10 +51,11 @@ class Gpu:
 
     def lacks(self, precision: str) -> str:
         """Return why the GPU does not support this precision, or ""."""
-        if precision in ("tf32", "bf16") and self.compute_capability < (8, 0):
-            major, minor = self.compute_capability
-            return f"needs compute capability 8.0 or newer; {self.name} has {major}.{minor}"
-        return ""
+        needed = BY_NAME[precision].compute_capability
+        if self.compute_capability >= needed:
+            return ""
+        least, own = (".".join(map(str, capability)) for capability in (needed, self.compute_capability))
+        return f"needs compute capability {least} or newer; {self.name} has {own}"
 
 
 def blas_workspace_bytes(compute_capability: tuple[int, int] | None = None) -> int:

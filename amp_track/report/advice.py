@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from amp_track.config.precisions import BY_NAME
 from amp_track.records.diagnosis import Diagnosis, LayerSummary
 from amp_track.records.result import JobResult, ScaleReport
 from amp_track.report.wording import counted
@@ -65,7 +66,7 @@ def _about_loss(job_result: JobResult, precision: str) -> list[str]:
     batch = f" (batch {losses.first_batch} of the step)" if losses.first_batch > 1 else ""
     batches = counted(losses.batches, "batch", "batches")
     line = f"The loss was inf or NaN in {batches}, first at step {losses.first_step:,}{batch}"
-    if precision == "amp" and not job_result.non_finite_weights:
+    if BY_NAME[precision].computes == "float16" and not job_result.non_finite_weights:
         return [
             f"{line}; this is not a gradient overflow. Check that batch, or use bf16: the forward pass may overflow."
         ]
@@ -120,7 +121,8 @@ def _about_layers(job_result: JobResult, diagnosis: Diagnosis, precision: str) -
         lines.append(_about_underflow(job_result, worst, precision))
     largest = max(diagnosis.layers, key=lambda layer: layer.largest_output or 0.0, default=None)
     size = largest.largest_output if largest is not None else None
-    if precision != "amp" and size is not None and math.isfinite(size) and size > _LARGEST_FLOAT16:
+    is_float16 = BY_NAME[precision].computes == "float16"
+    if not is_float16 and size is not None and math.isfinite(size) and size > _LARGEST_FLOAT16:
         assert largest is not None
         lines.append(
             f"Layer {largest.layer} outputs values up to {size:,.3g}, above float16's maximum of 65,504: amp would "
@@ -136,7 +138,7 @@ def _about_layers(job_result: JobResult, diagnosis: Diagnosis, precision: str) -
 
 def _about_underflow(job_result: JobResult, worst: LayerSummary, precision: str) -> str:
     values = f"In layer {worst.layer}, {worst.underflowing:.0%} of the gradient values"
-    if precision == "amp":
+    if BY_NAME[precision].grad_scaler:
         final = f" at scale {job_result.scale.final:,g}" if job_result.scale is not None else ""
         return (
             f"{values} are below float16's smallest normal number{final} and lose precision. bf16 has the range of "

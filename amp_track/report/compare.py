@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.report.seeds import seeds_table
@@ -21,7 +22,7 @@ from amp_track.report.wording import (
     tied,
 )
 from amp_track.results import compare as comparison
-from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge, pays_from
+from amp_track.results.compare import Cell, CompareResult, Speed, judge, pays_from
 
 _SHORT_SECONDS = 1.0
 """The speed of a shorter training is unreliable: other load on the machine distorts it."""

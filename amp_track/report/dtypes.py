@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from amp_track.config.precisions import BY_NAME
 from amp_track.records.dtypes import DtypesReport, OperationDtypes
 from amp_track.report.table import Column, Row, Table
 
@@ -88,7 +89,8 @@ def sentence(report: DtypesReport) -> str:
     for operation, dtypes in dtypes_of.items():
         names.setdefault(" and ".join(dtypes), []).append(operation)
     casts = f", {report.casts} casts between" if report.casts else ""
-    tf32 = "; float32 matrix products and convolutions are computed in TF32" if report.precision == "tf32" else ""
+    is_tf32 = BY_NAME[report.precision].computes == "tf32"
+    tf32 = "; float32 matrix products and convolutions are computed in TF32" if is_tf32 else ""
     if len(report.counts) == 1:
         ((dtype, count),) = report.counts.items()
         return f"forward pass and loss: all {count} operations in {dtype}{casts}: {', '.join(dtypes_of)}{tf32}"

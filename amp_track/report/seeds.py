@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amp_track.config.precisions import REFERENCE
 from amp_track.report.table import Column, Table
 from amp_track.report.wording import UNKNOWN, counted, tied
 from amp_track.results.equivalence import Comparison, SeedsResult
@@ -43,7 +44,7 @@ def _status(seeds: SeedsResult, name: str) -> str:
     words = [f"{without} of {seeds.seeds} without a metric"] if without else []
     if against is not None:
         words.append(against.conclusion)
-    elif name == "fp32":
+    elif name == REFERENCE:
         words.append("reference")
     else:
         words.append("no fp32 result")

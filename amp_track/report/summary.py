@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
 from amp_track.report.wording import UNKNOWN, counted, speed_text
-from amp_track.results.compare import REFERENCE, Cell, CompareResult, Speed, judge
+from amp_track.results.compare import Cell, CompareResult, Speed, judge
 from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, Comparison
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.recommendation import Recommendation, choose_compared, has_diverged, train_command

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus
@@ -18,8 +19,6 @@ from amp_track.results.equivalence import Interval, SeedsResult, interval
 from amp_track.results.max_batch import NO_SLOWER
 from amp_track.results.trial_row import TrialRow
 
-REFERENCE = "fp32"
-"""The precision that the others are compared with."""
 _LARGEST = 1e300
 """Larger numbers overflow when a chart subtracts them."""
 

@@ -17,6 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import PRECISIONS, Tolerance
 from amp_track.results.trial_row import TrialRow
 
@@ -139,16 +140,16 @@ class SeedsResult:
 
     def comparison(self, precision: str) -> Comparison | None:
         """Return the comparison with fp32; None for fp32 itself, or if one of the two has no metric."""
-        reference, own = self._by_seed("fp32"), self._by_seed(precision)
+        reference, own = self._by_seed(REFERENCE), self._by_seed(precision)
         both = self.compared_seeds(precision)
-        if precision == "fp32" or not both:
+        if precision == REFERENCE or not both:
             return None
         tolerance = self.tolerance.of(fmean(reference.values()))
         return compare([own[seed] for seed in both], [reference[seed] for seed in both], tolerance)
 
     def compared_seeds(self, precision: str) -> list[int]:
         """Return the seeds with a finite metric both at a precision and at fp32."""
-        reference = self._by_seed("fp32")
+        reference = self._by_seed(REFERENCE)
         return [seed for seed in self._by_seed(precision) if seed in reference]
 
     def as_json(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from amp_track.config.precisions import BY_NAME
 from amp_track.records.plan import PeakMemory, PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
 from amp_track.results import Shown
 
@@ -101,7 +102,7 @@ class PlanResult(Shown):
         def cost(found: ListedWay) -> tuple[float, float, bool, int, int]:
             work = self.relative_work(found.plan)
             known = round(work, 3) if work is not None else math.inf
-            is_strict = found.plan.precision == "fp32"
+            is_strict = BY_NAME[found.plan.precision].computes == "float32"
             reserved_bytes = found.way.peak.reserved_bytes
             return known, -found.plan.trace.half_fraction, is_strict, found.way.grad_accum, reserved_bytes
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult
-from amp_track.results.compare import REFERENCE, Cell, CompareResult, as_numbers
+from amp_track.results.compare import Cell, CompareResult, as_numbers
 from amp_track.results.equivalence import DIFFERENT, SeedsResult
 from amp_track.results.max_batch import NO_SLOWER, MaxBatchResult, PrecisionResult
 from amp_track.results.search import SearchResult

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import BY_NAME
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
 from amp_track.runner import job_processes
@@ -37,8 +38,6 @@ _KERNEL_FAILURES = (
     "not implemented for 'BFloat16'",
 )
 """Messages of kernels that could not run, as the libraries spell them."""
-_ALWAYS_POSSIBLE = ("fp32", "tf32")
-"""Precisions without autocast. A kernel that fails in float32 at one sample is a bug in the workload or machine."""
 
 
 def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds: float) -> JobResult:
@@ -149,7 +148,7 @@ def _with_few_samples(
             samples = "one sample runs" if batch_size == 1 else f"{batch_size} samples run"
             return dataclasses.replace(crash, status=status, message=f"{crash.message}; {samples}")
         if _is_kernel_failure(few):
-            if job.precision in _ALWAYS_POSSIBLE:
+            if not BY_NAME[job.precision].autocasts:  # a float32 kernel exists: it is a bug of workload or machine
                 return crash
             return dataclasses.replace(few, status=JobStatus.UNSUPPORTED)
     return crash

@@ -7,7 +7,6 @@ import platform
 
 import torch
 
-from amp_track import workload_import
 from amp_track._version import __version__
 from amp_track.config.inspection import Inspection, Support
 from amp_track.config.job import Job, JobFolder, Rank
@@ -16,24 +15,11 @@ from amp_track.records.errors import BadInput, InvalidReturnValue, StoreFailed, 
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.process_setup import Sender
+from amp_track.targets.base import load_target, users_traceback
 from amp_track.training import process_group
 from amp_track.training.amp import precision
-from amp_track.training.data import digest, length
 from amp_track.training.devices import oom, open
 from amp_track.training.devices.base import Device
-from amp_track.training.dtypes import DtypesWatch
-from amp_track.training.trainer import Trainer
-from amp_track.workload import (
-    Workload,
-    check_dataset,
-    check_fields,
-    check_sample,
-    load_workload,
-    option_choices,
-    option_values,
-    source_files,
-    users_traceback,
-)
 
 
 def run(
@@ -56,16 +42,16 @@ def run(
         device.set_up_process()
         if after_a_kill:
             device.settle()
-        workload = workload_of(job)
+        target = load_target(job)
         with process_group.connected(rank, device) as connected_group:
             send = sender.send if connected_group.is_first else _discard
-            trainer = Trainer(
-                job, workload, device, send, group=connected_group, enforce_budget=enforce_budget, folder=folder
+            training = target.training(
+                device, send, group=connected_group, enforce_budget=enforce_budget, folder=folder
             )
             try:
-                job_result = trainer.run()
+                job_result = training.run()
             finally:
-                phase = trainer.phase
+                phase = training.phase
             sender.send(job_result)  # before leaving the process group, which may hang
     except (BadInput, StoreFailed) as error:
         sender.send(error)
@@ -101,61 +87,27 @@ def inspect(job: Job, sender: Sender, rank: Rank) -> None:
 
 def dtypes(job: Job, sender: Sender) -> None:
     """Send a DtypesReport, a BadInput, or the JobResult of a failure."""
-    watch = DtypesWatch()
+    task = None
     try:
-        sender.send(watch.run(job, workload_of(job), open.open_device(job.device)))
+        task = load_target(job).dtypes(open.open_device(job.device))
+        sender.send(task.run())
     except BadInput as error:
         sender.send(error)
     except BaseException as error:
-        sender.send(job_result_of_exception(error, watch.phase, None))
-
-
-def workload_of(job: Job) -> Workload:
-    """Return the workload, without data for a synthetic job. Raises BadInput if it cannot be loaded."""
-    workload = load_workload(job.workload, job.options)
-    return workload.without_data() if job.synthetic else workload
+        sender.send(job_result_of_exception(error, task.phase if task is not None else "data", None))
 
 
 def _inspection(job: Job, rank: Rank) -> Inspection:
     device = open.open_device(job.device)
     open.check_processes(device, rank)
     open.check_budget(device, job.memory_budget_bytes, rank.local_count)
-    workload = workload_of(job)
-    check_fields(job.workload, workload)
-    workload.check()
-    training_samples = evaluation_samples = 0
-    dataset_digest = "synthetic"
-    if not job.synthetic:
-        train_data, eval_data = workload.train_data(), workload.eval_data()
-        check_dataset(job.workload, "train_data", train_data)
-        check_dataset(job.workload, "eval_data", eval_data)
-        training_samples, evaluation_samples = length(train_data), length(eval_data)
-        if not training_samples:
-            raise BadInput(f"{job.workload}: train_data() is empty. Return at least one sample.")
-        dataset_digest = digest(train_data)
-        check_sample(job.workload, "train_data", train_data)
-        check_sample(job.workload, "eval_data", eval_data)
-    source_file, workload_imports = source_files(job.workload, workload)
     return Inspection(
+        **vars(load_target(job).inspect()),
         device=str(device.torch_device),
         hardware=device.hardware(),
         free_bytes=open.free_bytes_each(device, rank.local_count),
         budget_support=device.budget_support(),
         precisions=tuple((name, _support(name, device, rank.local_count)) for name in PRECISIONS),
-        workload_name=type(workload).__name__,
-        workload_digest=workload_import.digest(source_file, workload_imports) or "unknown",
-        workload_imports=workload_imports,
-        batch_size=workload.batch_size,
-        epochs=workload.epochs,
-        learning_rate=workload.learning_rate,
-        num_workers=workload.num_workers,
-        options=option_values(workload),
-        choices=option_choices(workload),
-        metric_name=workload.metric.name,
-        higher_is_better=workload.metric.higher_is_better,
-        training_samples=training_samples,
-        evaluation_samples=evaluation_samples,
-        dataset_digest=dataset_digest,
         local_processes=rank.local_count,
         versions=(
             ("amp_track", __version__),

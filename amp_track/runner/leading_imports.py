@@ -49,7 +49,7 @@ def leading_imports(workload: str) -> LeadingImports:
             return LeadingImports((), module)
     else:
         files = [workload] if os.path.isfile(workload) else []  # reading a pipe would block
-        path.insert(0, os.path.realpath(os.path.dirname(workload)))  # as `workload_import` does
+        path.insert(0, os.path.realpath(os.path.dirname(workload)))  # as `targets.source` does
     statements: list[str] = []
     for file in files:
         for node in _top_level(file):

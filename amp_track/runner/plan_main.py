@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from amp_track.config.job import Job, Rank
+from amp_track.config.precisions import Precision
 from amp_track.memory_plan.predict import Prediction
 from amp_track.memory_plan.predict import forecast as predict
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
@@ -29,8 +30,7 @@ from amp_track.records.plan import (
 )
 from amp_track.runner import job_main
 from amp_track.runner.process_setup import Sender
-from amp_track.training.amp.precision import Precision
-from amp_track.workload import Workload, example_batch, users_traceback
+from amp_track.targets.base import load_target, users_traceback
 
 if TYPE_CHECKING:
     from amp_track.memory_plan.fake_step import FakeStep
@@ -78,23 +78,6 @@ def _set_up_process() -> None:
     gc.freeze()  # garbage is collected before each trace; existing objects need not be scanned
 
 
-def _fake_step(job: Job, workload: Workload, *, as_cuda: bool) -> FakeStep:
-    """Return the step on fake tensors. Raises PlanningUnavailable, or BadInput without an example batch."""
-    from amp_track.memory_plan.fake_step import FakeStep  # raises if private interfaces of torch have changed
-
-    try:
-        example = example_batch(workload, 2)
-    except AmpTrackError:
-        raise
-    except Exception as error:
-        raise BadInput(
-            f"{job.workload}: example(2) raised {summary(error)}. Override example() to return a batch of the real "
-            "shapes and dtypes without reading data.",
-            detail=users_traceback(error),
-        ) from error
-    return FakeStep(job, workload, example, as_cuda=as_cuda)
-
-
 def _alike(precisions: Sequence[str]) -> list[list[str]]:
     """Group precisions with the same allocations: fp32 and tf32 differ only in the computation."""
     groups: dict[tuple[torch.dtype | None, bool], list[str]] = {}
@@ -105,7 +88,7 @@ def _alike(precisions: Sequence[str]) -> list[list[str]]:
 
 
 def _report(job: Job, task: PlanTask, rank: Rank) -> PlanReport:
-    step = _fake_step(job, job_main.workload_of(job), as_cuda=True)
+    step = load_target(job).fake_step(as_cuda=True)
     plans = []
     for names in _alike(task.precisions)[rank.index :: rank.count]:
         first = _plan_precision(step, names[0], task)
@@ -146,7 +129,7 @@ def _forecasts(job: Job, task: ForecastTask) -> Forecasts:
     """Return the forecasts by precision, with the reason for a missing one."""
     if job.compile:
         return Forecasts(reason="torch.compile changes the allocations of a step")
-    step = _fake_step(job, job_main.workload_of(job).without_data(), as_cuda=task.on_cuda)
+    step = load_target(dataclasses.replace(job, synthetic=True)).fake_step(as_cuda=task.on_cuda)
     found: dict[str, Forecast] = {}
     reason = ""
     for names in _alike(task.precisions):

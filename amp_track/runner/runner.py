@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from typing import Any, assert_never
 
-from amp_track import workload_import
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import ALONE, Job, JobFolder, Rank, ranks_of_one_machine
 from amp_track.records.dtypes import DtypesReport
@@ -31,6 +30,7 @@ from amp_track.records.plan import Forecasts, ForecastTask, PlanReport, PlanTask
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import crash_diagnosis, fork_server, job_processes, leading_imports, process_setup, ranks
 from amp_track.runner.process_setup import Sender
+from amp_track.targets import source
 from amp_track.training.devices import cgroup
 from amp_track.workers import processes
 
@@ -322,7 +322,7 @@ def missing_preload() -> str:
 def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
     """Import the workload, then the modules that every job needs. Return the traceback of a failure, or ""."""
     started = time.monotonic()
-    workload_import.import_ahead(job.workload)
+    source.import_ahead(job.workload)
     failure: str = sys.modules[_PRELOAD_MODULE].import_required()
     if task != "inspect":
         return failure

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from amp_track import workload_import
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, loads_in_its_own_process
 from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.units import format_bytes
+from amp_track.targets import source
 
 
 def workload_exists(workload: str) -> None:
@@ -167,7 +167,7 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
             f"or name the file: {stored.with_workload}"
         )
     workload_exists(reference)
-    files = workload_import.workload_files(reference)
+    files = source.workload_files(reference)
     if not (is_given or request.trust.trust_store) and not _are_in_the_working_folder(files):
         raise BadInput(
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "
@@ -178,7 +178,7 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
     # A module that only its import finds, or without recorded imports, is compared after its import.
     if request.resumption.allow_changed_workload or not files or stored.imports is None:
         return reference
-    if stored.digest not in [workload_import.digest(file, stored.imports) for file in files]:
+    if stored.digest not in [source.digest(file, stored.imports) for file in files]:
         raise changed_workload(stored, reference)
     return reference
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from amp_track.config.job import Job
+from amp_track.config.precisions import Precision
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport, OperationDtypes
 from amp_track.training.amp import random_state
-from amp_track.training.amp.precision import Precision, float32_precision
+from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.tensors import check_loss, move
 from amp_track.training.devices.base import Device
 from amp_track.training.layers import LayerWatch, Operation, running_node_number, watching_operations
@@ -43,7 +44,8 @@ _ATTENTION = re.compile(r"^scaled_dot_product_(\w+_)?attention\w*?(?=(_backward)
 class DtypesWatch:
     """Records the dtypes of one batch of a resolved job."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job, workload: Workload, device: Device) -> None:
+        self._job, self._workload, self._device = job, workload, device
         self._phase = "data"
         self._recorder: _Recorder | None = None
 
@@ -52,20 +54,21 @@ class DtypesWatch:
         """The current phase, or the phase in which an exception was raised: data, model, forward, loss or backward."""
         return self._recorder.in_pass if self._recorder is not None else self._phase
 
-    def run(self, job: Job, workload: Workload, device: Device) -> DtypesReport:
+    def run(self) -> DtypesReport:
         """Record one batch of `workload.example` in training mode. Exceptions pass through unchanged.
 
         The loss is not scaled before its backward pass: scaling changes values, not dtypes.
         """
+        job, workload, device = self._job, self._workload, self._device
         assert job.batch_size is not None, "resolve the job first"
         random_state.seed(job.seed)
         batch = example_batch(workload, job.batch_size)
         self._phase = "model"
-        model = new_model(workload).train().to(device.torch_device)
+        precision = Precision.named(job.precision)
+        model = precision.prepare(new_model(workload)).train().to(device.torch_device)
         if job.channels_last:
             model = model.to(memory_format=torch.channels_last)
         input, target = move(batch, device.torch_device, channels_last=job.channels_last)
-        precision = Precision.named(job.precision)
         self._recorder = _Recorder(model)
         with float32_precision(precision), self._recorder.recording():
             with precision.autocast(device.kind):

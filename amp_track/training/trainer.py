@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from amp_track.config.job import ALONE, Job, JobFolder, scaled_learning_rate
+from amp_track.config.precisions import Precision
 from amp_track.records.errors import summary
 from amp_track.records.events import EpochEnded, Event, Noted, Started, StepsDone, StepsRecorded
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.training import artifacts
 from amp_track.training.amp import random_state
 from amp_track.training.amp.evaluation import EvalStep, EvalTotals
-from amp_track.training.amp.precision import Precision, float32_precision
+from amp_track.training.amp.precision import float32_precision
 from amp_track.training.amp.step import TrainStep
 from amp_track.training.amp.tensors import batch_length
 from amp_track.training.checkpoint import Checkpoints
@@ -159,7 +160,7 @@ class Trainer:
 
     def _build_step(self, learning_rate: float, total_steps: int) -> TrainStep:
         device = self._device.torch_device
-        model = new_model(self._workload).to(device)
+        model = self._precision.prepare(new_model(self._workload)).to(device)
         optimizer = new_optimizer(self._workload, model, learning_rate)
         self._step = TrainStep(
             model,

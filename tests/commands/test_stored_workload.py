@@ -15,13 +15,13 @@ import pytest
 from simulated import SimulatedRunner
 from support import WORKLOADS, Done, request, stores
 
-from amp_track import workload_import
 from amp_track.commands.max_batch import max_batch
 from amp_track.commands.worker import work
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job
 from amp_track.config.options import Trust
 from amp_track.records.errors import BadInput
+from amp_track.targets import source
 from amp_track.workers import liveness
 
 pytestmark = pytest.mark.usefixtures("fresh_stores")
@@ -71,7 +71,7 @@ def test_a_file_outside_the_working_folder_needs_trust(
     elif how == "a module":
         monkeypatch.syspath_prepend(outside.parent)
         reference = "outside:Tiny"
-    digest = workload_import.digest(outside)
+    digest = source.digest(outside)
     assert digest is not None
     run_id = store_run(reference, digest)
     before = content_of_stores()
@@ -87,7 +87,7 @@ def test_nothing_beside_a_link_into_the_working_folder_is_imported(amp_track: Co
     Path("mine.py").write_text(f"{TINY}\nimport outside\n")
     link = outside.with_name("link.py")
     link.symlink_to(Path("mine.py").resolve())
-    digest = workload_import.digest(Path("mine.py"))
+    digest = source.digest(Path("mine.py"))
     assert digest is not None
     done = amp_track("train", "--resume", store_run(str(link), digest))
     assert done.returncode == 2
@@ -98,7 +98,7 @@ def test_nothing_beside_a_link_into_the_working_folder_is_imported(amp_track: Co
 @pytest.mark.parametrize("imports", [["a\0.py"], ["x" * 5000 + ".py"], ["/proc/self/environ"], ["no.py"]])
 def test_odd_names_of_imported_files_are_another_version(amp_track: Command, imports: list[str]) -> None:
     Path("mine.py").write_text(MARKS)
-    run_id = store_run("mine.py", str(workload_import.digest(Path("mine.py"))), tuple(imports))
+    run_id = store_run("mine.py", str(source.digest(Path("mine.py"))), tuple(imports))
     done = amp_track("train", "--resume", run_id)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert not Path("mine.ran").exists()
@@ -106,7 +106,7 @@ def test_odd_names_of_imported_files_are_another_version(amp_track: Command, imp
 
 @pytest.mark.parametrize("trusts", ["--trust-store", "the file on the command line"])
 def test_a_trusted_file_outside_the_working_folder_runs(amp_track: Command, outside: Path, trusts: str) -> None:
-    digest = workload_import.digest(outside)
+    digest = source.digest(outside)
     assert digest is not None
     given = trusts if trusts == "--trust-store" else str(outside)
     done = amp_track("train", given, "--resume", store_run(str(outside), digest))
@@ -175,7 +175,7 @@ def test_a_study_names_no_file_outside_the_working_folder(amp_track: Command, ou
 
     def name_the_other(command: dict[str, Any]) -> None:
         command["job"]["workload"] = str(outside)
-        command["inspection"]["workload_digest"] = workload_import.digest(outside)
+        command["inspection"]["workload_digest"] = source.digest(outside)
 
     change_study(name_the_other)
     before = content_of_stores()

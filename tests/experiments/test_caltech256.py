@@ -18,7 +18,7 @@ from amp_track import BadInput
 from amp_track.config.job import Job
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 from resnet50 import IMAGENET, FrozenResNet, resnet50
 
 TREE = {"001.ak47": 5, "002.american-flag": 5, "003.backpack": 2, "257.clutter": 3}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from image_trees import CALTECH256
 from PIL import Image
 
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 from resnet50 import IMAGENET, evaluation_transform
 
 workload_module = sys.modules[type(load_workload(CALTECH256)).__module__]

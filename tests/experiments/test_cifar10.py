@@ -24,7 +24,7 @@ from amp_track import BadInput
 from amp_track.config.job import Job
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 
 IN_A_FILE = 4
 TRAINING = 5 * IN_A_FILE

@@ -9,7 +9,7 @@ from amp_track.config.job import Job
 from amp_track.records.errors import BadInput
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 
 MLP = str(ROOT / "experiments" / "mlp.py")
 

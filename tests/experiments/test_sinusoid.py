@@ -12,7 +12,7 @@ from amp_track.records.errors import BadInput
 from amp_track.records.events import Event, FileWritten
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 
 SINUSOID = str(ROOT / "experiments" / "sinusoid.py")
 

@@ -273,7 +273,7 @@ def test_an_import_that_hangs_in_the_fork_server_is_left_to_the_jobs(tmp_path: P
 
 
 def test_a_process_that_runs_the_workload_first_has_not_imported_torch() -> None:
-    """These modules are imported before `workload_import.import_ahead`."""
+    """These modules are imported before `source.import_ahead`."""
     modules = "amp_track.runner.runner, amp_track.runner.process_setup, amp_track.training.devices.heap"
     program = f"import sys, {modules}\nprint([name for name in ('torch', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

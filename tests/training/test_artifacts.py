@@ -12,7 +12,7 @@ from amp_track.config.job import Job, JobFolder
 from amp_track.records.events import Event, FileWritten, Noted
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.workload import load_workload
+from amp_track.targets.workload import load_workload
 
 PAINTER = str(WORKLOADS / "painter.py")
 

@@ -12,10 +12,11 @@ from support import FAULTS, WORKLOADS
 from torch.utils.data import Dataset, TensorDataset
 
 from amp_track.config.job import Job
+from amp_track.targets.workload import load_workload
 from amp_track.training.amp import random_state
 from amp_track.training.amp.tensors import batch_length, move
 from amp_track.training.data import Batches, digest, load
-from amp_track.workload import Workload, load_workload
+from amp_track.workload import Workload
 
 SAMPLES = 64
 

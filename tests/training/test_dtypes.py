@@ -14,16 +14,18 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import get_model
 
 from amp_track import Workload
+from amp_track.config import precisions, values
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
+from amp_track.config.precisions import Precision
 from amp_track.records.diagnosis import MODEL
 from amp_track.records.dtypes import CAST, LOSS, DtypesReport
 from amp_track.records.result import JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.training.amp.precision import Precision
+from amp_track.targets.workload import load_workload
+from amp_track.training.amp.precision import support
 from amp_track.training.devices.open import open_device
 from amp_track.training.dtypes import DtypesWatch, readable_name
-from amp_track.workload import load_workload
 
 HALVES = [("amp", "float16"), ("bf16", "bfloat16")]
 
@@ -68,7 +70,7 @@ class Given(Workload):
 
 def watch(workload: Workload, precision: str, **settings: Any) -> DtypesReport:
     job = Job(precision=precision, batch_size=2, synthetic=True, device="cpu", **settings)
-    return DtypesWatch().run(job, workload, open_device("cpu"))
+    return DtypesWatch(job, workload, open_device("cpu")).run()
 
 
 def found(report: DtypesReport, layer: str, in_pass: str = "forward") -> dict[str, tuple[tuple[str, ...], str, int]]:
@@ -116,6 +118,21 @@ def test_fp32_is_float32_throughout() -> None:
     assert {dtype for one in report.operations for dtype in (*one.inputs, one.output)} == {"float32"}
     assert report.casts == 0
     assert {one.in_pass for one in report.operations} == {"forward", "loss", "backward"}
+
+
+def test_an_entry_of_the_registry_is_all_that_a_precision_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: bfloat16 weights without autocast."""
+
+    def prepare(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda module, inputs: tuple(input.bfloat16() for input in inputs))
+        return model.bfloat16()
+
+    entry = Precision(name="weights16", aliases=("w16",), color="#000000", computes="bfloat16", prepare=prepare)
+    monkeypatch.setitem(precisions.BY_NAME, entry.name, entry)
+    assert values.precision("w16") == "weights16"
+    assert support("weights16", torch.device("cpu")).supported
+    report = watch(Given(Net()), "weights16")
+    assert found(report, "conv") == {"convolution": (("bfloat16",) * 3, "bfloat16", 1)}
 
 
 def test_gradients_come_back_to_the_layer_that_they_are_of() -> None:

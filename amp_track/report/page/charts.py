@@ -13,12 +13,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from amp_track.batch_search.memory_line import Point, line_through
+from amp_track.config.precisions import REFERENCE
 from amp_track.config.values import PRECISION_COLORS, PRECISIONS
 from amp_track.records.units import format_bytes
 from amp_track.report.curves import thinned
 from amp_track.report.page.svg import INK
 from amp_track.report.wording import counted
-from amp_track.results.compare import REFERENCE
 from amp_track.results.equivalence import SeedsResult
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_track.training.amp.precision import Precision
+from amp_track.config.precisions import Precision
 from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
 
 

@@ -1,21 +1,19 @@
-"""The precision modes: the settings of each, and the devices that support it.
+"""The devices that support a precision, and the block that sets the precision of float32 kernels.
 
-A mode is one entry of `_MODES`; its name is also in `amp_track.config.values.PRECISIONS`, for code without torch.
+The precisions themselves are in `amp_track.config.precisions`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from amp_track.config import values
 from amp_track.config.inspection import Support
-from amp_track.config.values import PRECISIONS
+from amp_track.config.precisions import Precision
 from amp_track.training.devices.cpu import units_of
 
 
@@ -65,59 +63,18 @@ def _has_bfloat16_units(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-@dataclass(frozen=True)
-class Precision:
-    """A precision mode."""
-
-    name: str
-    autocast_dtype: torch.dtype | None
-    """Autocast's dtype for matrix products and convolutions; None for no autocast."""
-    grad_scaler: bool
-    """Whether a GradScaler scales the loss."""
-    float32_precision: str
-    """Precision of float32 matmul, convolution and recurrent kernels: `ieee` or `tf32`.
-
-    amp and bf16 use `ieee`, so that they differ from fp32 only by autocast.
-    """
-    requirement: Callable[[torch.device], Support] = lambda device: Support(supported=True, reason="")
-    """Returns whether a device supports the mode, and the reason for the user."""
-
-    @staticmethod
-    def named(name: str | Precision) -> Precision:
-        """Return the mode of that name, or the given mode. Raises ValueError if the name does not exist."""
-        if isinstance(name, Precision):
-            return name
-        try:
-            return _MODES[values.precision(name)]
-        except ValueError:
-            raise ValueError(f"precision: got {name!r}, expected one of {', '.join(PRECISIONS)}") from None
-
-    def autocast(self, device_type: str) -> torch.autocast:
-        """Return the autocast context of the forward pass; it is disabled if the mode has no autocast."""
-        return torch.autocast(
-            device_type, dtype=self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
-        )
-
-
-_MODES = {
-    mode.name: mode
-    for mode in (
-        Precision("fp32", None, grad_scaler=False, float32_precision="ieee", requirement=_any_device),
-        Precision("tf32", None, grad_scaler=False, float32_precision="tf32", requirement=_tf32_tensor_cores),
-        Precision("amp", torch.float16, grad_scaler=True, float32_precision="ieee", requirement=_float16_autocast),
-        Precision("bf16", torch.bfloat16, grad_scaler=False, float32_precision="ieee", requirement=_bfloat16_units),
-    )
+_SUPPORT = {
+    "float32": _any_device,
+    "tf32": _tf32_tensor_cores,
+    "float16": _float16_autocast,
+    "bfloat16": _bfloat16_units,
 }
-assert tuple(_MODES) == PRECISIONS, "config.values.PRECISIONS names the same modes in the same order"
+"""By what a precision computes: a function that returns whether a device supports it, and the reason for the user."""
 
 
 def support(name: str, device: torch.device) -> Support:
-    """Return whether `device` supports the mode of that name, and the reason for the user.
-
-    Raises:
-        ValueError: the mode does not exist.
-    """
-    return Precision.named(name).requirement(device)
+    """Return whether `device` supports a precision, and the reason for the user."""
+    return _SUPPORT[Precision.named(name).computes](device)
 
 
 def _float32_switches() -> dict[str, Any]:

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from amp_track.config.precisions import Precision
 from amp_track.config.values import PRECISIONS
-from amp_track.training.amp.precision import Precision, float32_precision, support
+from amp_track.training.amp.precision import float32_precision, support
 
 
 def test_only_amp_scales() -> None:

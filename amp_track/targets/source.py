@@ -1,4 +1,4 @@
-"""Find, identify and import the source files of a workload. Imports no torch: some files must run before it."""
+"""Find, identify and import the source files of a target. Imports no torch: some files must run before it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The targets of jobs: what a job process runs."""
