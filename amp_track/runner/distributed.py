@@ -5,12 +5,18 @@ The job process is a fresh one, so that running out of memory ends neither the c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import logging
+import os
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from amp_track.config.inspection import Inspection
 from amp_track.config.job import Job, JobFolder, Rank
@@ -18,12 +24,23 @@ from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner import fork_server, job_processes, ranks, store_exchange
-from amp_track.runner.rank_commands import Link, Orders, OtherRanks, Stopped
+from amp_track.runner import ranks
+from amp_track.runner.job_processes import Result
 from amp_track.runner.runner import JobRunner, failure, ignore, inspection_of
-from amp_track.runner.store_messages import Order
+from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
+from amp_track.runner.store_messages import Checkpoint, Failure, Order, Report
 from amp_track.workers import interrupts, processes
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # documented all the same
+
+_JOIN_SECONDS = 300
+"""Time limit for the other ranks to import torch and join, from when rank 0 waits for them."""
+_STOP_SECONDS = 60
+"""Time limit for a command to end its job process."""
+_STORE_SECONDS = 60.0
+_SIGNAL_SECONDS = 1.0
+"""Delay before a lost rank is reported: torchrun may be ending all commands, one after the other."""
 _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
     "device": lambda known: known.hardware.title,
     "torch": lambda known: dict(known.versions)["torch"],
@@ -33,59 +50,255 @@ _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
 }
 """Properties that all ranks must share: a max batch is valid for one device, code and data."""
 
+_log = logging.getLogger("amp_track.runner")
 
-class _OneRank(JobRunner):
-    """Runs the job process of one rank.
+
+@dataclass
+class OtherRank:
+    """The command of another rank, which the command of rank 0 reads while its job process runs.
+
+    `has_died` stays False: a lost rank raises AgentLost.
+    """
+
+    index: int
+    local_index: int
+    others: OtherRanks
+    result: Result | None = None
+    has_died: bool = False
+    is_waited_for: bool = True
+    is_over: bool = True
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        """A handle that becomes ready when any other rank has answered or is lost."""
+        return (self.others.exchange.connection,)
+
+    def read(self, on_event: Callable[[Event], None]) -> None:
+        """Read one answer, from this or another rank, if there is one."""
+        if self.others.exchange.connection.poll():
+            self.others.receive()
+
+
+class OtherRanks:
+    """The commands of the other ranks, used by the command of rank 0.
+
+    Args:
+        launch: how torchrun started the command of rank 0.
+        exchange: with the store.
+        session: identifies this start of all commands in the store.
+    """
+
+    def __init__(self, launch: Launch, exchange: Exchange, session: str) -> None:
+        self._launch = launch
+        self.exchange = exchange
+        self._session = session
+        self._ranks: list[OtherRank] = []
+        self._number = 0
+
+    def wait_until_joined(self) -> None:
+        """Wait for the commands of all ranks. Raises AgentLost if one does not join."""
+        self._receive_until(
+            lambda: None if (missing := len(self._ranks) + 1) == self._launch.rank.count else missing,
+            _JOIN_SECONDS,
+            f"its command has not joined within {_JOIN_SECONDS} s. Check its machine, and that it can reach torchrun's "
+            f"store at {self._launch.address}:{self._launch.port}.",
+        )
+
+    @contextlib.contextmanager
+    def working(
+        self, task: str, job: Job, folder: JobFolder | None = None, *, once_a_machine: bool = False
+    ) -> Iterator[tuple[str, Sequence[OtherRank]]]:
+        """Run a job on the other ranks within the block, and stop it on them at the end of the block.
+
+        Yields the rendezvous of the job processes, and the ranks that run one. After an exception there are no more
+        jobs, and the other commands end.
+
+        Args:
+            task: what to do with the job.
+            job: the job.
+            folder: the folder for files of the job.
+            once_a_machine: run it only on the first rank of each machine.
+
+        Raises:
+            AgentLost: a command has ended, or does not end its job process.
+        """
+        asked = [rank for rank in self._ranks if not once_a_machine or rank.local_index == 0]
+        self._number += 1
+        order = Order(
+            number=self._number,
+            task=cast("Literal['run', 'measure', 'inspect']", task),
+            job=job,
+            once_a_machine=once_a_machine,
+            folder=folder,
+            checkpoint=_measured(folder.resume_from) if folder is not None and folder.resume_from is not None else None,
+        )
+        for rank in asked:
+            rank.result, rank.is_over = None, False
+        try:
+            self.exchange.publish(state="run", order=order)
+            yield rendezvous(self._launch, self._session, order.number), asked
+            if not all(rank.is_over for rank in asked):
+                self.exchange.publish(state="stop")
+            self._receive_until(
+                lambda: next((rank.index for rank in asked if not rank.is_over), None),
+                _STOP_SECONDS,
+                f"its job process has not ended within {_STOP_SECONDS} s. Check its machine.",
+            )
+        except BaseException:
+            self.exchange.close()
+            raise
+
+    def dismiss(self) -> None:
+        """End the other commands successfully: there are no more orders."""
+        with contextlib.suppress(AmpTrackError):
+            self.exchange.publish(state="done")
+        self.exchange.close()
+
+    def receive(self) -> None:
+        """Wait for one message of another rank, and record it.
+
+        Raises:
+            AgentLost: a rank is lost.
+            AmpTrackError: a rank cannot run the job, for example BadInput.
+        """
+        try:
+            index, report = self.exchange.receive()
+        except AgentLost:
+            interrupts.sleep(_SIGNAL_SECONDS)
+            raise
+        assert isinstance(report, Report)
+        if index > len(self._ranks):
+            self._ranks.append(OtherRank(index, report.local_index, self))
+        elif report.number == self._number:
+            rank = self._ranks[index - 1]
+            rank.is_over = True
+            if report.failure is not None:
+                raise report.failure.error(index)
+            rank.result = report.inspection or report.job_result
+
+    def _receive_until(self, missing: Callable[[], int | None], seconds: float, problem: str) -> None:
+        """Receive messages until no rank is missing. Raises AgentLost with the problem after some seconds."""
+        deadline = time.monotonic() + seconds
+        while (index := missing()) is not None:
+            with interrupts.waiting():
+                is_ready = self.exchange.connection.poll(max(deadline - time.monotonic(), 0))
+            if not is_ready:
+                raise AgentLost(f"rank {index}: {problem}")
+            self.receive()
+
+
+class Stopped(Exception):
+    """The command of rank 0 stopped the job."""
+
+
+class Orders:
+    """The orders of rank 0, which the command of another rank reads while its job process runs.
+
+    Args:
+        launch: how torchrun started this command.
+        exchange: with the store.
+        workload: the workload in the arguments of this command. Orders for another one are rejected: other users can
+            write to the store and must not choose the file to run.
+    """
+
+    result: Result | None = None
+    has_died = False
+    is_waited_for = False
+    is_over = False
+
+    def __init__(self, launch: Launch, exchange: Exchange, workload: str) -> None:
+        self._launch = launch
+        self._exchange = exchange
+        self._workload = workload
+
+    @property
+    def ends(self) -> Sequence[Any]:
+        """A handle that becomes ready when rank 0 has sent a message or has ended."""
+        return (self._exchange.connection,)
+
+    def next(self) -> tuple[Order, str, str | None] | None:
+        """Wait for the next order.
+
+        Returns:
+            The order, the rendezvous of its processes and the checkpoint to resume from; None after the last order.
+
+        Raises:
+            EOFError: the command of rank 0 ended early.
+            AgentLost: the machine of rank 0 or the store does not answer.
+        """
+        while True:
+            board, checkpoint = self._receive()
+            if board.state == "done":
+                return None
+            if board.state != "run":  # an order to stop a job that has already ended
+                continue
+            order: Order = board.order
+            if order.job.workload == self._workload:
+                return order, rendezvous(self._launch, board.session, order.number), checkpoint
+            self.answer(
+                order,
+                BadInput(
+                    f"TARGET: rank 0 trains {order.job.workload}, but this command names {self._workload}. Name the "
+                    "same file on all machines: torchrun … -m amp_track train FILE …"
+                ),
+            )
+
+    def answer(self, order: Order, answer: Result | AmpTrackError | None) -> None:
+        self._exchange.publish(
+            number=order.number,
+            job_result=answer if isinstance(answer, JobResult) else None,
+            inspection=answer if isinstance(answer, Inspection) else None,
+            failure=Failure.of(answer) if isinstance(answer, AmpTrackError) else None,
+        )
+
+    def read(self, on_event: Callable[[Event], None]) -> None:
+        """Receive the order to stop the job, and raise Stopped. Raises EOFError and AgentLost as `next` does."""
+        self._receive()
+        raise Stopped
+
+    def _receive(self) -> Any:
+        if (message := self._exchange.receive()) is None:
+            raise EOFError
+        return message
+
+
+def rendezvous(launch: Launch, session: str, number: int) -> str:
+    """Return the rendezvous address of an order's job processes: torchrun's store, with a unique prefix."""
+    return f"tcp://{launch.address}:{launch.port}/amp_track/{session}/{number}"
+
+
+def _measured(file: str) -> Checkpoint:
+    with open(file, "rb") as stream:
+        return Checkpoint(size=os.path.getsize(file), sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+
+
+def _connector(launch: Launch) -> Callable[[], Store]:
+    """Return a function that connects to torchrun's store. Imports torch, which must not happen in a thread."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from amp_track.training import process_group
+
+    def connect() -> Store:
+        store = process_group.store_at(launch.address, launch.port, timeout_seconds=_STORE_SECONDS)
+        return PrefixStore(launch.name, store)
+
+    return connect
+
+
+class DistributedRunner(JobRunner):
+    """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
+
+    Predictions and dtypes run in a single process of this command.
 
     Args:
         launch: how torchrun started this command.
         workload: the file or module of the workload.
-        steps_back: as for JobRunner.
     """
 
-    def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
-        super().__init__(workload, steps_back=steps_back)
-        self._launch = launch
-
-    def _rank(self, rendezvous: str) -> Rank:
-        """Return the rank of this command in a job."""
-        return dataclasses.replace(self._launch.rank, rendezvous=rendezvous)
-
-    def _link(self, session: str, folder: Path | None = None) -> Link:
-        """Start the process that exchanges messages with torchrun's store, and return the link to it."""
-        try:
-            return self._new_link(session, folder)
-        except fork_server.ImportsTakeTooLong as error:
-            self._leave_imports_to_jobs(error)
-        return self._new_link(session, folder)
-
-    def _new_link(self, session: str, folder: Path | None) -> Link:
-        stack = ExitStack()
-        child = stack.enter_context(
-            job_processes.started(
-                self._context,
-                store_exchange.main,
-                self._launch,
-                session,
-                str(folder) if folder is not None else None,
-                environment=self._environment,
-                import_seconds=self._import_seconds(),
-                steps_back=self._steps_back,
-                duplex=True,
-            )
-        )
-        return Link.to(child, stack)
-
-
-class DistributedRunner(_OneRank):
-    """Runs the jobs of one workload in fresh processes of several commands. This is the command of rank 0.
-
-    Predictions and dtypes run in a single process of this command.
-    """
-
-    def __init__(self, launch: Launch, workload: str, *, steps_back: bool = False) -> None:
+    def __init__(self, launch: Launch, workload: str) -> None:
         global _first
-        super().__init__(launch, workload, steps_back=steps_back)
+        super().__init__(workload, steps_back=True)
+        self._launch = launch
         self._others: OtherRanks | None = None
         _first = self
 
@@ -101,8 +314,8 @@ class DistributedRunner(_OneRank):
             BadInput: as JobRunner.inspect; or the machines differ.
             TargetFailed: loading the data of the workload failed.
         """
-        with self._joined().working("inspect", job, once_a_machine=True) as (rendezvous, others):
-            results = self._in_fresh_processes("inspect", job, [self._rank(rendezvous)], self._note, beside=others)
+        with self._joined().working("inspect", job, once_a_machine=True) as (address, others):
+            results = self.in_fresh_processes("inspect", job, [self._rank(address)], self._note, beside=others)
         indices = [0, *(other.index for other in others)]
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, JobResult):  # None for ranks that were killed because of it
@@ -117,77 +330,32 @@ class DistributedRunner(_OneRank):
     def _run_all_ranks(
         self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
     ) -> JobResult:
-        results = self._together(task, job, on_event, folder)
+        with self._joined().working(task, job, folder) as (address, others):
+            results = self.in_fresh_processes(task, job, [self._rank(address)], on_event, folder, others)
         return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
     def _joined(self) -> OtherRanks:
         """Return the commands of the other ranks after all of them have joined."""
         if self._others is None:
             session = secrets.token_hex(8)
-            others = OtherRanks(self._launch, self._link(session), session)
+            exchange = FirstExchange(_connector(self._launch), self._launch.rank, session)
+            others = OtherRanks(self._launch, exchange, session)
             others.wait_until_joined()
             self._others = others
         return self._others
 
-    def _together(
-        self, task: str, job: Job, on_event: Callable[[Event], None] = ignore, folder: JobFolder | None = None
-    ) -> list[job_processes.Result | None]:
-        """Return the result of each rank."""
-        with self._joined().working(task, job, folder) as (rendezvous, others):
-            return self._in_fresh_processes(task, job, [self._rank(rendezvous)], on_event, folder, others)
+    def _rank(self, address: str) -> Rank:
+        return dataclasses.replace(self._launch.rank, rendezvous=address)
 
 
-_log = logging.getLogger("amp_track.runner")
 _first: DistributedRunner | None = None
 """Global because torchrun starts one command per process."""
 
 
-class _OtherRankRunner(_OneRank):
-    """Runs the job processes of a rank other than 0.
-
-    Args:
-        launch: how torchrun started this command.
-        workload: the workload in the arguments of this command.
-    """
-
-    def __init__(self, launch: Launch, workload: str) -> None:
-        super().__init__(launch, workload, steps_back=True)
-        self._workload = workload
-
-    def follow(self) -> None:
-        """Run the orders of rank 0 until the last one. Raises EOFError or AgentLost if rank 0 failed."""
-        with processes.scratch_folder() as checkpoints:
-            orders = Orders(self._launch, self._link("", checkpoints), self._workload)
-            while (ordered := orders.next()) is not None:
-                order, rendezvous, checkpoint = ordered
-                orders.answer(order, self._answer(order, rendezvous, checkpoint, orders))
-                if checkpoint is not None:
-                    Path(checkpoint).unlink()
-
-    def _answer(
-        self, order: Order, rendezvous: str, checkpoint: str | None, orders: Orders
-    ) -> job_processes.Result | AmpTrackError | None:
-        job = dataclasses.replace(order.job, job_timeout_seconds=None)  # rank 0 enforces the timeout
-        with processes.scratch_folder() if order.writes_files else nullcontext() as scratch:
-            folder = None
-            if scratch is not None:
-                folder = JobFolder(
-                    path=str(scratch),
-                    resume_from=checkpoint,
-                    keep_weights=order.keep_weights,
-                    keep_plots=order.keep_plots,
-                )
-            try:
-                (result,) = self._in_fresh_processes(
-                    order.task, job, [self._rank(rendezvous)], folder=folder, beside=(orders,)
-                )
-            except Stopped:
-                return None
-            except AgentLost:  # no rank 0 to answer
-                raise
-            except AmpTrackError as error:
-                return error
-        return result
+def dismiss() -> None:
+    """End the commands of the other ranks successfully."""
+    if _first is not None:
+        _first.dismiss()
 
 
 def follow(launch: Launch, workload: str) -> None:
@@ -201,11 +369,17 @@ def follow(launch: Launch, workload: str) -> None:
         SystemExit: the command of rank 0 failed and printed the reason; or its machine was lost or this command failed,
             and this command printed the reason.
     """
-    with interrupts.deferred(owns_process=True):
-        runner = _OtherRankRunner(launch, workload)
+    with interrupts.deferred(owns_process=True), processes.scratch_folder() as checkpoints:
+        runner = JobRunner(workload, steps_back=True)
         runner.start()
         try:
-            runner.follow()
+            orders = Orders(launch, OtherExchange(_connector(launch), launch.rank, checkpoints), workload)
+            while (ordered := orders.next()) is not None:
+                order, address, checkpoint = ordered
+                rank = dataclasses.replace(launch.rank, rendezvous=address)
+                orders.answer(order, _run_order(runner, order, rank, checkpoint, orders))
+                if checkpoint is not None:
+                    Path(checkpoint).unlink()
         except EOFError:
             raise SystemExit(AgentLost.exit_code) from None  # rank 0 prints the reason
         except AmpTrackError as error:
@@ -213,10 +387,23 @@ def follow(launch: Launch, workload: str) -> None:
             raise SystemExit(error.exit_code) from None
 
 
-def dismiss() -> None:
-    """End the commands of the other ranks successfully."""
-    if _first is not None:
-        _first.dismiss()
+def _run_order(
+    runner: JobRunner, order: Order, rank: Rank, checkpoint: str | None, orders: Orders
+) -> Result | AmpTrackError | None:
+    """Return the answer to an order; None if rank 0 stopped it."""
+    job = dataclasses.replace(order.job, job_timeout_seconds=None)  # rank 0 enforces the timeout
+    with processes.scratch_folder() if order.folder is not None else nullcontext() as scratch:
+        folder = None
+        if order.folder is not None:
+            folder = dataclasses.replace(order.folder, path=str(scratch), resume_from=checkpoint)
+        try:
+            return runner.in_fresh_processes(order.task, job, [rank], folder=folder, beside=(orders,))[0]
+        except Stopped:
+            return None
+        except AgentLost:  # no rank 0 to answer
+            raise
+        except AmpTrackError as error:
+            return error
 
 
 def check_alike(index: int, other: Inspection, first: Inspection) -> None:

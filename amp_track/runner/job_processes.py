@@ -129,7 +129,6 @@ def started(
     environment: Mapping[str, str],
     import_seconds: float | None = None,
     steps_back: bool = False,
-    duplex: bool = False,
 ) -> Iterator[Child]:
     """Start a process that calls `target` with the arguments and its end of a pipe. Kill it at the end of the block.
 
@@ -142,12 +141,11 @@ def started(
         environment: of the fork server if it does not run yet; see `fork_server.start`.
         import_seconds: the time limit for the imports of the fork server; None for no limit.
         steps_back: lower the priority of this process, which cannot be undone.
-        duplex: let this process write to the pipe.
     """
     with fork_server.held(environment):  # before the priority is lowered, which the fork server would inherit
         if steps_back:
             _lower_own_priority()
-        connection, childs_end = context.Pipe(duplex)
+        connection, childs_end = context.Pipe(duplex=False)
         process = context.Process(target=target, args=(*arguments, childs_end))
         try:  # includes the start: after Ctrl-C, multiprocessing waits at exit for a child that runs
             fork_server.start_process(process, environment, import_seconds)

@@ -18,25 +18,28 @@ from amp_track.records.errors import SUMMARY_CHARACTERS, BadInput, BadOption, pr
 from amp_track.workers import streams
 
 
-def set_up_process(*, is_job: bool = True) -> None:
+def set_up_process() -> None:
     """Turn this forked process into a job process.
 
     It leads a process group, so that its children can be killed with it. It prints to stderr, ignores Ctrl-C, ends with
     its parent, and is the first process that the kernel kills when memory runs out.
-
-    Args:
-        is_job: False leaves out the last two.
     """
     os.setpgid(0, 0)  # not a session: with autogroup scheduling, priorities have no effect between sessions
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # after `stty tostop`, printing would stop the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print_to_stderr()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # make the kernel kill this job before the search that started it
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    _end_with_parent()
+
+
+def print_to_stderr() -> None:
+    """Redirect stdout, which is for the result of the command, to stderr."""
     streams.open_closed_streams()
     streams.make_lossy()  # before dup2: Python may consider the new stdout seekable
     sys.stdout.flush()
-    os.dup2(2, 1)  # stdout is for the result of the command
-    if is_job:
-        _raise_oom_score()
-        _end_with_parent()
+    os.dup2(2, 1)
 
 
 def _end_with_parent() -> None:
@@ -59,15 +62,6 @@ def _end_with_parent() -> None:
 def _wait_for_end(sentinel: int) -> None:
     wait([sentinel])
     os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def _raise_oom_score() -> None:
-    """Make the kernel kill this job before the search that started it when memory runs out."""
-    if sys.platform == "linux":
-        try:
-            Path("/proc/self/oom_score_adj").write_text("1000")
-        except OSError:
-            pass
 
 
 def announce(rank: Rank) -> None:

@@ -103,7 +103,7 @@ class JobRunner:
                 exceeded the timeout of the job.
         """
         rank = Rank(count=job.nproc, local_count=job.nproc)
-        (result,) = self._in_fresh_processes("inspect", job, [rank], self._note)
+        (result,) = self.in_fresh_processes("inspect", job, [rank], self._note)
         inspection = inspection_of(job, result)
         self._log_notes()
         return inspection
@@ -144,7 +144,7 @@ class JobRunner:
 
     def dtypes(self, job: Job) -> DtypesReport | JobResult:
         """Return the dtypes of the operations in the model of a resolved job, or the JobResult of a failure."""
-        result = self._in_fresh_processes("dtypes", job)[0]
+        result = self.in_fresh_processes("dtypes", job)[0]
         assert isinstance(result, DtypesReport | JobResult)
         return result
 
@@ -154,7 +154,7 @@ class JobRunner:
         Raises:
             BadInput: the step cannot run on fake tensors.
         """
-        results = self._in_fresh_processes(task, job, ranks_of_one_machine(processes))
+        results = self.in_fresh_processes(task, job, ranks_of_one_machine(processes))
         for result in results:
             if isinstance(result, JobResult):
                 raise failure(job, result)
@@ -164,7 +164,7 @@ class JobRunner:
     def forecast(self, job: Job, task: ForecastTask) -> Forecasts:
         """Predict the max batch at each precision, or return the reason why not. Takes at most half a minute."""
         job = dataclasses.replace(job, job_timeout_seconds=_FORECAST_SECONDS)
-        result = self._in_fresh_processes(task, job)[0]
+        result = self.in_fresh_processes(task, job)[0]
         if isinstance(result, Forecasts):
             return result
         if isinstance(result, JobResult) and result.status is not JobStatus.TIMED_OUT:
@@ -183,11 +183,11 @@ class JobRunner:
         with processes.scratch_folder() if job.nproc > 1 else nullcontext() as scratch:
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
-            results = self._in_fresh_processes(task, job, all_ranks, on_event, folder)
+            results = self.in_fresh_processes(task, job, all_ranks, on_event, folder)
         job_results = [result for result in results if isinstance(result, JobResult | None)]
         return ranks.merge_job_results(job_results)
 
-    def _in_fresh_processes(
+    def in_fresh_processes(
         self,
         task: Task,
         job: Job,

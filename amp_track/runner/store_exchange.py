@@ -1,141 +1,147 @@
-"""The process that exchanges the messages of a command through torchrun's store.
+"""Exchange the messages and checkpoints of a command through torchrun's store, in a thread.
 
-A command does not import torch, must end on Ctrl-C, and may be killed at any time. Calls to the store cannot be
-interrupted, so a separate process makes them. It also reports the end of the command to the store, even after a kill.
-
-Each such process increments a counter in the store once a second. A rank whose counter does not change for
-`SILENT_SECONDS`, on the clock of the reader, is lost.
+A call to the store cannot be interrupted, and never returns if the machine of the store is lost, so the command waits
+for its thread instead. Each rank writes its key once a second. A rank whose key does not change for `SILENT_SECONDS`,
+on the clock of the reader, is lost.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import hashlib
 import multiprocessing
-import os
+import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from amp_track.config.job import Rank
-from amp_track.config.torchrun import Launch
-from amp_track.records.errors import AgentLost, AmpTrackError
-from amp_track.runner import process_setup
-from amp_track.runner.checkpoint_transfer import Download, Upload
-from amp_track.runner.runner import missing_preload
-from amp_track.runner.store_messages import (
-    Answer,
-    Board,
-    FirstEnded,
-    JoinedRank,
-    Message,
-    Progress,
-    Publish,
-    Received,
-    Session,
-    damaged,
-)
+from amp_track.records import units
+from amp_track.records.errors import AgentLost, AmpTrackError, StoreFailed
+from amp_track.runner.store_messages import Board, Checkpoint, Report, damaged
+from amp_track.workers import interrupts
 from amp_track.workers.liveness import Silence
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # documented all the same
 
 SILENT_SECONDS = 20.0
+CHUNK_BYTES = 4 * 2**20
+"""The store accepts values of a few MiB and keeps them in memory."""
+_CHUNKS_AHEAD = 8
 _ROUND_SECONDS = 0.05
 _BEAT_SECONDS = 1.0
 _LEAVE_SECONDS = 5
-_STORE_SECONDS = 60.0
 _FIRST_SECONDS = 600.0
 """Time limit for the first order of rank 0, which may wait for database servers."""
-_SESSION = "session"
-_LEFT = b"left"
-"""The counter value of a command that has ended."""
 _AGAIN = "Run the same command again on all machines to continue."
-
-MessageKind = TypeVar("MessageKind", bound=Message)
 
 
 class _CommandEnded(Exception):
-    """The command closed its end of the pipe."""
+    """The command has closed its end of the pipe, or needs no more messages."""
 
 
 class Exchange(ABC):
-    """Exchanges the messages of the command of one rank.
+    """The connection from the command of one rank to the store.
 
     Args:
-        store: torchrun's store with a prefix for this launch.
+        connect: returns torchrun's store with a prefix for this launch. Called in the thread.
         rank: the rank of the command.
-        connection: the pipe to the command.
-        session: None until it is known.
+        message: the first message of this rank.
     """
 
-    def __init__(self, store: Store, rank: Rank, connection: Connection[Any, Any], session: str | None = None) -> None:
-        self._store = store
+    def __init__(self, connect: Callable[[], Store], rank: Rank, message: Board | Report) -> None:
+        self.connection, self._command = multiprocessing.Pipe()
+        self._connect = connect
         self._rank = rank
-        self._connection = connection
-        self._session = session
+        self._message = message
         self._sending = threading.Lock()
-        self._beaten_at = -_BEAT_SECONDS
-        self.beats = 0
+        self._beaten_at = 0.0
+        self._turns = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
 
-    def run(self) -> None:
-        """Exchange messages until the command ends, or another rank or the store is lost."""
+    def publish(self, **changes: Any) -> None:
+        """Change fields of this rank's message. Raises AgentLost as `receive` does."""
         try:
-            self._start()
-            while True:
-                self._read_command()
-                self._beat()
-                self._exchange()
-        except _CommandEnded:
-            pass
-        except AmpTrackError as error:
-            self._send_last(error)
-        except RuntimeError as error:  # from the store
-            self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
-        finally:
-            self.leave()
+            self.connection.send(changes)
+        except OSError:
+            while True:  # until it raises the reason
+                self.receive()
 
-    def leave(self) -> None:
+    def receive(self) -> Any:
+        """Wait for a message of another rank and return it. Raises AgentLost, or another error of the thread."""
+        with interrupts.waiting():
+            message = self.connection.recv()
+        if isinstance(message, AmpTrackError):
+            raise message
+        return message
+
+    def close(self) -> None:
         """Tell the other ranks that this command has ended."""
-        with contextlib.suppress(RuntimeError):
-            if self._session is not None:
-                self._set(f"beat/{self._rank.index}", _LEFT)
-
-    def say_silent(self) -> None:
-        """Report to the command, from another thread, that a call to the store does not return."""
-        self._send_last(
-            AgentLost(
-                f"The machine of rank 0, which has torchrun's store, has not answered for {SILENT_SECONDS:.0f} s. "
-                f"Check that machine and the network. {_AGAIN}"
-            )
-        )
-
-    def _start(self) -> None:  # noqa: B027 — only rank 0 has keys to prepare
-        """Prepare the keys of this rank."""
+        atexit.unregister(self.close)
+        self.connection.close()
+        self._thread.join(_LEAVE_SECONDS)  # unless the store does not answer
 
     @abstractmethod
     def _exchange(self) -> None:
         """Read messages of other ranks and send them to the command."""
 
     @abstractmethod
-    def _handle(self, message: Any) -> None:
-        """Write a message of the command to the store."""
+    def _leave(self) -> None:
+        """Tell the other ranks that this command has ended."""
+
+    def _run(self) -> None:
+        """Exchange messages until the command ends, or another rank or the store is lost."""
+        with contextlib.closing(self._command):
+            try:
+                self._store = self._connect()
+            except Exception as error:
+                message = f"torchrun's store does not answer ({_first_line(error)}). Check the output of torchrun."
+                self._send_last(AgentLost(message))
+                return
+            threading.Thread(target=self._watch, daemon=True).start()
+            try:
+                while True:
+                    self._read_command()
+                    self._beat()
+                    self._exchange()
+            except _CommandEnded:
+                pass
+            except AmpTrackError as error:
+                self._send_last(error)
+            except RuntimeError as error:  # from the store
+                self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
+            finally:
+                with contextlib.suppress(RuntimeError):
+                    self._leave()
+
+    def _watch(self) -> None:
+        """Report to the command that a call to the store does not return."""
+        silence = Silence()
+        while self._thread.is_alive():
+            if silence.seconds(self._turns) > SILENT_SECONDS:
+                self._send_last(_store_is_silent())
+                return
+            time.sleep(1)
 
     def _read_command(self) -> None:
         try:
-            message = self._connection.recv() if self._connection.poll(_ROUND_SECONDS) else None
+            changes = self._command.recv() if self._command.poll(_ROUND_SECONDS) else None
         except (EOFError, OSError):
             raise _CommandEnded from None
-        if message is not None:
-            self._handle(message)
+        if changes is not None:
+            self._write(**changes)
 
     def _send(self, message: Any) -> None:
         try:
             with self._sending:
-                self._connection.send(message)
+                self._command.send(message)
         except OSError:
             raise _CommandEnded from None
 
@@ -144,259 +150,239 @@ class Exchange(ABC):
             self._send(message)
 
     def _beat(self) -> None:
-        self.beats += 1
-        if self._session is not None and time.monotonic() - self._beaten_at >= _BEAT_SECONDS:
-            self._set(f"beat/{self._rank.index}", str(self.beats))
-            self._beaten_at = time.monotonic()
+        self._turns += 1
+        if time.monotonic() - self._beaten_at >= _BEAT_SECONDS:
+            self._write()
 
-    def _key(self, name: str) -> str:
-        return f"{self._session}/{name}"
+    def _write(self, **changes: Any) -> None:
+        self._message = self._message.model_copy(update={"beat": self._message.beat + 1, **changes})
+        if self._message.session:
+            self._store.set(_key(self._rank.index), self._message.model_dump_json())
+        self._beaten_at = time.monotonic()
 
-    def _set(self, name: str, value: str | bytes) -> None:
-        self._store.set(self._key(name), value)  # type: ignore[arg-type]  # also accepts bytes
+    def _chunk(self, number: int, chunk: int) -> str:
+        return f"{self._message.session}/chunk/{number}/{chunk}"
 
-    def _get(self, *names: str) -> list[bytes]:
-        """Return the values of keys that exist."""
-        return self._store.multi_get([self._key(name) for name in names])
 
-    def _exists(self, name: str) -> bool:
-        return self._store.check([self._key(name)])
+class _Peer:
+    """Another rank, as rank 0 knows it."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.report: Report | None = None
+        """Its last message; None before it has joined the session."""
+        self.silence = Silence()
 
 
 class FirstExchange(Exchange):
-    """Exchanges the messages of the command of rank 0."""
+    """Exchanges the messages of the command of rank 0. It receives the rank and its Report when one has joined or
+    answered."""
 
-    def _start(self) -> None:
-        assert self._session is not None
-        self._joined: dict[int, tuple[Silence, bytes]] = {}
-        self._upload: Upload | None = None
-        self._set("board", Board().to_json())
-        self._beat()
-        self._store.set(_SESSION, Session(id=self._session).to_json())
+    _message: Board
+    _checkpoint: BinaryIO | None = None
+    _written = _deleted = 0
+    """Chunks of the checkpoint: the store holds only a few at a time."""
 
-    def _handle(self, message: Publish) -> None:
-        self._end_upload()
-        board = message.board
-        if message.checkpoint is not None and board.order is not None:
-            self._upload = Upload(Path(message.checkpoint), board.order.number)
-            board = board.model_copy(
-                update={"order": board.order.model_copy(update={"checkpoint": self._upload.measure(self._beat)})}
-            )
-        self._set("board", board.to_json())
+    def __init__(self, connect: Callable[[], Store], rank: Rank, session: str) -> None:
+        self._peers: list[_Peer] = []
+        super().__init__(connect, rank, Board(session=session))
+
+    def _write(self, **changes: Any) -> None:
+        if changes:
+            self._end_upload()
+        super()._write(**changes)
+        order = self._message.order
+        if changes and self._message.state == "run" and order is not None and order.checkpoint is not None:
+            assert order.folder is not None
+            assert order.folder.resume_from is not None
+            self._checkpoint = Path(order.folder.resume_from).open("rb")  # noqa: SIM115  # closed by `_end_upload`
 
     def _exchange(self) -> None:
-        while (missing := len(self._joined) + 1) < self._rank.count and self._exists(f"joined/{missing}"):
-            self._joined[missing] = Silence(), b""
-            self._send((missing, _read(JoinedRank, self._get(f"joined/{missing}")[0], missing)))
-        if self._joined:
-            beats = self._get(*(f"beat/{index}" for index in self._joined))
-            answers = self._get(*(f"answer/{index}" for index in self._joined))
-            for index, beat, answer in zip(list(self._joined), beats, answers, strict=True):
-                self._look_at(index, beat, answer)
-        self._go_on_uploading()
-
-    def _look_at(self, index: int, beat: bytes, answer: bytes) -> None:
-        silence, known_answer = self._joined[index]
-        if answer != known_answer:
-            self._joined[index] = silence, answer
-            self._send((index, _read(Answer, answer, index)))
-        if beat == _LEFT:
-            raise AgentLost(f"rank {index}: its command has ended, so the job is lost. {_AGAIN}")
-        if silence.seconds(beat) > SILENT_SECONDS:
-            raise AgentLost(
-                f"rank {index}: its machine has not answered for {SILENT_SECONDS:.0f} s, so the job is lost. Check "
-                f"that machine and the network. {_AGAIN}"
-            )
-
-    def _go_on_uploading(self) -> None:
-        if self._upload is None:
+        while (missing := len(self._peers) + 1) < self._rank.count and self._store.check([_key(missing)]):
+            self._peers.append(_Peer())
+        if not self._peers:
             return
-        found = self._get(*(f"progress/{index}" for index in self._joined))
-        progress = [_read(Progress, data, index) for index, data in zip(self._joined, found, strict=True)]
-        everywhere = min(each.chunks if each.number == self._upload.number else 0 for each in progress)
-        for key in self._upload.take_passed(everywhere):
-            self._store.delete_key(self._key(key))
-        for key, data in self._upload.next_chunks(everywhere):
-            self._set(key, data)
+        found = self._store.multi_get([_key(index) for index in range(1, len(self._peers) + 1)])
+        for index, (peer, data) in enumerate(zip(self._peers, found, strict=True), start=1):
+            if data != peer.data:
+                peer.data = data
+                self._read(index, peer, Report.from_json(data, index))
+            if peer.silence.seconds(data) > SILENT_SECONDS and peer.report is not None:
+                raise AgentLost(
+                    f"rank {index}: its machine has not answered for {SILENT_SECONDS:.0f} s, so the job is lost. Check "
+                    f"that machine and the network. {_AGAIN}"
+                )
+        self._upload()
+
+    def _read(self, index: int, peer: _Peer, report: Report) -> None:
+        if report.session != self._message.session:  # of an earlier start, in the same store
+            return
+        is_news = peer.report is None or report.number != peer.report.number
+        peer.report = report
+        if is_news:
+            self._send((index, report))
+        if report.has_left:
+            raise AgentLost(f"rank {index}: its command has ended, so the job is lost. {_AGAIN}")
+
+    def _upload(self) -> None:
+        if self._checkpoint is None or self._message.order is None:
+            return
+        number = self._message.order.number
+        reports = [peer.report for peer in self._peers]
+        everywhere = min(each.chunks if each is not None and each.download == number else 0 for each in reports)
+        self._delete_chunks(min(everywhere, self._written))
+        while self._written < everywhere + _CHUNKS_AHEAD and (data := self._checkpoint.read(CHUNK_BYTES)):
+            self._store.set(self._chunk(number, self._written), data)  # type: ignore[arg-type]  # also accepts bytes
+            self._written += 1
             self._beat()
-        if self._upload.is_over:
-            self._end_upload()
+
+    def _delete_chunks(self, end: int) -> None:
+        assert self._message.order is not None
+        for chunk in range(self._deleted, end):
+            self._store.delete_key(self._chunk(self._message.order.number, chunk))
+        self._deleted = max(self._deleted, end)
 
     def _end_upload(self) -> None:
-        if self._upload is not None:
-            for key in self._upload.take_passed(self._upload.written):
-                self._store.delete_key(self._key(key))
-            self._upload.close()
-            self._upload = None
+        if self._checkpoint is not None:
+            self._delete_chunks(self._written)
+            self._checkpoint.close()
+            self._checkpoint, self._written, self._deleted = None, 0, 0
 
-    def leave(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._end_upload()
-        super().leave()
+    def _leave(self) -> None:
+        self._end_upload()
+        if self._message.state != "done":
+            self._write(state="left")
 
 
 class OtherExchange(Exchange):
     """Exchanges the messages of the command of a rank other than 0.
 
+    It receives each new Board, after the checkpoint of its order has been downloaded, with the file of the checkpoint.
+
     Args:
-        store: as for Exchange.
+        connect: as for Exchange.
         rank: as for Exchange.
-        connection: as for Exchange.
-        folder: for the checkpoint to resume from.
+        folder: for checkpoints.
     """
 
-    def __init__(self, store: Store, rank: Rank, connection: Connection[Any, Any], folder: Path) -> None:
-        super().__init__(store, rank, connection)
-        self._folder = folder
-        self._found_session: bytes | None = None
-        self._found_board: bytes | None = None
-        self._begun_number = 0
-        self._download: Download | None = None
-        self._first = Silence()
-        self._started = time.monotonic()
+    _message: Report
+    _data: bytes | None = None
+    _has_looked = False
+    _begun_number = 0
+    _download: _Download | None = None
 
-    def _handle(self, message: Answer) -> None:
-        self._set(f"answer/{self._rank.index}", message.to_json())
+    def __init__(self, connect: Callable[[], Store], rank: Rank, folder: Path) -> None:
+        self._folder = folder
+        self._board = Board(session="")
+        self._silence = Silence()
+        self._started = time.monotonic()
+        super().__init__(connect, rank, Report(session="", local_index=rank.local_index))
 
     def _exchange(self) -> None:
-        if not self._begun_number:
-            self._join()
-        if self._session is None:
-            if time.monotonic() - self._started > _FIRST_SECONDS:
-                raise AgentLost(f"rank 0 has not started a job for {_FIRST_SECONDS:.0f} s. Check its output.")
-            return
-        beat, board = self._get("beat/0", "board")
-        if board != self._found_board:
-            self._found_board = board
-            self._follow(self._session, _read(Board, board, 0))
-        if beat == _LEFT:
-            self._send(FirstEnded())
-            raise _CommandEnded
-        if self._first.seconds(beat) > SILENT_SECONDS:
-            self.say_silent()
-            raise _CommandEnded
-        self._go_on_downloading(self._session)
+        data = self._store.get(_key(0)) if self._store.check([_key(0)]) else None
+        if data is not None and data != self._data:
+            board = Board.from_json(data, 0)
+            if self._has_looked:  # a killed command of rank 0 leaves its last message in the store
+                self._read(board)
+        self._data, self._has_looked = data, True
+        if self._message.session and self._silence.seconds(data) > SILENT_SECONDS:
+            raise _store_is_silent()
+        if not self._message.session and time.monotonic() - self._started > _FIRST_SECONDS:
+            raise AgentLost(f"rank 0 has not started a job for {_FIRST_SECONDS:.0f} s. Check its output.")
+        if self._download is not None:
+            self._download_more(self._download)
 
-    def _join(self) -> None:
-        """Join the newest session. The store may still contain an earlier one."""
-        if not self._store.check([_SESSION]):
+    def _read(self, board: Board) -> None:
+        is_known = board.session == self._message.session
+        if board.state == "left" or (self._begun_number and not is_known):
+            if self._message.session:
+                self._send(None)
+                raise _CommandEnded
             return
-        found = self._store.get(_SESSION)
-        if found == self._found_session:
-            return
-        self._found_session = found
-        self._session = _read(Session, found, 0).id
-        if self._get("beat/0") == [_LEFT]:
-            self._session = None
-            return
-        index = self._rank.index
-        joined = JoinedRank(local_index=self._rank.local_index, local_count=self._rank.local_count)
-        self._set(f"answer/{index}", Answer(number=0).to_json())
-        self._set(f"progress/{index}", Progress().to_json())
-        self._beaten_at = -_BEAT_SECONDS
-        self._beat()
-        self._set(f"joined/{index}", joined.to_json())
+        is_news = (board.session, board.state, board.order) != (
+            self._board.session, self._board.state, self._board.order
+        )  # fmt: skip
+        self._board = board
+        if not is_known:
+            self._write(session=board.session)
+        if is_news:
+            self._follow(board)
 
-    def _follow(self, session: str, board: Board) -> None:
+    def _follow(self, board: Board) -> None:
         order = board.order
         if board.state == "done":
-            self._send(Received(session, board))
+            self._send((board, None))
         elif order is None or (order.once_a_machine and self._rank.local_index != 0):
             pass
         elif board.state == "run":
             self._begun_number = order.number
             if order.checkpoint is None:
-                self._send(Received(session, board))
+                self._send((board, None))
             else:
-                self._download = Download(self._folder / f"resumed-{order.number}", board, order, order.checkpoint)
+                self._download = _Download(self._folder / f"resumed-{order.number}", board, order.checkpoint)
+                self._write(download=order.number, chunks=0)
         elif self._download is not None or order.number != self._begun_number:  # the command has not begun
             self._download, self._begun_number = None, order.number
-            self._handle(Answer(number=order.number))
+            self._write(number=order.number, job_result=None, inspection=None, failure=None)
         else:
-            self._send(Received(session, board))
+            self._send((board, None))
 
-    def _go_on_downloading(self, session: str) -> None:
-        download = self._download
-        if download is None:
-            return
-        while not download.is_over and self._exists(download.key):
-            download.add(*self._get(download.key))
-            self._set(f"progress/{self._rank.index}", download.progress.to_json())
-            self._beat()
+    def _download_more(self, download: _Download) -> None:
+        number = self._message.download
+        while not download.is_over and self._store.check([self._chunk(number, download.chunks)]):
+            download.add(self._store.get(self._chunk(number, download.chunks)))
+            self._write(chunks=download.chunks)
+            self._turns += 1
         if download.is_over:
-            download.check()
             self._download = None
-            self._send(Received(session, download.board, str(download.file)))
+            self._send((download.board, str(download.file)))
+
+    def _leave(self) -> None:
+        self._write(has_left=True)
 
 
-def main(launch: Launch, session: str, folder: str | None, connection: Connection[Any, Any]) -> None:
-    """Exchange messages for a command until it ends; the main function of the exchange process.
+class _Download:
+    """A checkpoint that is read from the store to a file of this machine."""
 
-    Args:
-        launch: how torchrun started the command.
-        session: the id of a new session, which rank 0 starts.
-        folder: for checkpoints; None for rank 0.
-        connection: the pipe to the command.
-    """
-    if missing := missing_preload():
-        connection.send(AmpTrackError(missing))
-        os._exit(0)
-    process_setup.set_up_process(is_job=False)
-    _let_go_of_fork_server()
-    try:
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-        from amp_track.training import process_group
-
-        served = process_group.store_at(launch.address, launch.port, timeout_seconds=_STORE_SECONDS)
-        store = PrefixStore(launch.name, served)
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            connection.send(
-                AgentLost(
-                    f"torchrun's store at {launch.address}:{launch.port} does not answer ({_first_line(error)}). "
-                    "Check the output of torchrun."
-                )
+    def __init__(self, file: Path, board: Board, expected: Checkpoint) -> None:
+        self.file = file
+        self.board = board
+        self.chunks = 0
+        self._expected = expected
+        self._digest = hashlib.sha256()
+        free = shutil.disk_usage(file.parent).free
+        if free < expected.size:
+            raise StoreFailed(
+                f"{file.parent} has {units.format_bytes(free)} of free space, but the checkpoint to resume from needs "
+                f"{units.format_bytes(expected.size)}. Free some space or set TMPDIR."
             )
-        os._exit(0)
-    exchange: Exchange
-    if folder is None:
-        exchange = FirstExchange(store, launch.rank, connection, session)
-    else:
-        exchange = OtherExchange(store, launch.rank, connection, Path(folder))
-    threading.Thread(target=_watch, args=(exchange,), daemon=True).start()
-    exchange.run()
-    os._exit(0)
+
+    @property
+    def is_over(self) -> bool:
+        """True once the checkpoint is complete."""
+        return self.chunks * CHUNK_BYTES >= self._expected.size
+
+    def add(self, data: bytes) -> None:
+        """Append a chunk. Raises AgentLost if its size is wrong, or the complete file differs from that of rank 0."""
+        if len(data) != min(CHUNK_BYTES, self._expected.size - self.chunks * CHUNK_BYTES):
+            raise damaged(0)
+        self._digest.update(data)
+        with self.file.open("ab") as stream:
+            stream.write(data)
+        self.chunks += 1
+        if self.is_over and self._digest.hexdigest() != self._expected.sha256:
+            raise damaged(0)
 
 
-def _watch(exchange: Exchange) -> None:
-    """End this process if a call to the store never returns."""
-    parent = multiprocessing.parent_process()
-    silence, orphaned_seconds = Silence(), 0
-    while silence.seconds(exchange.beats) <= SILENT_SECONDS and orphaned_seconds < _LEAVE_SECONDS:
-        time.sleep(1)
-        orphaned_seconds += parent is not None and not parent.is_alive()
-    if not orphaned_seconds:
-        exchange.say_silent()
-    os._exit(0)
+def _key(rank: int) -> str:
+    return f"rank/{rank}"
 
 
-def _let_go_of_fork_server() -> None:
-    """Close the inherited pipe that keeps the fork server alive, so that it can end before this process.
-
-    Reads a private field of multiprocessing.
-    """
-    descriptor = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
-    if descriptor is not None:
-        os.close(descriptor)
-
-
-def _read(kind: type[MessageKind], data: bytes, rank: int) -> MessageKind:
-    """Parse a message of a rank. Raises AgentLost if it is invalid."""
-    try:
-        return kind.from_json(data)
-    except (ValueError, RecursionError):
-        raise damaged(rank) from None
+def _store_is_silent() -> AgentLost:
+    return AgentLost(
+        f"The machine of rank 0, which has torchrun's store, has not answered for {SILENT_SECONDS:.0f} s. Check that "
+        f"machine and the network. {_AGAIN}"
+    )
 
 
 def _first_line(error: Exception) -> str:

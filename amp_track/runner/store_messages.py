@@ -1,4 +1,4 @@
-"""The JSON messages that the commands of one torchrun launch exchange through its store.
+"""The JSON messages that the commands of one torchrun launch exchange through its store, one key per rank.
 
 The store has no authentication, so a message is untrusted input. It is validated, and nothing in it is unpickled or
 executed. Checkpoints are sent separately, in chunks.
@@ -7,57 +7,32 @@ executed. Checkpoints are sent separately, in chunks.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from amp_track.config import values
 from amp_track.config.inspection import Inspection
-from amp_track.config.job import Job
+from amp_track.config.job import Job, JobFolder
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, StoreFailed, TargetFailed, printable
 from amp_track.records.result import JobResult
 
 _ERRORS: dict[str, type[AmpTrackError]] = {kind.__name__: kind for kind in (BadInput, StoreFailed, TargetFailed)}
-Task = Literal["run", "measure", "inspect"]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class Message(BaseModel):
-    """A message: the value of one key in the store."""
-
+class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, ser_json_inf_nan="constants")
 
-    def to_json(self) -> str:
-        return self.model_dump_json()
 
-    @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        """Parse the output of `to_json`. Raises pydantic.ValidationError, a ValueError, for anything else."""
-        return cls.model_validate_json(data)
-
-
-class Session(Message):
-    """One start of all commands. If one is lost, torchrun restarts them with the same store."""
-
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-
-
-class JoinedRank(Message):
-    """A rank whose command has joined the session."""
-
-    local_index: Count
-    local_count: Count
-
-
-class CheckpointFile(Message):
+class Checkpoint(_Strict):
     """A checkpoint to resume from, which only the machine of rank 0 has."""
 
     size: Annotated[int, Field(ge=1, le=2**44)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Order(Message):
+class Order(_Strict):
     """An order to run one process of a job on each rank.
 
     Args:
@@ -65,20 +40,16 @@ class Order(Message):
         task: the task of the job processes.
         job: resolved, except for the task `inspect`.
         once_a_machine: only the first rank of each machine runs a process.
-        writes_files: the job has a folder. Ranks other than 0 stay synchronized with the writes of rank 0.
-        keep_weights: as in JobFolder.
-        keep_plots: as in JobFolder.
+        folder: of the job on the machine of rank 0. Other ranks stay synchronized with its writes.
         checkpoint: the checkpoint to resume from.
     """
 
     number: Annotated[int, Field(ge=1)]
-    task: Task
+    task: Literal["run", "measure", "inspect"]
     job: Job
     once_a_machine: bool = False
-    writes_files: bool = False
-    keep_weights: bool = False
-    keep_plots: bool = False
-    checkpoint: CheckpointFile | None = None
+    folder: JobFolder | None = None
+    checkpoint: Checkpoint | None = None
 
     @field_validator("job")
     @classmethod
@@ -89,26 +60,7 @@ class Order(Message):
         return job
 
 
-class Board(Message):
-    """The newest order and its state.
-
-    Args:
-        state: `run` the order, `stop` it, or `done`: success, and no more orders.
-        order: None before the first one.
-    """
-
-    state: Literal["run", "stop", "done"] = "run"
-    order: Order | None = None
-
-
-class Progress(Message):
-    """The number of checkpoint chunks of an order that a rank has."""
-
-    number: Count = 0
-    chunks: Count = 0
-
-
-class Failure(Message):
+class Failure(_Strict):
     """An error that ended the job on a rank."""
 
     kind: str
@@ -127,40 +79,69 @@ class Failure(Message):
         return kind(message, self.detail) if kind in (BadInput, TargetFailed) else kind(message)
 
 
-class Answer(Message):
-    """The result of a job on a rank: one of three kinds, or none if it was stopped."""
+class Message(_Strict):
+    """The value of a rank's key.
 
-    number: Count
+    Args:
+        session: one start of all commands. If one is lost, torchrun restarts them with the same store.
+        beat: increases as long as the command of the rank runs.
+    """
+
+    session: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")]
+    beat: Count = 0
+
+    @classmethod
+    def from_json(cls, data: bytes, rank: int) -> Self:
+        """Parse the message of a rank. Raises AgentLost if it is invalid."""
+        try:
+            return cls.model_validate_json(data)
+        except (ValueError, RecursionError):
+            raise damaged(rank) from None
+
+
+class Board(Message):
+    """The message of rank 0: the newest order and its state.
+
+    Args:
+        state: `run` the order, `stop` it; `done`: success, and no more orders; or `left`: the command has failed.
+        order: None before the first one.
+    """
+
+    state: Literal["run", "stop", "done", "left"] = "run"
+    order: Order | None = None
+
+
+class Report(Message):
+    """The message of another rank.
+
+    Args:
+        local_index: the index of the rank on its machine.
+        has_left: whether its command has ended.
+        number: the number of the last order that it has answered.
+        job_result: one of three kinds of answers; all are None if the job was stopped.
+        inspection: see `job_result`.
+        failure: see `job_result`.
+        download: the number of the order whose checkpoint it downloads.
+        chunks: the number of chunks of that checkpoint that it has.
+    """
+
+    local_index: Count
+    has_left: bool = False
+    number: Count = 0
     job_result: JobResult | None = None
     inspection: Inspection | None = None
     failure: Failure | None = None
+    download: Count = 0
+    chunks: Count = 0
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
+    def from_json(cls, data: bytes, rank: int) -> Self:
         """Parse as Message.from_json does, and escape characters that control a terminal."""
-        return super().from_json(json.dumps(_printable(json.loads(data))).encode())
-
-
-@dataclass(frozen=True)
-class Publish:
-    """From the command of rank 0: a new board, with the checkpoint file that its order resumes from."""
-
-    board: Board
-    checkpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class Received:
-    """To the command of another rank: a changed board, sent after the checkpoint has arrived on its machine."""
-
-    session: str
-    board: Board
-    checkpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class FirstEnded:
-    """The command of rank 0 ended early and has printed the reason."""
+        try:
+            data = json.dumps(_printable(json.loads(data))).encode()
+        except (ValueError, RecursionError):
+            raise damaged(rank) from None
+        return super().from_json(data, rank)
 
 
 def damaged(rank: int) -> AgentLost:

@@ -218,7 +218,7 @@ def _runner(request: Request) -> Runner:
         )
     from amp_track.runner.distributed import DistributedRunner  # late: seldom needed
 
-    return DistributedRunner(launch, request.job.workload, steps_back=True)
+    return DistributedRunner(launch, request.job.workload)
 
 
 def _get_ready(request: Request) -> None:

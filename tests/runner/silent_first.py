@@ -1,17 +1,18 @@
 """Simulate a rank 0 whose machine stops answering, in a separate network; print the error of the other rank."""
 
 import fcntl
-import multiprocessing
+import os
 import socket
 import struct
+from pathlib import Path
 
 from torch.distributed import TCPStore
 
 from amp_track.config.job import Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost
-from amp_track.runner import store_exchange
-from amp_track.runner.rank_commands import Link, Orders, OtherRanks
+from amp_track.runner.distributed import Orders, OtherRanks, _connector
+from amp_track.runner.store_exchange import FirstExchange, OtherExchange
 
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 """From Linux's sockios.h and if.h."""
@@ -29,23 +30,19 @@ def set_loopback(*, up: bool) -> None:
 def main() -> None:
     set_loopback(up=True)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
     launches = [
         Launch(rank=Rank(index=index, count=2), address="127.0.0.1", port=server.port, name="launch")
         for index in (0, 1)
     ]
-    links = []
-    for launch, folder in zip(launches, (None, "."), strict=True):
-        ours, theirs = context.Pipe()
-        context.Process(target=store_exchange.main, args=(launch, SESSION, folder, theirs), daemon=True).start()
-        theirs.close()
-        links.append(Link(ours))
-    OtherRanks(launches[0], links[0], SESSION).wait_until_joined()
+    first = FirstExchange(_connector(launches[0]), launches[0].rank, SESSION)
+    other = OtherExchange(_connector(launches[1]), launches[1].rank, Path())
+    OtherRanks(launches[0], first, SESSION).wait_until_joined()
     set_loopback(up=False)
     try:
-        Orders(launches[1], links[1], "mine.py").next()
+        Orders(launches[1], other, "mine.py").next()
     except (EOFError, AgentLost) as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, error, flush=True)
+    os._exit(0)  # both threads wait for the store
 
 
 if __name__ == "__main__":

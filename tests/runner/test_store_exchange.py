@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
-import multiprocessing
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +22,10 @@ from amp_track.config.job import Job, JobFolder, Rank
 from amp_track.config.torchrun import Launch
 from amp_track.records.errors import AgentLost, AmpTrackError, BadInput, TargetFailed
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.runner import checkpoint_transfer, job_processes, rank_commands, store_exchange
-from amp_track.runner.rank_commands import Link, Orders, OtherRanks, Stopped
+from amp_track.runner import distributed, job_processes, store_exchange
+from amp_track.runner.distributed import Orders, OtherRanks, Stopped
 from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
-from amp_track.runner.store_messages import Answer, Board, JoinedRank, Order, Session
+from amp_track.runner.store_messages import Board, Order, Report
 
 FITS = JobResult(status=JobStatus.FITS, train_loss=0.1, eval_loss=float("inf"))
 JOB = Job(workload="mine.py", device="cpu")
@@ -45,8 +42,7 @@ class Network:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._threads: list[threading.Thread] = []
-        self._links: list[Link] = []
+        self._exchanges: list[Exchange] = []
         self.store = self.client()
 
     def client(self) -> PrefixStore:
@@ -56,46 +52,29 @@ class Network:
         return PrefixStore("launch", store)
 
     def first(self, session: str = SESSION, count: int = 3) -> OtherRanks:
-        link, connection = self._link()
-        self._run(FirstExchange(self.client(), launch(0, count).rank, connection, session), connection)
-        return OtherRanks(launch(0, count), link, session)
+        self._exchanges.append(FirstExchange(self.client, launch(0, count).rank, session))
+        return OtherRanks(launch(0, count), self._exchanges[-1], session)
 
     def other(self, index: int, count: int = 3) -> Orders:
-        link, connection = self._link()
         folder = self._folder / str(index)
         folder.mkdir()
-        self._run(OtherExchange(self.client(), launch(index, count).rank, connection, folder), connection)
-        return Orders(launch(index, count), link, JOB.workload)
+        self._exchanges.append(OtherExchange(self.client, launch(index, count).rank, folder))
+        return Orders(launch(index, count), self._exchanges[-1], JOB.workload)
 
-    def forge(self, name: str, value: str | bytes) -> None:
-        """Write a value as any process that reaches the store can."""
-        self.store.set(f"{SESSION}/{name}", value)  # type: ignore[arg-type]
+    def forge(self, rank: int, value: str | bytes) -> None:
+        """Write a message as any process that reaches the store can."""
+        self.store.set(f"rank/{rank}", value)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        for link in self._links:
-            link.close()
-        for thread in self._threads:
-            thread.join(10)
-            assert not thread.is_alive()
-
-    def _link(self) -> tuple[Link, multiprocessing.connection.Connection]:
-        ours, theirs = multiprocessing.Pipe()
-        self._links.append(Link(ours))
-        return self._links[-1], theirs
-
-    def _run(self, exchange: Exchange, connection: multiprocessing.connection.Connection) -> None:
-        def run() -> None:
-            with contextlib.closing(connection):
-                exchange.run()
-
-        self._threads.append(threading.Thread(target=run, daemon=True))
-        self._threads[-1].start()
+        for exchange in self._exchanges:
+            exchange.close()
+            assert not exchange._thread.is_alive()
 
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     monkeypatch.setattr(store_exchange, "_BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(rank_commands, "_SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr(distributed, "_SIGNAL_SECONDS", 0.0)
     network = Network(tmp_path)
     yield network
     network.close()
@@ -147,7 +126,7 @@ def test_a_job_is_ordered_from_all_and_each_answers(joined: tuple[OtherRanks, li
 def test_a_checkpoint_arrives_whole_and_leaves_the_store(
     joined: tuple[OtherRanks, list[Orders]], network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_transfer, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(store_exchange, "CHUNK_BYTES", 1000)
     first, others = joined
     checkpoint = tmp_path / "c.pt"
     checkpoint.write_bytes(bytes(range(256)) * 100 + b"the rest")
@@ -157,8 +136,8 @@ def test_a_checkpoint_arrives_whole_and_leaves_the_store(
             received = each.next()
             assert received is not None
             order, _, file = received
-            assert order.writes_files
-            assert order.keep_weights
+            assert order.folder is not None
+            assert order.folder.keep_weights
             assert file is not None
             assert Path(file).read_bytes() == checkpoint.read_bytes()
             each.answer(order, FITS)
@@ -170,13 +149,15 @@ def test_a_checkpoint_arrives_whole_and_leaves_the_store(
 
 
 def test_a_checkpoint_that_changes_on_its_way_is_rejected(network: Network) -> None:
-    network.forge("beat/0", "1")
-    network.forge("chunk/1/0", b"other")
-    order = Order(number=1, task="run", job=JOB).model_dump(mode="json")
-    network.forge("board", json.dumps({"order": order | {"checkpoint": {"size": 5, "sha256": "0" * 64}}}))
-    network.store.set("session", Session(id=SESSION).to_json())
+    other = network.other(1)
+    forged = json.loads(Board(session=SESSION, order=Order(number=1, task="run", job=JOB)).model_dump_json())
+    forged["order"]["checkpoint"] = {"size": 5, "sha256": "0" * 64}
+    network.store.set(f"{SESSION}/chunk/1/0", b"other")  # type: ignore[arg-type]
+    for beat in (1, 2):
+        network.forge(0, json.dumps(forged | {"beat": beat}))
+        time.sleep(0.2)
     with pytest.raises(AgentLost, match="damaged"):
-        network.other(1).next()
+        other.next()
 
 
 def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks, list[Orders]]) -> None:
@@ -229,7 +210,7 @@ def test_a_lost_command_is_noticed_while_a_job_runs(joined: tuple[OtherRanks, li
     def run() -> None:
         with first.working("run", JOB) as (_, asked):
             order = ordered(one)
-            two._link.close()
+            two._exchange.close()
             one.answer(order, FITS)
             listen(asked)
 
@@ -258,26 +239,29 @@ def test_a_rank_whose_counter_stands_still_is_lost(network: Network, monkeypatch
 
 def test_a_rank_0_whose_counter_stands_still_is_lost(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_exchange, "SILENT_SECONDS", 0.3)
-    network.forge("beat/0", "7")
-    network.forge("board", Board().to_json())
-    network.store.set("session", Session(id=SESSION).to_json())
+    other = network.other(1)
+    for beat in (1, 2):
+        network.forge(0, Board(session=SESSION, beat=beat).model_dump_json())
+        time.sleep(0.2)
     with pytest.raises(AgentLost, match="machine of rank 0, which has torchrun's store, has not answered"):
-        network.other(1).next()
+        other.next()
 
 
 def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Network) -> None:
-    """torchrun restarts all commands if one is lost."""
-    old = network.first("a" * 16, count=2)
-    early = network.other(1, count=2)  # joins the session that is about to end
-    old.wait_until_joined()
+    """torchrun restarts all commands if one is lost; a killed one leaves its last message."""
+    old = Order(number=7, task="run", job=JOB)
+    network.forge(0, Board(session="a" * 16, order=old).model_dump_json())
+    network.forge(1, Report(session="a" * 16, local_index=0, number=1, job_result=FITS).model_dump_json())
+    early = network.other(1, count=2)
+    time.sleep(0.2)
     new = network.first("b" * 16, count=2)
     new.wait_until_joined()
     with new.working("run", JOB) as (place, asked):
         received = early.next()
         assert received is not None
         assert received[1] == place
-        early.answer(received[0], FITS)
-        listen(asked)
+        early.answer(received[0], replace(FITS, message="new"))
+        assert listen(asked) == [replace(FITS, message="new")]
 
 
 @pytest.mark.parametrize(
@@ -296,8 +280,8 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
     ],
 )
 def test_an_order_that_is_none_is_rejected(network: Network, change: dict[str, object]) -> None:
-    order = json.loads(Order(number=1, task="run", job=JOB).to_json())
-    check_rejected(network, json.dumps({"order": order | change}))
+    order = json.loads(Order(number=1, task="run", job=JOB).model_dump_json())
+    check_rejected(network, json.dumps({"session": SESSION, "order": order | change}))
 
 
 class Exploit:
@@ -310,41 +294,31 @@ class Exploit:
         return Path.touch, (self.file,)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"null", b'{"state": "walk"}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10_000, b"null", b'{"session": "a"}', b"\xff"])
 def test_a_board_that_is_none_is_rejected(network: Network, data: bytes) -> None:
     check_rejected(network, data)
 
 
 def test_a_pickle_in_the_store_is_not_unpickled(network: Network, tmp_path: Path) -> None:
-    first, one = network.first(), network.other(1)
-    first.receive()
-    file = tmp_path / "ran"
-    network.forge("answer/1", pickle.dumps(Exploit(file)))
+    data = pickle.dumps(Exploit(tmp_path / "ran"))
+    check_rejected(network, data)
+    network.forge(1, data)
     with pytest.raises(AgentLost, match="rank 1: its message in torchrun's store is damaged"):
-        first.wait_until_joined()
-    network.forge("board", pickle.dumps(Exploit(file)))
-    with pytest.raises((AgentLost, EOFError)):
-        one.next()
-    assert not file.exists()
+        network.first(count=2).wait_until_joined()
+    assert not (tmp_path / "ran").exists()
 
 
 def check_rejected(network: Network, board: str | bytes) -> None:
-    network.forge("beat/0", "1")
-    network.forge("board", board)
-    network.store.set("session", Session(id=SESSION).to_json())
+    network.forge(0, board)
     with pytest.raises(AgentLost, match="rank 0: its message in torchrun's store is damaged"):
         network.other(1).next()
 
 
-@pytest.mark.parametrize("data", [b"{}", b'{"number": -1}', b'{"number": 1, "job_result": {"status": "won"}}'])
-def test_an_answer_that_is_none_is_rejected(network: Network, data: bytes) -> None:
-    network.forge("beat/1", "1")
-    network.forge("answer/1", data)
-    network.forge("joined/1", JoinedRank(local_index=1, local_count=2).to_json())
-    first = network.first(count=2)
-    first.wait_until_joined()
+@pytest.mark.parametrize("change", [{"number": -1}, {"job_result": {"status": "won"}}, {"session": "../x"}])
+def test_an_answer_that_is_none_is_rejected(network: Network, change: dict[str, object]) -> None:
+    network.forge(1, json.dumps({"session": SESSION, "local_index": 1} | change))
     with pytest.raises(AgentLost, match="rank 1: its message in torchrun's store is damaged"):
-        first.receive()
+        network.first(count=2).wait_until_joined()
 
 
 def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[Orders]]) -> None:
@@ -363,8 +337,8 @@ def test_no_order_makes_a_rank_run_another_file(joined: tuple[OtherRanks, list[O
 
 
 def test_texts_of_other_machines_steer_no_terminal() -> None:
-    answer = Answer(number=1, job_result=replace(FITS, message="\x1b]0;title\x07 é"))
-    read = Answer.from_json(answer.to_json().encode())
+    report = Report(session=SESSION, local_index=0, job_result=replace(FITS, message="\x1b]0;title\x07 é"))
+    read = Report.from_json(report.model_dump_json().encode(), 1)
     assert read.job_result is not None
     assert read.job_result.message == "\\x1b]0;title\\x07 é"
     assert read.job_result.eval_loss == float("inf")

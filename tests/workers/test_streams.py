@@ -84,7 +84,7 @@ def test_a_command_prints_in_a_small_character_set(encoding: str, monkeypatch: p
 
 def test_a_job_prints_to_stderr_whatever_stdout_is(tmp_path: Path) -> None:
     """A file that can be sought in, where stderr is a pipe: `amp-track max-batch … > result 2> >(tee log)`."""
-    program = "from amp_track.runner import process_setup as p; p.set_up_process(is_job=False); print('printed')"
+    program = "from amp_track.runner import process_setup as p; p.print_to_stderr(); print('printed')"
     with (tmp_path / "result").open("w") as result:
         done = subprocess.run([sys.executable, "-c", program], stdout=result, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "printed\n")
