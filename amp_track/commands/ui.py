@@ -13,7 +13,7 @@ from amp_track.config.options import Request
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.report import progress
-from amp_track.results.pages import Pages
+from amp_track.report.links import Pages
 from amp_track.session import study_urls
 from amp_track.session.session import interrupted_safely
 from amp_track.stores import addresses, store_checks

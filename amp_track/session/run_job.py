@@ -12,8 +12,9 @@ from amp_track.config.steps import steps_per_epoch
 from amp_track.records.errors import StoreFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.result import JobResult, JobStatus
-from amp_track.report import advice, progress
+from amp_track.report import progress
 from amp_track.report.curves import Curves
+from amp_track.report.train import explain
 from amp_track.session import probe_jobs
 from amp_track.session.failures import raise_on_crash
 from amp_track.session.publish_curves import LatePlots, kept_curves
@@ -158,7 +159,7 @@ def _curves_of(
 
 def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
     """Return advice on a training: about the GradScaler's skipped steps, and about slow data loading."""
-    return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
+    return tuple(explain(job_result, job.precision, num_workers=job.num_workers))
 
 
 def _job_folder(

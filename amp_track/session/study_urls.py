@@ -10,7 +10,7 @@ from amp_track.config.options import Stores
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
-from amp_track.results.pages import Page
+from amp_track.report.links import Page
 from amp_track.stores import addresses
 from amp_track.workers import interrupts
 

@@ -4,7 +4,7 @@ import pytest
 
 from amp_track.records.diagnosis import Diagnosis, LayerSummary, NonFinite
 from amp_track.records.result import JobResult, JobStatus, NonFiniteLosses, ScaleReport
-from amp_track.report.advice import explain
+from amp_track.report.train import explain
 
 
 def job_result(steps: int = 1000, **settings: object) -> JobResult:

@@ -12,6 +12,7 @@ from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import max_batch as max_batch_report
+from amp_track.report import plots
 from amp_track.report import search as report
 from amp_track.report.table import render_text
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
@@ -169,10 +170,10 @@ def test_the_plot_is_drawn(result: SearchResult, tmp_path: Path) -> None:
         return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
 
     amp, fp32 = (ImageColor.getrgb(PRECISION_COLORS[name])[:3] for name in ("amp", "fp32"))
-    report.draw(result, file)
+    plots.draw_search(result, file)
     drawn, legend_only = pixels(amp), pixels(fp32)
     untrained = dataclasses.replace(result, trials=())
-    report.draw(untrained, file)
+    plots.draw_search(untrained, file)
     without_trials = pixels(amp)
     assert drawn[0] > without_trials[0] + 500, "a line and three markers"
     assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amp_track.config.job import Job
-from amp_track.report import compare, compare_plots, max_batch, search
+from amp_track.report import compare, max_batch, plots, search
 from amp_track.report import summary as answers
 from amp_track.report.page import charts, svg, trials
 from amp_track.report.page.charts import Chart, Training
-from amp_track.report.seeds import seeds_table
+from amp_track.report.search import seeds_table
 from amp_track.report.summary import Answer, Result
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.wording import title
@@ -147,9 +147,9 @@ def _of_compare(result: CompareResult) -> list[Section]:
 def _measures(result: CompareResult) -> tuple[Chart, ...]:
     """Return a chart of speed and one of memory."""
     found = []
-    for measure in compare_plots.measures(result):
+    for measure in plots.measures(result):
         figure, axes = charts.new_figure("", "")
-        compare_plots.draw_measure(axes, result, measure)
+        plots.draw_measure(axes, result, measure)
         found.append(Chart(measure.label.partition(" in ")[0].capitalize(), figure, "; ".join(result.answers)))
     return tuple(found)
 
