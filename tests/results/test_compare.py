@@ -280,32 +280,9 @@ def test_a_value_is_named_with_its_option() -> None:
     assert compared({"fp32": [100]}, option=None).at("") == ""
 
 
-def test_cells_are_not_printed_with_a_result() -> None:
-    assert "fp32-" not in repr(compared({"fp32": [100]}, option=None))
-
-
 def test_a_metric_that_is_no_number_is_none() -> None:
     diverged = TrialRow(batch_size=16, precision="amp", seed=0, job_result=job_result(1, metric=math.nan), run_id="r")
     assert Cell(value="", precision="amp", trainings=(diverged,)).metric is None
-
-
-def test_the_json_has_the_promised_shape() -> None:
-    shape = compared({"fp32": [100], "amp": [180]}, vary=["16"]).as_json()
-    assert list(shape) == [
-        "study", "run_id", "target", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
-        "rows", "equivalence", "skipped", "cautions", "answers", "report",
-    ]  # fmt: skip
-    assert list(shape["rows"][1]) == [
-        "value", "precision", "status", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
-        "train_memory_bytes",
-        "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
-        "metric", "metric_half_width", "steps", "skipped_steps", "run_ids",
-    ]  # fmt: skip
-    assert shape["rows"][1]["speedup"] == 1.8
-    assert shape["vary"] == {"option": "width", "values": ["16"]}
-    assert shape["device"] == Hardware(kind="cuda", name="A GPU").as_json()
-    assert (shape["answers"], shape["report"]) == ([], "")
-    assert compared({"fp32": [100]}, option=None).as_json()["vary"] is None
 
 
 @pytest.mark.parametrize(
