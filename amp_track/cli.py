@@ -275,10 +275,9 @@ def ui_command(
     """
     request = request_of("ui", DEFAULT_WORKLOAD, given, owns_process=True)
     from amp_track.commands import ui
-    from amp_track.report import pages
 
     # Flushed: the command goes on, and a reader of a pipe needs the URLs now.
-    print(ui.ui(request, study, lambda shown: print("\n".join(pages.lines(shown)), flush=True)))
+    print(ui.ui(request, study, lambda shown: print("\n".join(shown.lines), flush=True)))
 
 
 @_command("worker")

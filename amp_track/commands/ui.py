@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from amp_track.config.options import Request, Stores
 from amp_track.records.errors import BadInput
 from amp_track.report import links, progress
-from amp_track.results.pages import Page, Pages
+from amp_track.report.links import Page, Pages
 from amp_track.session import study_manifest
 from amp_track.session.session import interrupted_safely
 from amp_track.stores import addresses, store_checks

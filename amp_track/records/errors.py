@@ -55,7 +55,16 @@ class AmpTrackError(Exception):
         return masked_within(str(getattr(self, "message", "")) or super().__str__())
 
 
-class BadInput(AmpTrackError, ValueError):
+class _WithDetail(Exception):
+    """Base class for errors with a `detail` of several lines."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)  # both, so that it survives pickling between processes
+        self.message = message
+        self.detail = detail
+
+
+class BadInput(_WithDetail, AmpTrackError, ValueError):
     """Invalid input; nothing was written.
 
     Args:
@@ -64,11 +73,6 @@ class BadInput(AmpTrackError, ValueError):
     """
 
     exit_code = 2
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)  # both, so that it survives pickling between processes
-        self.message = message
-        self.detail = detail
 
 
 class BadOption(BadInput):
@@ -90,22 +94,9 @@ class BadOption(BadInput):
 class StoreFailed(AmpTrackError):
     """A store cannot be read or written, or a disk is full. Earlier records are kept."""
 
-    exit_code = 1
-
-
-class _WithDetail(Exception):
-    """Base class for errors with a `detail` of several lines."""
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)
-        self.message = message
-        self.detail = detail
-
 
 class TargetFailed(_WithDetail, AmpTrackError):
     """The code of the workload raised an exception, or its process died. `detail` is the user's traceback, if any."""
-
-    exit_code = 1
 
 
 class InvalidReturnValue(TargetFailed, ValueError):
@@ -119,8 +110,6 @@ class InvalidReturnValue(TargetFailed, ValueError):
 
 class ServerFailed(_WithDetail, AmpTrackError):
     """A web server started by `ui` exited or does not answer. `detail` is the end of its log."""
-
-    exit_code = 1
 
 
 class WorkersFailed(AmpTrackError):
@@ -139,8 +128,6 @@ class WorkersFailed(AmpTrackError):
 
 class AgentLost(AmpTrackError):
     """A command of the same torchrun group was lost, and its rank of the job with it."""
-
-    exit_code = 1
 
 
 class NothingFits(AmpTrackError):

@@ -38,11 +38,6 @@ class ScaleReport:
     history: tuple[tuple[int, float], ...]
 
     @property
-    def backoffs(self) -> int:
-        """How often the scale fell. Each time is an overflow whose optimizer step was skipped."""
-        return sum(after < before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))
-
-    @property
     def growths(self) -> int:
         """How often the scale rose, after a run of steps without an overflow."""
         return sum(after > before for (_, before), (_, after) in zip(self.history, self.history[1:], strict=False))

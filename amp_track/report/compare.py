@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobStatus
 from amp_track.records.units import format_bytes
-from amp_track.report.seeds import seeds_table
+from amp_track.report.search import seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,

@@ -1,4 +1,4 @@
-"""URLs of pages in MLflow's UI and optuna-dashboard that show a result without further settings.
+"""The pages that `ui` opens, and URLs that show a result in MLflow's UI or optuna-dashboard without further settings.
 
 The fragments are those of the UI of MLflow 3.17. If they change, the UI opens on its start page.
 """
@@ -7,11 +7,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
+from amp_track.report.wording import counted, listed
 from amp_track.results.compare import CompareResult, as_numbers
 from amp_track.results.max_batch import MaxBatchResult
 from amp_track.results.search import SearchResult
+
+_MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that a browser opens."""
+
+    title: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages to open, the most informative first."""
+
+    study: str | None
+    """None if the user has to choose among several studies, or there is none."""
+    pages: tuple[Page, ...]
+    servers: tuple[str, ...]
+    """The servers that were started."""
+    others: tuple[str, ...] = ()
+    """The studies to choose from, if the user named none."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that `ui` prints."""
+        width = max(len(page.title) for page in self.pages)
+        lines = [f"study {self.study}"] if self.study is not None else []
+        lines += [f"  {page.title:<{width}}  {page.address}" for page in self.pages]
+        if self.study is None and not self.others:
+            lines.append("No study yet. Create one with amp-track max-batch.")
+        elif self.study is None:
+            studies = counted(len(self.others), "study", "studies")
+            lines.append(f"{studies} (open one with amp-track ui NAME): {listed(self.others, _MOST_NAMES)}")
+        return [*lines, f"Press Ctrl-C to stop {' and '.join(self.servers)}"]
 
 
 def pages(result: MaxBatchResult | SearchResult | CompareResult, ui: str) -> list[str]:

@@ -1,13 +1,10 @@
-"""The result of a search as tables, notes and a plot."""
+"""The result of a search as tables and notes."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from amp_track.config.values import PRECISION_COLORS
+from amp_track.config.precisions import REFERENCE
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.report.max_batch import confirmation_notes, max_batch_cells, precision_notes
-from amp_track.report.seeds import seeds_note, seeds_table
 from amp_track.report.table import Column, Row, Table
 from amp_track.report.wording import (
     CPU_BUDGET_IS_SLOW,
@@ -18,8 +15,10 @@ from amp_track.report.wording import (
     listed,
     memory_text,
     speed_text,
+    tied,
     title,
 )
+from amp_track.results.equivalence import Comparison, SeedsResult
 from amp_track.results.search import SearchResult
 from amp_track.results.trial_row import TrialRow
 
@@ -132,36 +131,6 @@ def _stopped_early(result: SearchResult) -> list[str]:
     return [f"Stopped after {' and '.join(missing)} (--time-limit or interrupt). {RUN_AGAIN}"]
 
 
-def draw(result: SearchResult, file: Path) -> None:
-    """Draw speed and metric over the batch size: one line per precision, with its max batch dashed."""
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
-    from matplotlib.ticker import ScalarFormatter
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    speed, metric = figure.subplots(1, 2)
-    for name, fitted in result.limits.precisions.items():
-        trials = sorted(
-            (trial for trial in result.trials if trial.precision == name and trial.job_result.fits),
-            key=lambda trial: trial.batch_size,
-        )
-        batches = [trial.batch_size for trial in trials]
-        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.max_batch.batch_size})"}
-        speed.plot(batches, [trial.job_result.samples_per_second for trial in trials], **style)
-        metric.plot(batches, [trial.job_result.metric for trial in trials], **style)
-        for axes in (speed, metric):
-            axes.axvline(fitted.max_batch.batch_size, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
-    same = "epochs" if result.limits.job.steps is None else "steps"
-    for axes, label in ((speed, "samples per second"), (metric, f"{result.metric_name}, same {same} for all")):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.set_xlabel("batch size (dashed: max batch)")
-        axes.set_ylabel(label)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    speed.set_ylim(bottom=0)
-    figure.savefig(file, dpi=110)
-
-
 def made_few_optimizer_steps(optimizer_steps: int, best_optimizer_steps: int) -> bool:
     """Return whether a training made so few optimizer steps that its metric is not comparable to the best one."""
     return optimizer_steps * _FEW_UPDATES <= best_optimizer_steps
@@ -186,4 +155,68 @@ def _scale(job_result: JobResult) -> str:
     return (
         f"{scale.initial:,.0f} → {scale.final:,.0f}\n"
         f"{job_result.skipped_steps} of {job_result.steps} steps skipped, {scale.growths} growths"
+    )
+
+
+def seeds_table(seeds: SeedsResult, metric_name: str, *, where: str = "") -> Table:
+    """Return a table with one row per precision: the mean over seeds, and whether it is equivalent to fp32.
+
+    `where` names the other fixed settings.
+    """
+    at = f"batch {seeds.job.batch_size}" + (f", {where}" if where else "")
+    columns = (
+        Column("precision", key=True),
+        Column(f"mean {tied('± 95 %')}", right=True),
+        Column(f"difference\n{tied('(90 %')} interval)", right=True),
+        Column("conclusion"),
+        Column("optimizer\nsteps", right=True),
+    )
+    rows = []
+    for name in seeds.precisions:
+        interval, against = seeds.interval(name), seeds.comparison(name)
+        optimizer_steps = sorted({t.job_result.optimizer_steps for t in seeds.trainings if t.precision == name})
+        rows.append(
+            (
+                name,
+                UNKNOWN if interval is None else f"{interval.mean:.4f} " + tied(f"± {_bound(interval.half_width)}"),
+                UNKNOWN if against is None else _difference(against),
+                _conclusion(seeds, name),
+                str(optimizer_steps[0]) if len(optimizer_steps) == 1 else f"{optimizer_steps[0]}–{optimizer_steps[-1]}",
+            )
+        )
+    title = f"{metric_name} over {seeds.seeds} seeds at {at}, against fp32 ± {seeds.tolerance}"
+    return Table(title=title, columns=columns, sections=(tuple(rows),))
+
+
+def _conclusion(seeds: SeedsResult, name: str) -> str:
+    against, without = seeds.comparison(name), seeds.without_metric(name)
+    words = [f"{without} of {seeds.seeds} without a metric"] if without else []
+    if against is not None:
+        words.append(against.conclusion)
+    elif name == REFERENCE:
+        words.append("reference")
+    else:
+        words.append("no fp32 result")
+    return ", ".join(words)
+
+
+def _bound(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4f}"
+
+
+def _difference(against: Comparison) -> str:
+    low, high = ("?" if bound is None else f"{bound:+.4f}" for bound in (against.low, against.high))
+    return f"{against.difference:+.4f}\n({low} {tied(f'to {high})')}"
+
+
+def seeds_note(result: SearchResult, seeds: SeedsResult) -> str:
+    """Return a note on the settings shared by all seeds, and on the meaning of the conclusions."""
+    job = seeds.job
+    reference = result.workload_batch_size
+    duration = counted(job.steps, "step") if job.steps is not None else counted(job.epochs or 0, "epoch")
+    rule = "" if job.lr_scaling == "none" else f", scaled by --lr-scaling {job.lr_scaling} from batch {reference}"
+    return (
+        f"Seeds: {duration} each, at batch {job.batch_size} and learning rate {job.learning_rate:g}{rule}; steps that "
+        "amp skips are not counted. Equivalent: the difference is proven to be within the tolerance (two one-sided "
+        "t-tests at 5 %, paired by seed); different: it is significant at 5 %."
     )

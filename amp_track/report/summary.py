@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from amp_track.config.precisions import REFERENCE
-from amp_track.records.result import JobResult
 from amp_track.report import compare, search
 from amp_track.report import max_batch as max_batch_report
 from amp_track.report.table import Table
@@ -266,7 +265,11 @@ def _caveats(found: MaxBatchResult, choice: Recommendation) -> list[str]:
         lines.append(f"{choice.precision} is slower than {REFERENCE} on this device.")
     lines += _slower_than_fp32(found, choice)
     if choice.job_result is not None and choice.job_result.waits_for_data:
-        lines.append(_waits(choice.job_result))
+        waited = f"{choice.job_result.waited_fraction:.0%}"
+        lines.append(
+            f"This training waited for data {waited} of its time, so its speed is that of data loading. Use more "
+            "--num-workers."
+        )
     return lines
 
 
@@ -279,10 +282,3 @@ def _slower_than_fp32(found: MaxBatchResult, choice: Recommendation) -> list[str
         if name not in (REFERENCE, choice.precision) and of_fp32 and best and judge(best / of_fp32) is Speed.SLOWER:
             slower.append(f"{name} {best / of_fp32:.2g} ×")
     return [f"Slower than {REFERENCE} in the probes on this device: {', '.join(slower)}."] if slower else []
-
-
-def _waits(job_result: JobResult) -> str:
-    return (
-        f"This training waited for data {job_result.waited_fraction:.0%} of its time, so its speed is that of data "
-        "loading. Use more --num-workers."
-    )

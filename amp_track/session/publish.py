@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from amp_track.memory_plan.snapshot import snapshot
 from amp_track.records.events import COMPARE_PLOT, CURVES_PLOT, SEARCH_PLOT
-from amp_track.report import compare_plots, memory_plot, plan, progress, search
+from amp_track.report import plan, plots, progress
 from amp_track.report.curves import Curves
 from amp_track.report.page.content import page_of
 from amp_track.report.page.render import dashboard_markdown, note_markdown, page_html, page_markdown
@@ -49,7 +49,7 @@ def keep_search(result: SearchResult, parent: Run, *, ui: str) -> str:
     parent.table("trials.json", columns(rows))
     with processes.scratch_folder() as folder:
         plot = folder / SEARCH_PLOT
-        search.draw(result, plot)
+        plots.draw_search(result, plot)
         parent.artifact(plot)
     return keep_page(result, parent, ui=ui)
 
@@ -59,10 +59,10 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
     parent.table("compare.json", columns([result.row(cell) for cell in result.cells]))
     with processes.scratch_folder() as folder:
         plot = folder / COMPARE_PLOT
-        if compare_plots.draw(result, plot):
+        if plots.draw_compare(result, plot):
             parent.artifact(plot)
         side_by_side = folder / "side-by-side.png"
-        if compare_plots.draw_side_by_side(result, _plots_of(result, tracker, folder), side_by_side):
+        if plots.draw_side_by_side(result, _plots_of(result, tracker, folder), side_by_side):
             parent.artifact(side_by_side)
     return keep_page(result, parent, ui=ui)
 
@@ -102,8 +102,8 @@ def keep_plan(result: PlanResult, run: Run) -> str:
     for name, value in plan.metrics(result).items():
         run.metric(name, value)
     with processes.scratch_folder() as folder:
-        plot = folder / memory_plot.FILE
-        memory_plot.draw(result, plot)
+        plot = folder / plots.MEMORY_PLOT
+        plots.draw_memory(result, plot)
         run.artifact(plot)
         for of_precision in result.without_twins():
             file = folder / f"memory-{of_precision.precision}.pickle"
@@ -117,7 +117,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
 
 
-def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> compare_plots.Plots:
+def _plots_of(result: CompareResult, tracker: Tracker, folder: Path) -> plots.Plots:
     """Fetch the plots of the first seed's training, for each value and precision."""
     plots = {}
     for cell in result.cells:

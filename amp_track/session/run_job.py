@@ -13,8 +13,9 @@ from amp_track.records.errors import StoreFailed, TargetFailed
 from amp_track.records.events import CheckpointWritten, Event, Started
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.records.units import format_bytes
-from amp_track.report import advice, progress
+from amp_track.report import progress
 from amp_track.report.max_batch import impossible_precisions
+from amp_track.report.train import explain
 from amp_track.report.wording import not_possible
 from amp_track.results.max_batch import PrecisionResult
 from amp_track.session import probe_jobs
@@ -155,7 +156,7 @@ def run_tracked(
 
 def advice_for(job: Job, job_result: JobResult) -> tuple[str, ...]:
     """Return advice on a training: about the GradScaler's skipped steps, and about slow data loading."""
-    return tuple(advice.explain(job_result, job.precision, num_workers=job.num_workers))
+    return tuple(explain(job_result, job.precision, num_workers=job.num_workers))
 
 
 def raise_on_crash(job: Job, job_result: JobResult) -> None:

@@ -15,8 +15,7 @@ from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report.compare import table
 from amp_track.report.dtypes import dtypes_table
 from amp_track.report.max_batch import max_batch_table
-from amp_track.report.search import search_table
-from amp_track.report.seeds import seeds_table
+from amp_track.report.search import search_table, seeds_table
 from amp_track.report.train import diagnosis_table
 from amp_track.results.compare import Cell, CompareResult
 from amp_track.results.equivalence import SeedsResult

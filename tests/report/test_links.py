@@ -5,6 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 from report.table_samples import COMPARE, FIT, SEARCH
 
 from amp_track.report import links
+from amp_track.report.links import Page, Pages
 from amp_track.results.search import SearchResult
 
 UI = "http://127.0.0.1:5000"
@@ -39,3 +40,20 @@ def test_the_chart_is_of_the_trainings_under_the_run_of_the_study() -> None:
     page = links.filtered_trainings(UI, "1", "parent")
     (asked,) = parse_qs(urlsplit(urlsplit(page).fragment).query)["searchFilter"]
     assert asked == "tags.`mlflow.parentRunId` = 'parent' AND tags.`amp_track.kind` = 'train'"
+
+
+def test_the_addresses_of_a_study_stand_in_one_column() -> None:
+    shown = Pages("a", (Page("a in MLflow", "http://x/1"), Page("a/max-batch", "http://y/2")), ("one", "the other"))
+    assert shown.lines == [
+        "study a", "  a in MLflow  http://x/1", "  a/max-batch  http://y/2", "Press Ctrl-C to stop one and the other",
+    ]  # fmt: skip
+
+
+def test_without_a_study_those_there_are_are_named_twenty_at_most() -> None:
+    page = (Page("all runs", "http://x/1"),)
+    assert Pages(None, page, ("one",)).lines[1:] == [
+        "No study yet. Create one with amp-track max-batch.",
+        "Press Ctrl-C to stop one",
+    ]
+    names = tuple(f"s{number}" for number in range(22))
+    assert Pages(None, page, ("one",), names).lines[1].endswith(": " + ", ".join(names[:20]) + " and 2 more")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from amp_track.memory_plan.replay import predict_peak
 from amp_track.records.plan import PlannedMaxBatch, PlanReport, PlanTarget, PrecisionPlan, Way
-from amp_track.report import memory_plot
+from amp_track.report import plots
 from amp_track.report.plan import metrics, plan_notes, plan_tables
 from amp_track.report.table import Table
 from amp_track.results.plan import PlanResult, Variant
@@ -114,7 +114,7 @@ def test_the_plot_names_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs))
     )
-    memory_plot.draw(result_of(planned("fp32"), planned("amp"), variants=2), tmp_path / memory_plot.FILE)
+    plots.draw_memory(result_of(planned("fp32"), planned("amp"), variants=2), tmp_path / plots.MEMORY_PLOT)
     (figure,) = drawn
     assert len(figure.axes) == 1, "amp allocates what fp32 does"
     assert figure.get_suptitle() == "any.py, as it is, batch 8: predicted memory over one step"

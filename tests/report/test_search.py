@@ -12,6 +12,7 @@ from amp_track.config.values import PRECISION_COLORS
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import max_batch as max_batch_report
+from amp_track.report import plots
 from amp_track.report import search as report
 from amp_track.report.table import render_text
 from amp_track.results.max_batch import MaxBatchResult, PrecisionResult
@@ -137,26 +138,6 @@ def test_a_metric_that_is_no_number_is_never_the_best(result: SearchResult) -> N
     assert "0.9900" in text(reordered)
 
 
-def test_the_json_has_the_promised_shape(result: SearchResult) -> None:
-    shape = result.as_json()
-    assert list(shape) == [
-        "study", "run_id", "target", "device", "memory_budget_bytes", "headroom_bytes", "effective_batch_size",
-        "plan_seconds", "recommended",
-        "precisions", "trials", "trials_wanted", "pareto", "report", "seeds",
-    ]  # fmt: skip
-    assert list(shape["precisions"]["amp"]) == [
-        "max_batch", "first_failing_batch", "bound", "also_fits", "why_unsupported", "fails_in", "probes",
-        "plan_error", "runs_at_max_batch", "confirmed_steps", "epoch_steps", "max_multiple",
-        "efficient_batch", "peak_bytes", "peak_allocated_bytes", "samples_per_second", "run_id", "micro_batch",
-        "grad_accum", "caution",
-    ]  # fmt: skip
-    assert shape["precisions"]["tf32"] == {"skipped": "needs an NVIDIA GPU"}
-    assert {
-        "precision", "batch_size", "status", "metric", "wall_seconds", "samples_per_second", "peak_bytes",
-        "skipped_steps", "run_id",
-    } <= set(shape["trials"][0])  # fmt: skip
-
-
 def test_the_plot_is_drawn(result: SearchResult, tmp_path: Path) -> None:
     """Speed on the left and quality on the right: a line of one precision, whose edge is dashed, in its colour."""
     file = tmp_path / "search.png"
@@ -169,10 +150,10 @@ def test_the_plot_is_drawn(result: SearchResult, tmp_path: Path) -> None:
         return [int((half < 12).sum()) for half in (distance[:, :middle], distance[:, middle:])]
 
     amp, fp32 = (ImageColor.getrgb(PRECISION_COLORS[name])[:3] for name in ("amp", "fp32"))
-    report.draw(result, file)
+    plots.draw_search(result, file)
     drawn, legend_only = pixels(amp), pixels(fp32)
     untrained = dataclasses.replace(result, trials=())
-    report.draw(untrained, file)
+    plots.draw_search(untrained, file)
     without_trials = pixels(amp)
     assert drawn[0] > without_trials[0] + 500, "a line and three markers"
     assert drawn[1] > without_trials[1] + 100, "two markers: the trial between them has no quality"

@@ -14,7 +14,7 @@ from amp_track.config.values import Tolerance
 from amp_track.records.hardware import Hardware
 from amp_track.records.result import JobResult, JobStatus, ScaleReport
 from amp_track.report import compare as compare_report
-from amp_track.report import compare_plots
+from amp_track.report import plots
 from amp_track.report.table import render_text
 from amp_track.results.compare import Cell, CompareResult, Speed, as_numbers, in_order, judge, pays_from
 from amp_track.results.trial_row import TrialRow
@@ -280,32 +280,9 @@ def test_a_value_is_named_with_its_option() -> None:
     assert compared({"fp32": [100]}, option=None).at("") == ""
 
 
-def test_cells_are_not_printed_with_a_result() -> None:
-    assert "fp32-" not in repr(compared({"fp32": [100]}, option=None))
-
-
 def test_a_metric_that_is_no_number_is_none() -> None:
     diverged = TrialRow(batch_size=16, precision="amp", seed=0, job_result=job_result(1, metric=math.nan), run_id="r")
     assert Cell(value="", precision="amp", trainings=(diverged,)).metric is None
-
-
-def test_the_json_has_the_promised_shape() -> None:
-    shape = compared({"fp32": [100], "amp": [180]}, vary=["16"]).as_json()
-    assert list(shape) == [
-        "study", "run_id", "target", "device", "memory_budget_bytes", "batch_size", "metric_name", "seeds", "vary",
-        "rows", "equivalence", "skipped", "cautions", "answers", "report",
-    ]  # fmt: skip
-    assert list(shape["rows"][1]) == [
-        "value", "precision", "status", "samples_per_second", "speedup", "train_seconds", "waited_fraction",
-        "train_memory_bytes",
-        "train_memory_ratio", "eval_samples_per_second", "eval_speedup", "eval_memory_bytes", "eval_memory_ratio",
-        "metric", "metric_half_width", "steps", "skipped_steps", "run_ids",
-    ]  # fmt: skip
-    assert shape["rows"][1]["speedup"] == 1.8
-    assert shape["vary"] == {"option": "width", "values": ["16"]}
-    assert shape["device"] == Hardware(kind="cuda", name="A GPU").as_json()
-    assert (shape["answers"], shape["report"]) == ([], "")
-    assert compared({"fp32": [100]}, option=None).as_json()["vary"] is None
 
 
 @pytest.mark.parametrize(
@@ -318,14 +295,14 @@ def test_the_json_has_the_promised_shape() -> None:
     ],
 )
 def test_the_plot_is_drawn(result: CompareResult) -> None:
-    assert compare_plots.draw(result, Path("compare.png"))
+    assert plots.draw_compare(result, Path("compare.png"))
     with Image.open("compare.png") as plot:
         assert len(plot.convert("L").getcolors()) > 20
 
 
 def test_without_anything_measured_there_is_no_plot() -> None:
     result = compared({"fp32": [None], "amp": [None]}, option=None)
-    assert not compare_plots.draw(result, Path("compare.png"))
+    assert not plots.draw_compare(result, Path("compare.png"))
     assert not Path("compare.png").exists()
 
 
@@ -337,18 +314,18 @@ def grey(file: str, level: int) -> Path:
 def test_plots_stand_side_by_side_with_the_target_once() -> None:
     result = compared({"fp32": [100], "amp": [180]}, option=None)
     file = Path("side.png")
-    plots = {
+    of_models = {
         ("", "fp32"): {"learnt": grey("a.png", 50), "target": grey("t.png", 200)},
         ("", "amp"): {"learnt": grey("b.png", 100), "target": grey("t.png", 200)},
     }
-    assert compare_plots.draw_side_by_side(result, plots, file)
+    assert plots.draw_side_by_side(result, of_models, file)
     with Image.open(file) as plot:
         middle = plot.convert("L").crop((0, plot.height // 2, plot.width, plot.height // 2 + 1))
     row = numpy.asarray(middle)[0].tolist()
     at = {level: [x for x, pixel in enumerate(row) if pixel == level] for level in (200, 50, 100)}
     assert max(at[200]) < min(at[50]) < max(at[50]) < min(at[100]), "target, fp32, amp"
     assert len(at[200]) < 1.2 * len(at[50]), "once"
-    assert not compare_plots.draw_side_by_side(result, {("", "fp32"): {}}, file)
+    assert not plots.draw_side_by_side(result, {("", "fp32"): {}}, file)
 
 
 @pytest.mark.parametrize("text", ["width", "width=", "width=4,,8", "a b=1", "=1"])

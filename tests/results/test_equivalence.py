@@ -5,7 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_track.results.equivalence import DIFFERENT, EQUIVALENT, UNKNOWN, Comparison, Interval, compare, interval
+from amp_track.config.job import Job
+from amp_track.config.values import Tolerance
+from amp_track.records.result import JobResult, JobStatus
+from amp_track.results.equivalence import (
+    DIFFERENT,
+    EQUIVALENT,
+    UNKNOWN,
+    Comparison,
+    Interval,
+    SeedsResult,
+    compare,
+    interval,
+)
+from amp_track.results.trial_row import TrialRow
 
 pairs = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=2, max_size=12)
 
@@ -51,21 +64,12 @@ def test_two_seeds_may_tell() -> None:
     assert compare([0.81, 0.9102], [0.8, 0.9], 0.02).conclusion == EQUIVALENT
 
 
-def test_each_value_needs_the_references_of_its_seed() -> None:
-    with pytest.raises(ValueError):
-        compare([0.9, 0.8], [0.9, 0.8, 0.7], 0.01)
-
-
 def test_the_interval_of_a_difference_is_students_at_90_per_cent() -> None:
     found = compare([0.91, 0.93, 0.92, 0.90, 0.94], [0.0] * 5, 0.01)
     assert found.difference == pytest.approx(0.92)
     assert found.high is not None
     assert found.high - found.difference == pytest.approx(2.132 * 0.0158114 / math.sqrt(5), rel=1e-3)
     assert found.tolerance == 0.01
-
-
-def test_verdicts_are_called_what_scripts_know_them_by() -> None:
-    assert (EQUIVALENT, DIFFERENT) == ("equivalent", "different")
 
 
 @pytest.mark.parametrize("other", [0.75, 0.25, 1.5, -0.5])
@@ -123,3 +127,53 @@ def test_it_seldom_calls_equivalent_what_is_not() -> None:
         reference = [generator.gauss(0.98, 0.005) for _ in range(5)]
         wrong += compare(values, reference, 0.01).conclusion == EQUIVALENT
     assert wrong <= 30
+
+
+Trainings = dict[str, dict[int, float | None]]
+"""Precision -> seed -> quality."""
+MARGIN = Tolerance(absolute=0.01)
+
+
+def seeds(trainings: Trainings, *, tolerance: Tolerance = MARGIN) -> SeedsResult:
+    return SeedsResult(
+        job=Job(batch_size=8), seeds=3, tolerance=tolerance,
+        trainings=tuple(
+            TrialRow(batch_size=16,
+                precision=precision, seed=seed, run_id=f"{precision}{seed}",
+                job_result=JobResult(status=JobStatus.FITS, metric=metric),
+            )
+            for precision, metrics in trainings.items()
+            for seed, metric in metrics.items()
+        ),
+    )  # fmt: skip
+
+
+def test_metrics_come_by_seed_less_those_that_are_no_number() -> None:
+    found = seeds({"amp": {2: 0.3, 0: 0.1, 3: None, 4: math.inf, 5: math.nan, 1: 0.2}, "fp32": {0: 0.5}})
+    assert found.metrics("amp") == [0.1, 0.2, 0.3]
+    assert found.without_metric("amp") == 3
+    assert found.without_metric("fp32") == 0
+    assert found.precisions == ["fp32", "amp"]
+
+
+def test_only_seeds_that_both_have_are_compared() -> None:
+    found = seeds({"fp32": {0: 0.90, 1: 0.80, 2: 0.70}, "amp": {3: 0.1, 2: 0.75, 1: 0.85, 0: None}})
+    against = found.comparison("amp")
+    assert against is not None
+    assert against.difference == pytest.approx(0.05)
+    assert against.conclusion == DIFFERENT
+
+
+def test_the_margin_is_a_part_of_the_references_mean() -> None:
+    trainings: Trainings = {"fp32": {0: 0.9, 1: 0.7}, "amp": {0: 0.91, 1: 0.71}}
+    against = seeds(trainings, tolerance=Tolerance(fraction=0.1)).comparison("amp")
+    assert against is not None
+    assert against.tolerance == pytest.approx(0.08)
+    assert against.conclusion == EQUIVALENT
+
+
+def test_fp32_is_not_compared_with_itself_nor_with_what_has_no_metric() -> None:
+    found = seeds({"fp32": {0: 0.9, 1: 0.8}, "amp": {0: None}, "bf16": {7: 0.9}})
+    assert [found.comparison(precision) for precision in ("fp32", "amp", "bf16", "tf32")] == [None] * 4
+    assert found.interval("amp") is None
+    assert seeds({"amp": {0: 0.9}}).comparison("amp") is None

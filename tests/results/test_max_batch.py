@@ -41,10 +41,6 @@ def max_batch(precisions: dict[str, PrecisionResult], *, processes: int = 1, **s
     )  # fmt: skip
 
 
-def test_the_json_of_a_max_batch_is_what_was_measured() -> None:
-    assert FITTED.as_json() == AS_JSON
-
-
 def test_the_json_of_a_precision_at_which_nothing_fits() -> None:
     assert NOTHING.as_json() == dict.fromkeys(AS_JSON) | {
         "max_batch": 0, "first_failing_batch": 1, "bound": "memory", "probes": 1, "confirmed_steps": 0,

@@ -37,11 +37,6 @@ def trained(**changes: object) -> TrainResult:
     )  # fmt: skip
 
 
-def test_the_json_is_what_was_measured_and_what_it_means() -> None:
-    found = trained().as_json()
-    assert found == AS_JSON
-
-
 def test_the_json_has_the_scale_and_the_diagnosis_where_there_are_some() -> None:
     found = trained(
         waited_seconds=None,

@@ -22,8 +22,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "batch_search/search", "training/amp/scale_history", "training/amp/learning_rate", "training/amp/diagnosis",
-    "results/equivalence", "results/compare", "results/max_batch", "results/search", "results/train",
-    "report/advice", "runner/ranks", "config/values",
+    "results/equivalence", "results/compare", "results/max_batch", "results/train",
+    "report/train", "runner/ranks", "config/values",
 )  # fmt: skip
 """Under amp_track/; the tests of batch_search/search are tests/batch_search/test_search.py."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

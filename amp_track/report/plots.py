@@ -1,4 +1,4 @@
-"""The plots of a comparison: charts of speed and memory, and the plots of the models side by side."""
+"""The plots that a command stores with its MLflow run as PNG: of a search, of a comparison, and of a memory plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 import numpy
 
 from amp_track.config.values import PRECISION_COLORS
+from amp_track.memory_plan.replay import Timeline, timeline
+from amp_track.records.trace import Category
+from amp_track.records.units import format_bytes
 from amp_track.report.page.svg import plain_text
-from amp_track.results import compare as comparison
-from amp_track.results.compare import Cell, CompareResult
+from amp_track.results.compare import Cell, CompareResult, as_numbers
+from amp_track.results.plan import PlanResult
+from amp_track.results.search import SearchResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +31,51 @@ Plots = Mapping[tuple[str, str], Mapping[str, Path]]
 
 
 _CELL_INCHES = 3.0
+MEMORY_PLOT = "memory.png"
+_COLORS = {
+    Category.PARAMETERS: "#0072B2",
+    Category.OPTIMIZER_STATE: "#56B4E9",
+    Category.GRADIENTS: "#009E73",
+    Category.WORKSPACES: "#999999",
+    Category.BATCH: "#F0E442",
+    Category.ACTIVATIONS: "#E69F00",
+    Category.TEMPORARIES: "#D55E00",
+}
+"""From bottom to top, persistent memory first. The colors are Okabe and Ito's, safe for color-blind readers."""
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def draw(result: CompareResult, file: Path) -> bool:
+def draw_search(result: SearchResult, file: Path) -> None:
+    """Draw speed and metric over the batch size: one line per precision, with its max batch dashed."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    from matplotlib.ticker import ScalarFormatter
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    speed, metric = figure.subplots(1, 2)
+    for name, fitted in result.limits.precisions.items():
+        trials = sorted(
+            (trial for trial in result.trials if trial.precision == name and trial.job_result.fits),
+            key=lambda trial: trial.batch_size,
+        )
+        batches = [trial.batch_size for trial in trials]
+        style = {"marker": "o", "color": PRECISION_COLORS[name], "label": f"{name} (≤ {fitted.max_batch.batch_size})"}
+        speed.plot(batches, [trial.job_result.samples_per_second for trial in trials], **style)
+        metric.plot(batches, [trial.job_result.metric for trial in trials], **style)
+        for axes in (speed, metric):
+            axes.axvline(fitted.max_batch.batch_size, color=PRECISION_COLORS[name], linestyle="--", linewidth=0.8)
+    same = "epochs" if result.limits.job.steps is None else "steps"
+    for axes, label in ((speed, "samples per second"), (metric, f"{result.metric_name}, same {same} for all")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel("batch size (dashed: max batch)")
+        axes.set_ylabel(label)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    speed.set_ylim(bottom=0)
+    figure.savefig(file, dpi=110)
+
+
+def draw_compare(result: CompareResult, file: Path) -> bool:
     """Write the charts of a comparison as one PNG. Return whether there was anything to draw."""
     known = measures(result)
     if not known:
@@ -68,7 +114,7 @@ def measures(result: CompareResult) -> list[Measure]:
 
 def draw_measure(axes: Axes, result: CompareResult, measure: Measure) -> None:
     """Draw one measure for each precision: lines if the option's values are numbers, else bars."""
-    numbers = comparison.as_numbers(result.values) if len(result.values) > 1 else None
+    numbers = as_numbers(result.values) if len(result.values) > 1 else None
     heights = {
         precision: [
             _scaled(getattr(result.cell(value, precision), measure.field), measure.unit) for value in result.values
@@ -179,3 +225,48 @@ def _column_title(result: CompareResult, cell: Cell) -> str:
     if not job_result.fits:
         return f"{cell.precision}: {job_result.status}"
     return cell.precision + (f"\n{result.metric_name} {job_result.metric:.4f}" if job_result.metric is not None else "")
+
+
+def draw_memory(result: PlanResult, file: Path) -> None:
+    """Write the plot as a PNG: one panel per precision with a different peak, on a common scale."""
+    from matplotlib.figure import Figure  # not pyplot: no global state, no display
+
+    plans = result.without_twins()
+    timelines = [timeline(plan.trace) for plan in plans]
+    most = max(max(course.reserved_bytes) for course in timelines)
+    unit = next((unit for unit in _UNITS if most >= unit[0]), _UNITS[-1])
+    figure = Figure(figsize=(max(4.2 * len(plans), 6.5), 5), layout="constrained")
+    panels = figure.subplots(1, len(plans), sharey=True, squeeze=False)[0]
+    for axes, plan, course in zip(panels, plans, timelines, strict=True):
+        _draw_course(axes, course, unit[0])
+        axes.set_title(f"{plan.precision}: {format_bytes(plan.peak.reserved_bytes)} reserved", fontsize="medium")
+    panels[0].set_ylabel(unit[1])
+    panels[0].set_ylim(0, 1.12 * most / unit[0])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False)
+    of_what = f"{result.report.workload}, {result.variants[0].name}, batch {plans[0].batch_size:,}"
+    figure.suptitle(f"{of_what}: predicted memory over one step", fontsize="medium")
+    figure.supxlabel("allocations and frees, in order", fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
+def _draw_course(axes: Axes, course: Timeline, unit_bytes: int) -> None:
+    events = range(len(course.allocated_bytes))
+    names = [category for category in _COLORS if category in course.by_category]
+    axes.stackplot(
+        events,
+        [[size / unit_bytes for size in course.by_category[name]] for name in names],
+        labels=[str(name) for name in names],
+        colors=[_COLORS[name] for name in names],
+        step="post",
+    )
+    reserved = [size / unit_bytes for size in course.reserved_bytes]
+    axes.plot(events, reserved, color="black", linewidth=1, linestyle="--", label="reserved")
+    for name, start in course.phases:
+        axes.axvline(start, color="black", linewidth=0.5, alpha=0.5)
+        top = axes.get_xaxis_transform()
+        axes.text(start, 0.99, f" {name} ", transform=top, va="top", rotation=90, fontsize="x-small")
+    peak = course.peak
+    axes.plot([peak], [course.allocated_bytes[peak] / unit_bytes], "v", color="black", label="peak")
+    axes.set_xlim(0, max(len(events) - 1, 1))
+    axes.set_xticks([])
