@@ -118,7 +118,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
         value = point.get(param, "")
         options = sessions[value].inspection.options
         job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
-        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, _seeds_asked(base))
+        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, base.seeds)
         made = len(grid.trained(tracked_study.study, points, value=_speed_of, is_known=_is_known(base)))
         where = pace.next(made, len(points))
         of_value = dataclasses.replace(tracked_study, session=sessions[value])
@@ -202,7 +202,7 @@ def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
     return [
         {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
         | ({_param(base): value} if _option(base.request) is not None else {})
-        for seed in _seeds_asked(base)
+        for seed in base.seeds
         for value, session in sessions.items()
         for precision in base.precisions
     ]
@@ -212,7 +212,7 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
     """Return distributions that a later command may widen: Optuna rejects new choices of a categorical one."""
     from amp_track.study.types import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    seeds = _seeds_asked(base)
+    seeds = base.seeds
     known: dict[str, BaseDistribution] = {
         "precision": CategoricalDistribution(PRECISIONS),
         "seed": IntDistribution(seeds[0], seeds[-1]),
@@ -220,10 +220,6 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
     if (numbers := as_numbers(values)) is not None:
         known[param] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
     return known
-
-
-def _seeds_asked(base: Session) -> range:
-    return range(base.job.seed, base.job.seed + base.request.search_options.seeds)
 
 
 def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) -> Iterator[SeedResult]:

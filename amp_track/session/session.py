@@ -170,6 +170,11 @@ class Session:
         """The URL of the UI that shows MLflow's store."""
         return self.request.stores.mlflow.ui
 
+    @property
+    def seeds(self) -> range:
+        """The seeds of the trainings to compare."""
+        return range(self.job.seed, self.job.seed + self.request.search_options.seeds)
+
     def open_tracker(self) -> Tracker:
         """Open MLflow's store."""
         from amp_track import tracking
