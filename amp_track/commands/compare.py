@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from amp_track.config.options import Request
@@ -152,7 +153,6 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
     missing = len(points) - len(trained)
     made = {(training.point.get(param, ""), training.point["precision"]) for training in trained}
     values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
-    trained = [dataclasses.replace(training, run_id=run.id_of(training.run_id)) for training in trained]
     result = CompareResult(
         study=run.name,
         run_id=run.run_id,
@@ -170,7 +170,20 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,
         cells=tuple(
-            Cell(value=value, precision=precision, trainings=tuple(_seeds(trained, param, value, precision)))
+            Cell(
+                value=value,
+                precision=precision,
+                trainings=tuple(
+                    SeedResult(
+                        precision=precision,
+                        seed=training.point["seed"],
+                        job_result=training.job_result,
+                        run_id=run.id_of(training.run_id),
+                    )
+                    for training in trained
+                    if (training.point.get(param, ""), training.point["precision"]) == (value, precision)
+                ),
+            )
             for value in values
             for precision in base.precisions
         ),
@@ -184,14 +197,9 @@ def _speed_of(job_result: JobResult) -> float:
 
 
 def _is_known(base: Session) -> Callable[[JobResult], bool]:
-    return lambda job_result: not _had_less_time(job_result, base.job.job_timeout_seconds)
-
-
-def _had_less_time(job_result: JobResult, timeout_seconds: float | None) -> bool:
-    """Return whether a training timed out with less time than it would have now."""
-    if job_result.status is not JobStatus.TIMED_OUT:
-        return False
-    return timeout_seconds is None or job_result.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
+    """Return a function that checks whether a result counts: a timeout with less time than now does not."""
+    seconds = _NEARLY_AS_LONG * (base.job.job_timeout_seconds or math.inf)
+    return lambda job_result: job_result.status is not JobStatus.TIMED_OUT or job_result.wall_seconds >= seconds
 
 
 def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
@@ -220,15 +228,6 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
     if (numbers := as_numbers(values)) is not None:
         known[param] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
     return known
-
-
-def _seeds(trained: list[grid.Trained], param: str, value: str, precision: str) -> Iterator[SeedResult]:
-    for training in trained:
-        point = training.point
-        if (point.get(param, ""), point["precision"]) == (value, precision):
-            yield SeedResult(
-                precision=precision, seed=point["seed"], job_result=training.job_result, run_id=training.run_id
-            )
 
 
 def _param(base: Session) -> str:

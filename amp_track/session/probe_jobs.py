@@ -192,18 +192,14 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> 
     else:
         several = min(in_all, MOST_EPOCHS * of_epoch + _STEPS_AFTER_AN_EPOCH)
         is_short = pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS
-        most_seconds = math.inf if asked is not None else _most_seconds(probes)
+        probes_seconds = sum(job_result.wall_seconds for job_result in probes)
+        most_seconds = math.inf if asked is not None else max(_SECONDS, _TIMES_THE_PROBES * probes_seconds)
         steps = several if is_short else _steps_in_time(pace, most_seconds, whole, of_epoch, after_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
     if steps >= whole or steps < FEWEST_STEPS:  # such a short run has full steps only, as any training has
         return long
     return dataclasses.replace(long, epoch_steps=steps - after_epoch)
-
-
-def _most_seconds(probes: Sequence[JobResult]) -> float:
-    """Return the longest time of a confirmation run in seconds."""
-    return max(_SECONDS, _TIMES_THE_PROBES * sum(job_result.wall_seconds for job_result in probes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.config import torchrun
@@ -232,7 +231,9 @@ def _get_ready(request: Request) -> None:
 
     Write nothing.
     """
-    with _collector_paused():
+    was_enabled = gc.isenabled()
+    gc.disable()  # it takes a fifth of the time of imports, which leave little garbage
+    try:
         from amp_track import tracking
         from amp_track.study import opening, storage  # noqa: F401
 
@@ -242,17 +243,8 @@ def _get_ready(request: Request) -> None:
         tracking.warm_up(request.stores.mlflow.url)
         interrupts.check()
         curves.warm_up()
-    if request.owns_process:
-        gc.freeze()  # or every later collection walks through all of these modules: 0.2 s each
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: it takes a fifth of the time of imports, which leave little garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_enabled:
             gc.enable()
+    if request.owns_process:
+        gc.freeze()  # or every later collection walks through all of these modules: 0.2 s each

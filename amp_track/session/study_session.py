@@ -68,12 +68,6 @@ class Studies:
                 joins = self.session.request.joins
                 storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
 
-    def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
-        """From now on, end the MLflow run of each trial that this process finds, or that was taken for, stale."""
-        from amp_track.study import storage
-
-        storage.when_buried(self.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
-
     def open(self, part: str) -> Study:
         """Open a part of the study, new or resumed."""
         from amp_track.study import storage
@@ -205,7 +199,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         plots = stack.enter_context(LatePlots())
         if known is not None:
             _resume(studies, study, tracker, known)
-        studies.end_runs_of_the_dead(tracker, parent)
+        # From now on, end the run of each trial that this process finds, or that was taken for, stale.
+        storage.when_buried(studies.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
         yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
 
 
