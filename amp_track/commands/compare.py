@@ -33,10 +33,6 @@ _NEARLY_AS_LONG = 0.9
 def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
 
-    Args:
-        request: the options of the command.
-        runner: runs the trainings; by default fresh processes on this machine.
-
     Raises:
         BadInput: before anything is written.
         TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have ended with that status. A training
@@ -138,14 +134,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
 
 
 def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:
-    """Return the result of a comparison at the values where every precision was trained.
-
-    Args:
-        base: the session that all trainings share.
-        study: NAME/compare.
-        sessions: the sessions by value of the option.
-        run: the MLflow run of the study.
-    """
+    """Return the result of a comparison at the values where every precision was trained; `sessions` are by value."""
     from amp_track.study import grid
 
     points, param = _points(base, sessions), _param(base)

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResult:
     """Find the max batch at every precision.
 
-    Args:
-        request: the options of the command.
-        runner: runs the probes; by default fresh processes on this machine.
-
     Raises:
         BadInput: before anything is written.
         TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have ended with that status.

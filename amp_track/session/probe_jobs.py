@@ -114,15 +114,9 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
 
 
 class Plans:
-    """The memory plans of a max-batch study: made on the first call, returned by precision.
+    """The memory plans of a max-batch study, for a job of it at any batch size: made on the first call, by precision.
 
     They are empty, and a line is printed, if the memory cannot be predicted.
-
-    Args:
-        session: the command.
-        job: a job of the study, at any precision and batch size.
-        budget_bytes: the memory budget of a probe.
-        max_batch_size: the largest batch size to probe.
     """
 
     def __init__(self, session: Session, job: Job, *, budget_bytes: int, max_batch_size: int) -> None:

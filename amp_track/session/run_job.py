@@ -39,16 +39,8 @@ def run_trial(
 ) -> tuple[JobResult, str]:
     """Run one job as an Optuna trial and an MLflow run under the study's.
 
-    Args:
-        tracked: the study.
-        trial: of that study.
-        job: resolved.
-        proposal: of the max-batch study; None for a training.
-        note: distinguishes a training from similar ones.
-        where: the state of the search, for the progress display.
-
-    Returns:
-        The job result, and the id of its MLflow run.
+    A job of the max-batch study has a proposal; a note distinguishes a training from similar ones; `where` is the state
+    of the search, for the progress display. Return the job result and the id of its MLflow run.
 
     Raises:
         TargetFailed: the job crashed, or a probe took longer than --job-timeout.
@@ -109,7 +101,7 @@ def run_tracked(
     Args:
         session: has the job runner.
         job: resolved.
-        run: of MLflow, new or resumed.
+        run: new or resumed.
         kind: `train`, `probe` or `confirm`.
         title: of the progress bar and of the plot of the curves.
         epoch_lines: print a line at the end of each epoch.

@@ -77,11 +77,7 @@ class Runner(Protocol):
 class Session:
     """A command whose request was checked against the device and the workload. Make it with `prepare`.
 
-    Args:
-        request: the parsed request.
-        runner: runs the jobs.
-        inspection: the properties of device and workload.
-        precisions: the precisions to use, all of them supported by the device.
+    The device supports all of its precisions.
     """
 
     def __init__(self, request: Request, runner: Runner, inspection: Inspection, precisions: tuple[str, ...]) -> None:
@@ -95,10 +91,8 @@ class Session:
     def prepare(cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None) -> Session:
         """Check the request before anything is written; cheap checks come before torch is imported.
 
-        Args:
-            request: the parsed request.
-            precisions: the requested precisions; None for every one that the device supports.
-            runner: runs the jobs; by default in fresh processes on this machine.
+        Without precisions, it has every one that the device supports; without a runner, jobs run in fresh processes on
+        this machine.
 
         Raises:
             BadInput: the device or the workload does not support the request.
