@@ -22,7 +22,6 @@ from amp_track.session.publish import LatePlots
 from amp_track.session.session import Session
 
 if TYPE_CHECKING:
-    from amp_track.session.session import Session
     from amp_track.study.types import Direction, Storage, Study
     from amp_track.tracking import Run, Tracker
 
