@@ -32,13 +32,15 @@ def goal_of(session: Session, free_bytes: int) -> Goal:
     """Return the goal of a command's max-batch study; `free_bytes` were free when the study began."""
     from amp_track.study.batch_sampler import Goal
 
-    options = session.request.max_batch_options
-    budget_bytes = budget_of(session, free_bytes)
-    budget_bytes = budget_bytes if budget_bytes is not None else free_bytes
+    options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    total_bytes = budget if budget is not None else free_bytes
+    headroom_bytes = options.headroom.of(total_bytes) if options.headroom is not None else 0
+    budget_bytes = total_bytes - headroom_bytes
     return Goal(
         precisions=session.precisions,
         limit=limit_of(session),
         budget_bytes=budget_bytes,
+        headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
@@ -73,13 +75,10 @@ def limit_of(session: Session) -> Limit:
     return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
 
-def budget_of(session: Session, free_bytes: int) -> int | None:
+def budget_of(session: Session, goal: Goal) -> int | None:
     """Return the memory budget of a probe in bytes, without the headroom; None for the device's limit."""
-    headroom, budget = session.request.max_batch_options.headroom, session.job.memory_budget_bytes
-    if headroom is None:
-        return budget
-    budget = budget if budget is not None else free_bytes
-    return budget - headroom.of(budget)
+    options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    return None if budget is None and options.headroom is None else goal.budget_bytes
 
 
 def accumulation_of(session: Session) -> int:
