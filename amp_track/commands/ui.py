@@ -64,7 +64,9 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
         with progress.working(f"starting {' and '.join(started)}"):
             running.wait_until_ready()
         dashboard_address = to_start[-1].address if has_studies else None
-        addressed = found.pages(_mlflow(request, to_start), dashboard_address)
+        store = request.stores.mlflow
+        mlflow = addresses.server(store.url) if store.kind == "http" else to_start[0].address
+        addressed = found.pages(mlflow, dashboard_address)
         pages = Pages(found.study, addressed, started, found.others)
         show(pages)
         if _has_browser(request):
@@ -125,12 +127,6 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
         command = programs.command(__name__, f"serve_dashboard({host!r}, {port})")
         started.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
     return started
-
-
-def _mlflow(request: Request, started: Sequence[servers.Program]) -> str:
-    """Return the address of MLflow's UI: the started server, or the tracking server."""
-    store = request.stores.mlflow
-    return addresses.server(store.url) if store.kind == "http" else started[0].address
 
 
 def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:

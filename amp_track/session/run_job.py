@@ -170,15 +170,10 @@ def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> st
         return f"{not_possible(job.precision, job_result.message)}; choose another --precision"
     needed = session.bytes_needed(job)
     where = f" in {job_result.phase}" if job_result.phase else ""
-    more = (
-        f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
-    )
+    # An unlimited caching allocator keeps memory that it could free.
+    needs = "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
+    more = f"{needs} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
-
-
-def _it_needs(session: Session) -> str:
-    """Return `it needs`, or `it needs at most` if an unlimited caching allocator keeps memory that it could free."""
-    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:
