@@ -18,7 +18,6 @@ from amp_track.report import progress
 from amp_track.session.session import Session
 
 if TYPE_CHECKING:
-    from amp_track.session.session import Session
     from amp_track.study.batch_sampler import Goal, Proposal
 
 
@@ -26,6 +25,14 @@ _LARGEST_SYNTHETIC_BATCH = 2**20
 _BEYOND = 3
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
+_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
+"""A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
+MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
+"""Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
+The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
+_STEPS_AFTER_AN_EPOCH = 2
+FEWEST_STEPS = 4
+"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
 
 
 def goal_of(session: Session, free_bytes: int) -> Goal:
@@ -142,16 +149,6 @@ class Plans:
                 progress.say(f"no memory plan ({forecasts.reason}); the search starts without one")
             self._made = dict(forecasts.by_precision)
         return self._made
-
-
-_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
-"""A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
-MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
-"""Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
-The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
-_STEPS_AFTER_AN_EPOCH = 2
-FEWEST_STEPS = 4
-"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
 
 
 def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
