@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,6 @@ _NEARLY_AS_LONG = 0.9
 @interrupted_safely
 def compare(request: Request, *, runner: Runner | None = None) -> CompareResult:
     """Train at each precision, each value and each seed, all else equal, under one MLflow run.
-
-    Args:
-        request: the options of the command.
-        runner: runs the trainings; by default fresh processes on this machine.
 
     Raises:
         BadInput: before anything is written.
@@ -118,7 +115,7 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
         value = point.get(param, "")
         options = sessions[value].inspection.options
         job = dataclasses.replace(base.job, options=options, precision=point["precision"], seed=point["seed"])
-        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, _seeds_asked(base))
+        note = (f"{option}={value} " if option is not None else "") + seed_text(job.seed, base.seeds)
         made = len(grid.trained(tracked_study.study, points, value=_speed_of, is_known=_is_known(base)))
         where = pace.next(made, len(points))
         of_value = dataclasses.replace(tracked_study, session=sessions[value])
@@ -137,22 +134,15 @@ def _train(tracked_study: TrackedStudy, sessions: Mapping[str, Session]) -> None
 
 
 def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run: StudyRun) -> CompareResult:
-    """Return the result of a comparison at the values where every precision was trained.
-
-    Args:
-        base: the session that all trainings share.
-        study: NAME/compare.
-        sessions: the sessions by value of the option.
-        run: the MLflow run of the study.
-    """
+    """Return the result of a comparison at the values where every precision was trained; `sessions` are by value."""
     from amp_track.study import grid
 
+    assert base.job.batch_size is not None, "a comparison needs one"
     points, param = _points(base, sessions), _param(base)
     trained = grid.trained(study, points, value=_speed_of, is_known=_is_known(base))
     missing = len(points) - len(trained)
     made = {(training.point.get(param, ""), training.point["precision"]) for training in trained}
     values = [value for value in sessions if all((value, precision) in made for precision in base.precisions)]
-    trained = [dataclasses.replace(training, run_id=run.id_of(training.run_id)) for training in trained]
     result = CompareResult(
         study=run.name,
         run_id=run.run_id,
@@ -170,7 +160,21 @@ def result_of(base: Session, study: Study, sessions: Mapping[str, Session], run:
         seeds=base.request.search_options.seeds,
         tolerance=base.request.search_options.tolerance,
         cells=tuple(
-            Cell(value=value, precision=precision, trainings=_seeds(base, trained, value, precision))
+            Cell(
+                value=value,
+                precision=precision,
+                trainings=tuple(
+                    TrialRow(
+                        precision=precision,
+                        batch_size=base.job.batch_size,
+                        seed=training.point["seed"],
+                        job_result=training.job_result,
+                        run_id=run.id_of(training.run_id),
+                    )
+                    for training in trained
+                    if (training.point.get(param, ""), training.point["precision"]) == (value, precision)
+                ),
+            )
             for value in values
             for precision in base.precisions
         ),
@@ -184,14 +188,9 @@ def _speed_of(job_result: JobResult) -> float:
 
 
 def _is_known(base: Session) -> Callable[[JobResult], bool]:
-    return lambda job_result: not _had_less_time(job_result, base.job.job_timeout_seconds)
-
-
-def _had_less_time(job_result: JobResult, timeout_seconds: float | None) -> bool:
-    """Return whether a training timed out with less time than it would have now."""
-    if job_result.status is not JobStatus.TIMED_OUT:
-        return False
-    return timeout_seconds is None or job_result.wall_seconds < _NEARLY_AS_LONG * timeout_seconds
+    """Return a function that checks whether a result counts: a timeout with less time than now does not."""
+    seconds = _NEARLY_AS_LONG * (base.job.job_timeout_seconds or math.inf)
+    return lambda job_result: job_result.status is not JobStatus.TIMED_OUT or job_result.wall_seconds >= seconds
 
 
 def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
@@ -202,7 +201,7 @@ def _points(base: Session, sessions: Mapping[str, Session]) -> list[grid.Point]:
     return [
         {"precision": precision, "seed": seed, "dataset": session.inspection.dataset_digest}
         | ({_param(base): value} if _option(base.request) is not None else {})
-        for seed in _seeds_asked(base)
+        for seed in base.seeds
         for value, session in sessions.items()
         for precision in base.precisions
     ]
@@ -212,7 +211,7 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
     """Return distributions that a later command may widen: Optuna rejects new choices of a categorical one."""
     from amp_track.study.types import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    seeds = _seeds_asked(base)
+    seeds = base.seeds
     known: dict[str, BaseDistribution] = {
         "precision": CategoricalDistribution(PRECISIONS),
         "seed": IntDistribution(seeds[0], seeds[-1]),
@@ -220,25 +219,6 @@ def _distributions(base: Session, param: str, values: list[str]) -> dict[str, Ba
     if (numbers := as_numbers(values)) is not None:
         known[param] = FloatDistribution(min(numbers), max(numbers))  # accepts the text of a number
     return known
-
-
-def _seeds_asked(base: Session) -> range:
-    return range(base.job.seed, base.job.seed + base.request.search_options.seeds)
-
-
-def _seeds(base: Session, trained: list[grid.Trained], value: str, precision: str) -> tuple[TrialRow, ...]:
-    assert base.job.batch_size is not None
-    return tuple(
-        TrialRow(
-            precision=precision,
-            batch_size=base.job.batch_size,
-            seed=training.point["seed"],
-            job_result=training.job_result,
-            run_id=training.run_id,
-        )
-        for training in trained
-        if (training.point.get(_param(base), ""), training.point["precision"]) == (value, precision)
-    )
 
 
 def _param(base: Session) -> str:

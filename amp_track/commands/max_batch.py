@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 def max_batch(request: Request, *, runner: Runner | None = None) -> MaxBatchResult:
     """Find the max batch at every precision.
 
-    Args:
-        request: the options of the command.
-        runner: runs the probes; by default fresh processes on this machine.
-
     Raises:
         BadInput: before anything is written.
         TargetFailed, NothingFits, KeyboardInterrupt: after runs and trials have ended with that status.
@@ -70,7 +66,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
     Raises:
         NothingFits: not even one sample fits, at any precision.
     """
-    from amp_track.study import max_batches, storage, trials
+    from amp_track.study import max_batches, trials
 
     session, study, goal = tracked_study.session, tracked_study.study, sampler.goal
     progress.say(f"finding the max batch within {limit_in_words(session.job)} at {', '.join(session.precisions)}")
@@ -79,9 +75,7 @@ def find_max_batches(tracked_study: TrackedStudy, sampler: BatchSampler) -> MaxB
             progress.say(f"{name} skipped: {reason}")
     session.say_cautions()
 
-    free_bytes = storage.free_bytes_of(study)
-    assert free_bytes is not None, "open_study has stored it"
-    budget = probe_jobs.budget_of(session, free_bytes)
+    budget = probe_jobs.budget_of(session, goal)
     while max_batches.is_anything_left(study, sampler):
         with trials.next_trial(study) as asked:  # Optuna asks the sampler for the job
             proposal = sampler.suggest(asked.trial)
@@ -110,7 +104,7 @@ def result_of(
     session: Session, study: Study, sampler: BatchSampler, fits: Mapping[str, PrecisionResult], *, run: StudyRun
 ) -> MaxBatchResult:
     """Return the result of a study with the proven max batches `fits`; other precisions are skipped with a reason."""
-    from amp_track.study import max_batches, storage
+    from amp_track.study import max_batches
 
     trials = study.get_trials(deepcopy=False)
     unproven = {}
@@ -118,8 +112,6 @@ def result_of(
         if precision not in fits:
             known = _bracket_in_words(*max_batches.bracket_of(trials, precision)) or "no probe has run"
             unproven[precision] = f"not proven yet: {known}; run the command again"
-    free_bytes = storage.free_bytes_of(study)
-    assert free_bytes is not None, "open_study has stored it"
     options = session.request.max_batch_options
     return MaxBatchResult(
         study=run.name,
@@ -143,7 +135,7 @@ def result_of(
             dataclasses.replace(probe, run_id=run.id_of(probe.run_id)) for probe in max_batches.probe_results(trials)
         ),
         limit_bytes=sampler.goal.budget_bytes,
-        headroom_bytes=(session.job.memory_budget_bytes or free_bytes) - sampler.goal.budget_bytes,
+        headroom_bytes=sampler.goal.headroom_bytes,
         multiple_of=options.multiple_of,
         effective_batch_size=options.effective_batch_size,
         plan_seconds=sampler.goal.forecasts.seconds,

@@ -92,10 +92,6 @@ def _values(request: Request) -> dict[str, list[str]]:
 class _Planner:
     """Plans the variants of one workload.
 
-    Args:
-        request: the options of the command.
-        targets: the budgets and GPUs to plan for.
-
     Raises:
         BadInput: the workload rejects one of the options. Nothing is planned then.
     """

@@ -136,7 +136,7 @@ def _train_seeds(max_batch_study: TrackedStudy, fitted: MaxBatchResult, deadline
     from amp_track.study import grid
     from amp_track.study.types import CategoricalDistribution, IntDistribution
 
-    job, seeds = _job_of_seeds(max_batch_study.studies, fitted), _seeds_asked(max_batch_study.studies)
+    job, seeds = _job_of_seeds(max_batch_study.studies, fitted), max_batch_study.session.seeds
     tracked_study = max_batch_study.open("seeds")
     progress.say(f"comparing {', '.join(fitted.max_batch)} over {len(seeds)} seeds at batch {job.batch_size}")
 
@@ -164,7 +164,7 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
     """Return the results of the seeds that all precisions were trained with; None if fewer than two."""
     from amp_track.study import grid
 
-    study, seeds = studies.existing("seeds"), _seeds_asked(studies)
+    study, seeds = studies.existing("seeds"), studies.session.seeds
     if study is None or not fitted.max_batch:
         return None
     trained = grid.trained(study, _points_of_seeds(seeds, fitted), value=_metric_of)
@@ -193,11 +193,6 @@ def _seeds_of(studies: Studies, fitted: MaxBatchResult, run: StudyRun) -> SeedsR
 
 def _metric_of(job_result: JobResult) -> float:
     return job_result.metric if job_result.metric is not None else math.nan
-
-
-def _seeds_asked(studies: Studies) -> range:
-    first = studies.session.job.seed
-    return range(first, first + studies.session.request.search_options.seeds)
 
 
 def _points_of_seeds(seeds: range, fitted: MaxBatchResult) -> list[dict[str, str | int]]:

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 def train(request: Request, *, runner: Runner | None = None) -> TrainResult:
     """Train one job and track it.
 
-    Args:
-        request: the options of the command.
-        runner: runs the job; by default fresh processes on this machine.
-
     Raises:
         BadInput: before anything is written.
         TargetFailed, NothingFits, KeyboardInterrupt: after the run has ended with that status.

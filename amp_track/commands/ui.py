@@ -53,7 +53,7 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
     has_studies = _has_studies(request, study)
     if has_studies and importlib.util.find_spec("optuna_dashboard") is None:
         raise BadInput("amp-track ui needs optuna-dashboard. Run: pip install 'amp-track[dashboard]'.")
-    found = find(request.stores, study) if has_studies else find_runs(request.stores)
+    found = find(request.stores, study) if has_studies else Found(None, experiment_id=_experiment(request.stores))
     # The links of study pages use this port.
     usual = {_PORT: addresses.UI_PORT}
     ports = servers.choose_ports(request.ui_options.host, _wanted_ports(request, has_studies=has_studies), usual=usual)
@@ -64,7 +64,9 @@ def ui(request: Request, study: str | None, show: Callable[[Pages], None]) -> st
         with progress.working(f"starting {' and '.join(started)}"):
             running.wait_until_ready()
         dashboard_address = to_start[-1].address if has_studies else None
-        addressed = found.pages(_mlflow(request, to_start), dashboard_address)
+        store = request.stores.mlflow
+        mlflow = addresses.server(store.url) if store.kind == "http" else to_start[0].address
+        addressed = found.pages(mlflow, dashboard_address)
         pages = Pages(found.study, addressed, started, found.others)
         show(pages)
         if _has_browser(request):
@@ -125,12 +127,6 @@ def _programs(request: Request, ports: Mapping[str, int]) -> list[servers.Progra
         command = processes.command(__name__, f"serve_dashboard({host!r}, {port})")
         started.append(servers.Program("optuna-dashboard", command, environment, address, "/api/meta"))
     return started
-
-
-def _mlflow(request: Request, started: Sequence[servers.Program]) -> str:
-    """Return the address of MLflow's UI: the started server, or the tracking server."""
-    store = request.stores.mlflow
-    return addresses.server(store.url) if store.kind == "http" else started[0].address
 
 
 def _warn_of_host(request: Request, ports: Mapping[str, int]) -> None:
@@ -220,13 +216,13 @@ def find(stores: Stores, study: str | None) -> Found:
     return Found(study, parts, runs, () if study is not None else tuple(known), experiment_id)
 
 
-def find_runs(stores: Stores) -> Found:
-    """Return the experiment of all runs, if there is no study. Raises BadInput if there are no runs either."""
+def _experiment(stores: Stores) -> str | None:
+    """Return the id of the experiment of new runs. Raises BadInput if there are no runs."""
     with progress.working("looking for the runs"):
         with interrupts.nothing_to_end():
             from amp_track.tracking.lookup import Lookup
         with interrupts.waiting():
-            return Found(None, experiment_id=Lookup(stores.mlflow.url).experiment_of_new_runs())
+            return Lookup(stores.mlflow.url).experiment_of_new_runs()
 
 
 def _runs(lookup: Lookup, parts: Sequence[Part], stores: Stores) -> tuple[ShownRun, ...]:

@@ -168,7 +168,9 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
         )
     workload_exists(reference)
     files = source.workload_files(reference)
-    if not (is_given or request.trust.trust_store) and not _are_in_the_working_folder(files):
+    here = Path.cwd().resolve()
+    is_here = bool(files) and all(file.is_relative_to(here) for file in files)
+    if not (is_given or request.trust.trust_store or is_here):
         raise BadInput(
             f"{stored.owner} trains {reference}, which is outside the working folder. Name it explicitly "
             f"({stored.with_workload}), or add --trust-store if everyone who can write to the store may run code here."
@@ -189,8 +191,3 @@ def changed_workload(stored: StoredWorkload, reference: str) -> BadInput:
         f"{stored.owner} was created with another version of {reference} or of a file that it imports. "
         f"{stored.if_changed}"
     )
-
-
-def _are_in_the_working_folder(files: list[Path]) -> bool:
-    here = Path.cwd().resolve()
-    return bool(files) and all(file.is_relative_to(here) for file in files)

@@ -17,7 +17,6 @@ from amp_track.report import progress
 from amp_track.session.session import Session
 
 if TYPE_CHECKING:
-    from amp_track.session.session import Session
     from amp_track.study.batch_sampler import Goal, Proposal
 
 
@@ -25,19 +24,29 @@ _LARGEST_SYNTHETIC_BATCH = 2**20
 _BEYOND = 3
 _ACCUMULATED_BATCHES = 2
 """Two are enough to measure accumulation: gradients stay in memory while the next batch runs."""
+_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
+"""A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
+MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
+"""Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
+The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
+_STEPS_AFTER_AN_EPOCH = 2
+FEWEST_STEPS = 4
+"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
 
 
 def goal_of(session: Session, free_bytes: int) -> Goal:
     """Return the goal of a command's max-batch study; `free_bytes` were free when the study began."""
     from amp_track.study.batch_sampler import Goal
 
-    options = session.request.max_batch_options
-    budget_bytes = budget_of(session, free_bytes)
-    budget_bytes = budget_bytes if budget_bytes is not None else free_bytes
+    options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    total_bytes = budget if budget is not None else free_bytes
+    headroom_bytes = options.headroom.of(total_bytes) if options.headroom is not None else 0
+    budget_bytes = total_bytes - headroom_bytes
     return Goal(
         precisions=session.precisions,
         limit=limit_of(session),
         budget_bytes=budget_bytes,
+        headroom_bytes=headroom_bytes,
         first_batch=session.inspection.batch_size,
         multiple_of=options.multiple_of,
         confirm=options.confirm_steps != 0,
@@ -72,13 +81,10 @@ def limit_of(session: Session) -> Limit:
     return min(limits or [Limit(_LARGEST_SYNTHETIC_BATCH, "max_batch_size")], key=lambda limit: limit.batch_size)
 
 
-def budget_of(session: Session, free_bytes: int) -> int | None:
+def budget_of(session: Session, goal: Goal) -> int | None:
     """Return the memory budget of a probe in bytes, without the headroom; None for the device's limit."""
-    headroom, budget = session.request.max_batch_options.headroom, session.job.memory_budget_bytes
-    if headroom is None:
-        return budget
-    budget = budget if budget is not None else free_bytes
-    return budget - headroom.of(budget)
+    options, budget = session.request.max_batch_options, session.job.memory_budget_bytes
+    return None if budget is None and options.headroom is None else goal.budget_bytes
 
 
 def accumulation_of(session: Session) -> int:
@@ -113,15 +119,9 @@ def job_of(session: Session, proposal: Proposal, budget_bytes: int | None, probe
 
 
 class Plans:
-    """The memory plans of a max-batch study: made on the first call, returned by precision.
+    """The memory plans of a max-batch study, for a job of it at any batch size: made on the first call, by precision.
 
     They are empty, and a line is printed, if the memory cannot be predicted.
-
-    Args:
-        session: the command.
-        job: a job of the study, at any precision and batch size.
-        budget_bytes: the memory budget of a probe.
-        max_batch_size: the largest batch size to probe.
     """
 
     def __init__(self, session: Session, job: Job, *, budget_bytes: int, max_batch_size: int) -> None:
@@ -148,16 +148,6 @@ class Plans:
                 progress.say(f"no memory plan ({forecasts.reason}); the search starts without one")
             self._made = dict(forecasts.by_precision)
         return self._made
-
-
-_SECONDS, _TIMES_THE_PROBES = 60.0, 4.0
-"""A confirmation run takes at most the larger of the two, unless `--confirm-steps` asks for more."""
-MOST_EPOCHS, _EPOCHS_SECONDS = 3, 5.0
-"""Number of epochs if they take at most this time: a batch of small samples may fit with less than a page to spare.
-The digits within 32 MiB ran at batch 176 for two epochs, and ran out of memory in the third (AMD EPYC, 8 of 8)."""
-_STEPS_AFTER_AN_EPOCH = 2
-FEWEST_STEPS = 4
-"""Two full steps, the epoch's smaller last step, and one after the evaluation. A shorter run has full steps only."""
 
 
 def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> Job:
@@ -191,18 +181,14 @@ def confirmation_of(session: Session, job: Job, probes: Sequence[JobResult]) -> 
     else:
         several = min(in_all, MOST_EPOCHS * of_epoch + _STEPS_AFTER_AN_EPOCH)
         is_short = pace.seconds(several, of_epoch) <= _EPOCHS_SECONDS
-        most_seconds = math.inf if asked is not None else _most_seconds(probes)
+        probes_seconds = sum(job_result.wall_seconds for job_result in probes)
+        most_seconds = math.inf if asked is not None else max(_SECONDS, _TIMES_THE_PROBES * probes_seconds)
         steps = several if is_short else _steps_in_time(pace, most_seconds, whole, of_epoch, after_epoch)
     every = job.checkpoint_every and min(job.checkpoint_every, steps)
     long = dataclasses.replace(job, epochs=None, steps=steps, checkpoint_every=every)
     if steps >= whole or steps < FEWEST_STEPS:  # such a short run has full steps only, as any training has
         return long
     return dataclasses.replace(long, epoch_steps=steps - after_epoch)
-
-
-def _most_seconds(probes: Sequence[JobResult]) -> float:
-    """Return the longest time of a confirmation run in seconds."""
-    return max(_SECONDS, _TIMES_THE_PROBES * sum(job_result.wall_seconds for job_result in probes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

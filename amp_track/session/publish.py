@@ -68,15 +68,9 @@ def keep_compare(result: CompareResult, parent: Run, tracker: Tracker, *, ui: st
 
 
 def keep_page(result: Result, parent: Run, *, ui: str) -> str:
-    """Store the page of a study as HTML and Markdown, and its summary as the run's description.
+    """Store the page of a study as HTML and Markdown with links to MLflow's UI, and its summary as the description.
 
-    Args:
-        result: of the study.
-        parent: its run.
-        ui: the URL of MLflow's UI, for the links of the page.
-
-    Returns:
-        The path of the HTML page; "" if it could not be rendered.
+    Return the path of the HTML page; "" if it could not be rendered.
     """
     try:
         page = page_of(result)
@@ -166,14 +160,9 @@ def _note(studies: Studies, texts: Mapping[str, str]) -> None:
 
 
 def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
-    """Show MLflow's plots of a study and of its best trainings in optuna-dashboard.
+    """Show the plots of the study's run, and of its best trainings, in optuna-dashboard.
 
-    Args:
-        studies: of the command.
-        part: `train` or `compare`.
-        run_id: of the study's parent run.
-        trials: the run ids of the trainings, by trial number. Runs that wait in the outbox are left to the next
-            command.
+    `trials` has the run ids of the trainings by number. Runs that wait in the outbox are left to the next command.
     """
     from amp_track.study import notes
     from amp_track.tracking.outbox import is_key
@@ -236,14 +225,9 @@ class LatePlots:
 def kept_curves(
     run: Run, title: str, metric_name: str, *, steps_per_epoch: int, later: LatePlots | None = None
 ) -> Iterator[Curves]:
-    """Collect the curves of a training and store their plot when the block ends, also after an error.
+    """Collect the curves of a training, and store their plot when the block ends, also after an error.
 
-    Args:
-        run: the training's run; recorded values of a resumed run are included.
-        title: the title of the plot.
-        metric_name: the label of the metric's axis.
-        steps_per_epoch: the number of optimizer steps in an epoch.
-        later: draws the plot while the next job runs; None to draw it when the block ends.
+    The curves include the recorded values of a resumed run. With `later`, the plot is drawn while the next job runs.
     """
     curves = Curves(title, metric_name)
     curves.restore(run.on_record, steps_per_epoch=steps_per_epoch)

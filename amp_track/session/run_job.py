@@ -39,16 +39,8 @@ def run_trial(
 ) -> tuple[JobResult, str]:
     """Run one job as an Optuna trial and an MLflow run under the study's.
 
-    Args:
-        tracked: the study.
-        trial: of that study.
-        job: resolved.
-        proposal: of the max-batch study; None for a training.
-        note: distinguishes a training from similar ones.
-        where: the state of the search, for the progress display.
-
-    Returns:
-        The job result, and the id of its MLflow run.
+    A job of the max-batch study has a proposal; a note distinguishes a training from similar ones; `where` is the state
+    of the search, for the progress display. Return the job result and the id of its MLflow run.
 
     Raises:
         TargetFailed: the job crashed, or a probe took longer than --job-timeout.
@@ -109,7 +101,7 @@ def run_tracked(
     Args:
         session: has the job runner.
         job: resolved.
-        run: of MLflow, new or resumed.
+        run: new or resumed.
         kind: `train`, `probe` or `confirm`.
         title: of the progress bar and of the plot of the curves.
         epoch_lines: print a line at the end of each epoch.
@@ -178,15 +170,10 @@ def why_it_does_not_fit(session: Session, job: Job, job_result: JobResult) -> st
         return f"{not_possible(job.precision, job_result.message)}; choose another --precision"
     needed = session.bytes_needed(job)
     where = f" in {job_result.phase}" if job_result.phase else ""
-    more = (
-        f"{_it_needs(session)} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
-    )
+    # An unlimited caching allocator keeps memory that it could free.
+    needs = "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
+    more = f"{needs} {needed:,} bytes ({format_bytes(needed)})" if needed is not None else job_result.message
     return f"out of memory{where}: {job.precision} at batch {job.batch_size} does not fit {limit_in_words(job)}; {more}"
-
-
-def _it_needs(session: Session) -> str:
-    """Return `it needs`, or `it needs at most` if an unlimited caching allocator keeps memory that it could free."""
-    return "it needs" if session.inspection.hardware.kind == "cpu" else "it needs at most"
 
 
 def why_nothing_fits(budget_bytes: int, fits: Mapping[str, PrecisionResult]) -> str:

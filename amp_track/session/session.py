@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from amp_track.config import torchrun
@@ -77,11 +76,7 @@ class Runner(Protocol):
 class Session:
     """A command whose request was checked against the device and the workload. Make it with `prepare`.
 
-    Args:
-        request: the parsed request.
-        runner: runs the jobs.
-        inspection: the properties of device and workload.
-        precisions: the precisions to use, all of them supported by the device.
+    The device supports all of its precisions.
     """
 
     def __init__(self, request: Request, runner: Runner, inspection: Inspection, precisions: tuple[str, ...]) -> None:
@@ -95,10 +90,8 @@ class Session:
     def prepare(cls, request: Request, precisions: tuple[str, ...] | None, *, runner: Runner | None = None) -> Session:
         """Check the request before anything is written; cheap checks come before torch is imported.
 
-        Args:
-            request: the parsed request.
-            precisions: the requested precisions; None for every one that the device supports.
-            runner: runs the jobs; by default in fresh processes on this machine.
+        Without precisions, it has every one that the device supports; without a runner, jobs run in fresh processes on
+        this machine.
 
         Raises:
             BadInput: the device or the workload does not support the request.
@@ -169,6 +162,11 @@ class Session:
         """The URL of the UI that shows MLflow's store."""
         return self.request.stores.mlflow.ui
 
+    @property
+    def seeds(self) -> range:
+        """The seeds of the trainings to compare."""
+        return range(self.job.seed, self.job.seed + self.request.search_options.seeds)
+
     def open_tracker(self) -> Tracker:
         """Open MLflow's store."""
         from amp_track import tracking
@@ -226,7 +224,9 @@ def _get_ready(request: Request) -> None:
 
     Write nothing.
     """
-    with _collector_paused():
+    was_enabled = gc.isenabled()
+    gc.disable()  # it takes a fifth of the time of imports, which leave little garbage
+    try:
         from amp_track import tracking
         from amp_track.study import opening, storage  # noqa: F401
 
@@ -236,17 +236,8 @@ def _get_ready(request: Request) -> None:
         tracking.warm_up(request.stores.mlflow.url)
         interrupts.check()
         curves.warm_up()
-    if request.owns_process:
-        gc.freeze()  # or every later collection walks through all of these modules: 0.2 s each
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: it takes a fifth of the time of imports, which leave little garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_enabled:
             gc.enable()
+    if request.owns_process:
+        gc.freeze()  # or every later collection walks through all of these modules: 0.2 s each

@@ -74,12 +74,9 @@ def keep(
     *,
     compared: Mapping[str, Session] | None = None,
 ) -> None:
-    """Store the manifest of the command that works on a study. `max-batch` on a searched study adds its precisions.
+    """Store the manifest of the command that works on a study, with the sessions of a comparison by value.
 
-    Args:
-        tracked_study: the first part of the study.
-        command: its name.
-        compared: the sessions of a comparison, by value.
+    `max-batch` on a searched study adds its precisions.
     """
     from amp_track.study import storage
 
@@ -120,10 +117,6 @@ def _known(study: Study) -> Remembered | None:
 
 def load(stores: Stores, shared: Storage) -> tuple[str, str, Study, Remembered]:
     """Return the name of a study, the name of its part that has the manifest, that part for reading, and the manifest.
-
-    Args:
-        stores: have the given name, of a study or of a part.
-        shared: the open storage.
 
     Raises:
         BadInput: there is no such study, or none of its parts has a manifest.

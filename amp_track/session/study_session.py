@@ -1,32 +1,33 @@
-"""The Optuna studies of one command, and their MLflow parent run."""
+"""The Optuna studies of one command, the settings that their results depend on, and their MLflow parent run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from amp_track.config.cli_params import Affects
+from amp_track.config.job import Job
 from amp_track.config.options import MaxBatchOptions, Request
 from amp_track.records.units import format_bytes
 from amp_track.report import progress
-from amp_track.session import study_identity
+from amp_track.session.probe_jobs import MOST_EPOCHS
 from amp_track.session.publish import LatePlots
 from amp_track.session.session import Session
 
-if TYPE_CHECKING:  # imported late: mlflow and optuna take two seconds, and bad arguments should not
+if TYPE_CHECKING:
     from amp_track.study.types import Direction, Storage, Study
     from amp_track.tracking import Run, Tracker
 
-_SETTINGS_OF = {
-    "max-batch": study_identity.max_batch_settings,
-    "train": study_identity.training_settings,
-    "seeds": study_identity.training_settings,
-    "compare": study_identity.compare_settings,
-}
-"""By part of a study, the function that returns the settings its results depend on."""
+
+_METER_VERSION = 6
+"""Increase it when limits, memory metering or confirmation runs change: max batches found before no longer hold."""
 _MOST_DRIFT = 0.05
 """Relative change of free memory above which a study without a memory budget prints a warning."""
 
@@ -34,16 +35,14 @@ _MOST_DRIFT = 0.05
 class Studies:
     """The studies of one command: NAME/max-batch, NAME/train, NAME/seeds and NAME/compare, in one storage.
 
-    Args:
-        session: the command.
-        storage: their storage if it is open already; otherwise it is opened on first use.
+    The storage is opened on first use, unless an open one is given.
     """
 
     def __init__(self, session: Session, *, storage: Storage | None = None) -> None:
         self.session = session
         self._opened = storage
         self._url = session.request.stores.storage
-        self.name = session.request.stores.study or study_identity.default_study_name(session)
+        self.name = session.request.stores.study or _default_study_name(session)
 
     @functools.cached_property
     def storage(self) -> Storage:
@@ -67,12 +66,6 @@ class Studies:
                 directions = [direction for _, direction in self._objectives(part)]
                 joins = self.session.request.joins
                 storage.check_settings(f"{self.name}/{part}", self.storage, settings, directions, joins=joins)
-
-    def end_runs_of_the_dead(self, tracker: Tracker, parent: Run) -> None:
-        """From now on, end the MLflow run of each trial that this process finds, or that was taken for, stale."""
-        from amp_track.study import storage
-
-        storage.when_buried(self.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
 
     def open(self, part: str) -> Study:
         """Open a part of the study, new or resumed."""
@@ -179,11 +172,8 @@ class TrackedStudy:
 def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: str | None) -> Iterator[TrackedStudy]:
     """Open the MLflow parent run of a study, a new one or that of the resumed study. Close the studies at the end.
 
-    Args:
-        studies: of the command.
-        study: the first part that is opened; it stores the run's id.
-        tracker: of the store that has the run.
-        given_run_id: the id of an existing run, which becomes the parent run if the study has none yet.
+    The first part that is opened stores the id of the run. An existing run becomes the parent run if `given_run_id`
+    names it and the study has none yet.
     """
     from amp_track.study import storage
 
@@ -205,7 +195,8 @@ def tracked(studies: Studies, study: Study, tracker: Tracker, *, given_run_id: s
         plots = stack.enter_context(LatePlots())
         if known is not None:
             _resume(studies, study, tracker, known)
-        studies.end_runs_of_the_dead(tracker, parent)
+        # From now on, end the run of each trial that this process finds, or that was taken for, stale.
+        storage.when_buried(studies.storage, lambda study, trial: tracker.kill_run(parent.run_id, study, trial))
         yield TrackedStudy(studies.session, studies, study, tracker, parent, plots)
 
 
@@ -272,3 +263,81 @@ def _hint_on_interrupt() -> Iterator[None]:
     except KeyboardInterrupt:
         progress.say("the same command resumes where it stopped")
         raise
+
+
+def _max_batch_settings(session: Session) -> dict[str, str]:
+    """Return every setting that a proven max batch depends on, by name."""
+    options, inspection, job = session.request.max_batch_options, session.inspection, session.job
+    # Kernels of an evaluation stay loaded: only trainings that continue after it need memory for them. A confirmation
+    # run ends with the first steps of an additional epoch.
+    epochs, most = job.epochs or 1, MOST_EPOCHS + 1
+    training = f"{job.steps} steps" if job.steps is not None else f"{most} or more" if epochs >= most else str(epochs)
+    on_cpu = {
+        "allocator": os.environ.get("GLIBC_TUNABLES", ""),
+        "threads": os.environ.get("OMP_NUM_THREADS", str(os.cpu_count())),
+    }  # GPU memory depends on neither, and machines with the same GPU differ in both
+    return _settings_that_affect(job, Affects.MAX_BATCH) | {
+        "workload": inspection.workload_name,
+        "workload source": inspection.workload_digest,
+        "device": inspection.hardware.title,
+        "dataset": inspection.dataset_digest,
+        "max_batch_size": str(options.max_batch_size),
+        "headroom": repr(options.headroom),
+        "confirm_steps": str(options.confirm_steps),
+        "checkpoints": "none" if job.checkpoint_every is None else "some",
+        "accumulation": "none" if options.effective_batch_size is None else "some",
+        "epochs": training,
+        "torch": dict(inspection.versions)["torch"],
+        "meter": str(_METER_VERSION),
+        **(on_cpu if inspection.hardware.kind == "cpu" else {}),
+    }
+
+
+def _training_settings(session: Session) -> dict[str, str]:
+    """Return every setting that the result of a training depends on, except those that each trial chooses."""
+    return (
+        _max_batch_settings(session)
+        | _settings_that_affect(session.job, Affects.TRAINING)
+        | {
+            "search-lr": str(session.request.search_options.lr_range),
+            "precision": ",".join(session.precisions),
+        }
+    )
+
+
+def _compare_settings(session: Session) -> dict[str, str]:
+    """Return the settings that the trainings of a comparison share.
+
+    Compared values, seeds and data (which may depend on the option) differ between trainings: such a study may grow.
+    """
+    assert session.request.compare_options is not None
+    vary, _ = session.request.compare_options.vary or ("nothing", ())
+    each_trainings_own = ("seed", "precision", "dataset")
+    common = {name: value for name, value in _training_settings(session).items() if name not in each_trainings_own}
+    options = ",".join(f"{name}={value}" for name, value in session.job.options if name != vary)
+    return common | {"batch_size": str(session.job.batch_size), "options": options, "vary": vary}
+
+
+def _default_study_name(session: Session) -> str:
+    """Return a name derived from the settings: the same command resumes its study, any other makes a new one."""
+    is_comparison = session.request.compare_options is not None
+    settings = _compare_settings(session) if is_comparison else _max_batch_settings(session)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
+    budget = session.job.memory_budget_bytes
+    parts = [session.job.short_name, session.inspection.device.replace(":", "")]
+    parts += [format_bytes(budget).replace(" ", "")] if budget else []
+    return "-".join([*parts, digest])
+
+
+def _settings_that_affect(job: Job, what: Affects) -> dict[str, str]:
+    params = job.params()
+    return {item.name: params[item.name] for item in dataclasses.fields(Job) if item.metadata.get("affects") is what}
+
+
+_SETTINGS_OF = {
+    "max-batch": _max_batch_settings,
+    "train": _training_settings,
+    "seeds": _training_settings,
+    "compare": _compare_settings,
+}
+"""By part of a study, the function that returns the settings its results depend on."""

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ def store_lock(url: str, *, part: str = "") -> Iterator[None]:
     file = lock_file(url, part)
     interrupts.check()
     begun, has_warned = time.monotonic(), False
-    while (lock := _acquire(file, _mode_of_lock(url))) is None:
+    while (lock := _acquire(url, file)) is None:
         interrupts.sleep(_POLL_SECONDS)
         if not has_warned and time.monotonic() - begun > _SILENT_SECONDS:
             has_warned = True
@@ -79,19 +79,14 @@ def why_unusable(file: Path) -> str:
     return "it is a folder" if file.is_dir() else ""
 
 
-def _mode_of_lock(url: str) -> int:
-    """Return the permissions of a store's lock file: everyone who may write to the store may lock it."""
-    file = StoreAddress.parse(url).file
-    try:
-        return stat.S_IMODE(os.stat(file).st_mode) if file is not None else _MODE
-    except OSError:
-        return _MODE
-
-
-def _acquire(file: Path, mode: int) -> FileLock | None:
+def _acquire(url: str, file: Path) -> FileLock | None:
     """Return the acquired lock; None if another process holds it."""
     from filelock import FileLock, Timeout  # late: takes 60 ms
 
+    store, mode = StoreAddress.parse(url).file, _MODE
+    if store is not None:  # everyone who may write to the store may lock it
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.stat(store).st_mode)
     lock = FileLock(file, mode=mode, fallback_to_soft=False)  # the kernel releases the lock of a killed process
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -86,6 +86,7 @@ class Goal:
         precisions: the precisions, in the order in which they are searched.
         limit: the largest batch size to try.
         budget_bytes: the target of the memory model; the job process enforces the real budget.
+        headroom_bytes: the memory that is left free beside it.
         first_batch: the workload's batch size.
         multiple_of: the largest multiple of this up to the max batch is probed, too.
         confirm: whether a confirmation run follows at each max batch.
@@ -98,6 +99,7 @@ class Goal:
     precisions: tuple[str, ...]
     limit: Limit
     budget_bytes: int
+    headroom_bytes: int = 0
     first_batch: int
     multiple_of: int
     confirm: bool

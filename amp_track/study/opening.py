@@ -7,12 +7,12 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import optuna
 import sqlalchemy
 from sqlalchemy.pool import StaticPool
 
-from amp_track.records import masking
 from amp_track.records.errors import BadInput
 from amp_track.stores import sqlite_files
 from amp_track.stores.addresses import StoreAddress
@@ -42,44 +42,18 @@ def open_storage(url: str) -> Storage:
     Raises:
         BadInput: another version of Optuna created the storage, or it is damaged. Nothing is written then.
     """
-    file, times = StoreAddress.parse(url).file, database.TIMES
-    if file is not None and StoreAddress.parse(url).kind == "journal":
-        return SharedJournal(file)
+    address, times = StoreAddress.parse(url), database.TIMES
+    if address.kind == "journal" and address.file is not None:
+        return SharedJournal(address.file)
     with alone(url, "tables"):
-        if file is not None and not sqlite_files.read(file).tables:
-            sqlite_files.make_tables(file, _statements())
-        try:
-            storage = SharedStorage(
-                url,
-                engine_kwargs=database.engine_arguments(url),
-                heartbeat_interval=times.heartbeat,
-                grace_period=times.grace,
-                skip_table_creation=file is not None,  # else Optuna alters another version's tables
-            )
-        except RuntimeError as error:
-            raise _of_another_version(url, error) from None
-    if file is not None and (missing := optuna_internals.tables() - sqlite_files.read(file).tables):
-        storage.close()
-        raise _lacking(url, missing)
-    return storage
-
-
-def _of_another_version(url: str, error: RuntimeError) -> BadInput:
-    return BadInput(f"--storage: {masking.masked(url)} was created by another version of Optuna. {error}")
-
-
-def _empty(url: str) -> BadInput:
-    return BadInput(
-        f"--storage: {masking.masked(url)} holds no studies yet. Use another storage, or create a study with "
-        "amp-track max-batch."
-    )
-
-
-def _lacking(url: str, missing: set[str]) -> BadInput:
-    return BadInput(
-        f"--storage: {masking.masked(url)} has no table {min(missing)}, which Optuna needs. Restore a backup, or use "
-        "another storage."
-    )
+        if address.file is not None and not sqlite_files.read(address.file).tables:
+            sqlite_files.make_tables(address.file, _statements())
+        return _open_database(
+            url,
+            heartbeat_interval=times.heartbeat,
+            grace_period=times.grace,
+            skip_table_creation=address.file is not None,  # else Optuna alters another version's tables
+        )
 
 
 def open_existing_storage(url: str) -> Storage:
@@ -88,25 +62,42 @@ def open_existing_storage(url: str) -> Storage:
     Raises:
         BadInput: there is no storage yet, another version of Optuna created it, or it is damaged.
     """
-    file = StoreAddress.parse(url).file
-    if file is not None and StoreAddress.parse(url).kind == "journal":
-        if not file.exists() or not file.stat().st_size:  # opening it would create it
-            raise _empty(url)
-        return SharedJournal(file)
-    if file is not None:  # connecting to a file would create it
-        tables = set(sqlite_files.read(file).tables)
-    else:
-        engine = sqlalchemy.create_engine(url, **database.engine_arguments(url))
-        tables = set(sqlalchemy.inspect(engine).get_table_names())
-        engine.dispose()
-    if not tables & optuna_internals.tables():
-        raise _empty(url)
-    if missing := optuna_internals.tables() - tables:
-        raise _lacking(url, missing)
+    address = StoreAddress.parse(url)
+    if address.kind == "journal" and address.file is not None:
+        if address.file.exists() and address.file.stat().st_size:  # opening it would create it
+            return SharedJournal(address.file)
+    elif optuna_internals.tables() & _tables(address):
+        return _open_database(url, skip_table_creation=True)
+    raise BadInput(
+        f"--storage: {address} holds no studies yet. Use another storage, or create a study with amp-track max-batch."
+    )
+
+
+def _tables(address: StoreAddress) -> set[str]:
+    """Return the names of the tables of a database. Write nothing: to connect to a missing file would create it."""
+    if address.file is not None:
+        return set(sqlite_files.read(address.file).tables)
+    engine = sqlalchemy.create_engine(address.url, **database.engine_arguments(address.url))
     try:
-        return SharedStorage(url, engine_kwargs=database.engine_arguments(url), skip_table_creation=True)
+        return set(sqlalchemy.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def _open_database(url: str, **arguments: Any) -> SharedStorage:
+    """Open a database. Raise BadInput if another version of Optuna created it, or a table is missing."""
+    address = StoreAddress.parse(url)
+    try:
+        storage = SharedStorage(url, engine_kwargs=database.engine_arguments(url), **arguments)
     except RuntimeError as error:
-        raise _of_another_version(url, error) from None
+        raise BadInput(f"--storage: {address} was created by another version of Optuna. {error}") from None
+    if missing := optuna_internals.tables() - _tables(address):
+        storage.close()
+        raise BadInput(
+            f"--storage: {address} has no table {min(missing)}, which Optuna needs. Restore a backup, or use another "
+            "storage."
+        )
+    return storage
 
 
 @functools.cache

@@ -16,28 +16,33 @@ from amp_track.stores.addresses import StoreAddress
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["sqlite:///a.db", "sqlite:////tmp/a b.db", "sqlite:///a%20b.db", "sqlite:///a%2Fb.db", "sqlite:///a.db?timeout=3"],
+    ("url", "kind", "file"),
+    [
+        ("sqlite:///x.db", "sqlite", "x.db"),
+        ("sqlite:////tmp/a b.db", "sqlite", "/tmp/a b.db"),
+        ("sqlite:///a%20b.db", "sqlite", make_url("sqlite:///a%20b.db").database),
+        ("sqlite:///x.db?timeout=5", "sqlite", "x.db"),
+        ("sqlite+pysqlite:///x.db", "sqlite", "x.db"),
+        ("sqlite:///optuna.log", "sqlite", "optuna.log"),
+        ("sqlite://", "memory", None),
+        ("sqlite:///", "memory", None),
+        ("sqlite:///:memory:", "memory", None),
+        ("optuna.log", "journal", "optuna.log"),
+        ("/shared/a b%20@c.log", "journal", "/shared/a b%20@c.log"),
+        ("postgresql://me@host/name.log", "server", None),
+        ("http://127.0.0.1:5000", "http", None),
+        ("optuna.db", "invalid", None),
+    ],
 )
-def test_the_file_of_an_address_is_the_one_that_sqlalchemy_opens(url: str) -> None:
-    assert str(StoreAddress.parse(url).sqlite_file) == make_url(url).database
+def test_the_kind_and_the_file_of_an_address(url: str, kind: str, file: str | None) -> None:
+    address = StoreAddress.parse(url)
+    assert (address.kind, address.file) == (kind, Path(file) if file is not None else None)
+    assert str(address) == url
+    assert kind != "sqlite" or make_url(url).database == file
 
 
-@pytest.mark.parametrize("url", ["optuna.log", "/shared/a b%20@c.log", "./x/y.log"])
-def test_a_path_that_ends_in_log_is_a_journal(url: str) -> None:
-    assert StoreAddress.parse(url) == StoreAddress(url, "journal", Path(url))
-    assert str(StoreAddress.parse(url)) == url
-    assert StoreAddress.parse(url).outbox_folder == Path(addresses.OUTBOX), "that of a machine is its own"
-
-
-@pytest.mark.parametrize("url", ["sqlite:///optuna.log", "postgresql://me@host/name.log", "optuna.db"])
-def test_another_address_is_no_journal(url: str) -> None:
-    assert StoreAddress.parse(url).kind != "journal"
-
-
-@pytest.mark.parametrize("url", ["postgresql://me@host/name", "http://127.0.0.1:5000", "sqlite://"])
-def test_other_addresses_have_no_file(url: str) -> None:
-    assert StoreAddress.parse(url).file is None
+def test_machines_that_share_a_journal_have_an_outbox_each() -> None:
+    assert StoreAddress.parse("/shared/optuna.log").outbox_folder == Path(addresses.OUTBOX)
 
 
 @pytest.mark.parametrize(
