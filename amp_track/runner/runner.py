@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import logging
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -261,7 +262,8 @@ class JobRunner:
             ]
             self._has_killed = True  # in case an exception ends this block
             # The timeout does not start at `started`: the first process waits until torch is imported.
-            job_processes.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.job_timeout_seconds))
+            seconds = math.inf if job.job_timeout_seconds is None else job.job_timeout_seconds
+            job_processes.listen([*running, *beside], on_event, time.monotonic() + seconds)
             kills = cgroup.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
@@ -292,11 +294,6 @@ def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
 def failure(job: Job, job_result: JobResult, where: str = "") -> TargetFailed:
     """Return the error for a failed result. `where` names its process and follows the message."""
     return TargetFailed(f"{job.workload}: {job_result.message}{where}", detail=job_result.traceback)
-
-
-def _deadline(started: float, timeout_seconds: float | None) -> float | None:
-    """Return the deadline of a job on the clock of `time.monotonic`."""
-    return None if timeout_seconds is None else started + timeout_seconds
 
 
 def missing_preload() -> str:

@@ -312,7 +312,7 @@ class OtherExchange(Exchange):
         order = board.order
         if board.state == "done":
             self._send((board, None))
-        elif order is None or (order.once_a_machine and self._rank.local_index != 0):
+        elif order is None or (order.task == "inspect" and self._rank.local_index != 0):
             pass
         elif board.state == "run":
             self._begun_number = order.number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def ordered(orders: Orders) -> Order:
 
 def listen(asked: object) -> list[job_processes.Result | None]:
     assert isinstance(asked, list)
-    job_processes.listen(asked, lambda event: None, None)
+    job_processes.listen(asked, lambda event: None, math.inf)
     return [rank.result for rank in asked]
 
 
@@ -185,20 +186,20 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
 def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError) -> None:
     first, (one, two) = joined
 
-    def inspect() -> None:
-        with first.working("inspect", JOB) as (_, asked):
+    def measure() -> None:
+        with first.working("measure", JOB) as (_, asked):
             one.answer(ordered(one), error)
             two.answer(ordered(two), FITS)
             listen(asked)
 
     with pytest.raises(type(error), match=f"rank 1: {error}") as raised:
-        inspect()
+        measure()
     assert raised.value.detail == "more"  # type: ignore[attr-defined]
 
 
 def test_an_inspection_is_asked_of_one_rank_of_each_machine(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (_, two) = joined
-    with first.working("inspect", JOB, once_a_machine=True) as (_, asked):
+    with first.working("inspect", JOB) as (_, asked):
         assert [rank.index for rank in asked] == [2]
         two.answer(ordered(two), FITS)
         listen(asked)
