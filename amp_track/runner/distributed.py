@@ -84,13 +84,13 @@ class OtherRanks:
         self._launch = launch
         self.exchange = exchange
         self._session = session
-        self._ranks: list[OtherRank] = []
+        self._ranks: dict[int, OtherRank] = {}
         self._number = 0
 
     def wait_until_joined(self) -> None:
         """Wait for the commands of all ranks. Raises AgentLost if one does not join."""
         self._receive_until(
-            lambda: None if (missing := len(self._ranks) + 1) == self._launch.rank.count else missing,
+            lambda: next((index for index in range(1, self._launch.rank.count) if index not in self._ranks), None),
             _JOIN_SECONDS,
             f"its command has not joined within {_JOIN_SECONDS} s. Check its machine, and that it can reach torchrun's "
             f"store at {self._launch.address}:{self._launch.port}.",
@@ -113,7 +113,7 @@ class OtherRanks:
         Raises:
             AgentLost: a command has ended, or does not end its job process.
         """
-        asked = [rank for rank in self._ranks if task != "inspect" or rank.local_index == 0]
+        asked = [rank for _, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0]
         self._number += 1
         order = Order(
             number=self._number,
@@ -157,10 +157,10 @@ class OtherRanks:
             interrupts.sleep(_SIGNAL_SECONDS)
             raise
         assert isinstance(report, Report)
-        if index > len(self._ranks):
-            self._ranks.append(OtherRank(index, report.local_index, self))
+        if index not in self._ranks:
+            self._ranks[index] = OtherRank(index, report.local_index, self)
         elif report.number == self._number:
-            rank = self._ranks[index - 1]
+            rank = self._ranks[index]
             rank.is_over = True
             if report.failure is not None:
                 raise report.failure.error(index)

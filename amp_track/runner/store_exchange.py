@@ -175,8 +175,7 @@ class _Peer:
 
 
 class FirstExchange(Exchange):
-    """Exchanges the messages of the command of rank 0. It receives the rank and its Report when one has joined or
-    answered."""
+    """Exchanges the messages of the command of rank 0, which receives the Report of each joined rank and answer."""
 
     _message: Board
     _checkpoint: BinaryIO | None = None
@@ -228,8 +227,7 @@ class FirstExchange(Exchange):
         if self._checkpoint is None or self._message.order is None:
             return
         number = self._message.order.number
-        reports = [peer.report for peer in self._peers]
-        everywhere = min(each.chunks if each is not None and each.download == number else 0 for each in reports)
+        everywhere = min(each.report.chunks_of(number) if each.report else 0 for each in self._peers)
         self._delete_chunks(min(everywhere, self._written))
         while self._written < everywhere + _CHUNKS_AHEAD and (data := self._checkpoint.read(CHUNK_BYTES)):
             self._store.set(self._chunk(number, self._written), data)  # type: ignore[arg-type]  # also accepts bytes
@@ -299,9 +297,7 @@ class OtherExchange(Exchange):
                 self._send(None)
                 raise _CommandEnded
             return
-        is_news = (board.session, board.state, board.order) != (
-            self._board.session, self._board.state, self._board.order
-        )  # fmt: skip
+        is_news = board != self._board.model_copy(update={"beat": board.beat})
         self._board = board
         if not is_known:
             self._write(session=board.session)

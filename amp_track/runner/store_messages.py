@@ -132,6 +132,10 @@ class Report(Message):
     download: Count = 0
     chunks: Count = 0
 
+    def chunks_of(self, number: int) -> int:
+        """Return the number of chunks that it has of the checkpoint of an order."""
+        return self.chunks if self.download == number else 0
+
     @classmethod
     def from_json(cls, data: bytes, rank: int) -> Self:
         """Parse as Message.from_json does, and escape characters that control a terminal."""

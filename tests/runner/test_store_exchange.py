@@ -265,6 +265,20 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
         assert listen(asked) == [replace(FITS, message="new")]
 
 
+def test_ranks_join_in_any_order(network: Network) -> None:
+    stale = Report(session="a" * 16, local_index=0).model_dump_json()
+    network.forge(1, stale)
+    first, late = network.first(), network.other(2)
+    first.receive()
+    early = network.other(1)
+    first.wait_until_joined()
+    with first.working("run", JOB) as (_, asked):
+        for index, each in ((1, early), (2, late)):
+            each.answer(ordered(each), replace(FITS, message=f"rank {index}"))
+        assert [(rank.index, rank.local_index) for rank in asked] == [(1, 1), (2, 0)]
+        assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
+
+
 @pytest.mark.parametrize(
     "change",
     [
