@@ -67,17 +67,21 @@ class Exchange(ABC):
         atexit.register(self.close)
 
     def publish(self, **changes: Any) -> None:
-        """Change fields of this rank's message. Raises AgentLost as `receive` does."""
+        """Change fields of this rank's message. Raises AgentLost as `receive` does; EOFError if rank 0 has left."""
         try:
             self.connection.send(changes)
         except OSError:
-            while True:  # until it raises the reason
-                self.receive()
+            while self.receive() is not None:  # until it raises the reason
+                pass
+            raise EOFError from None
 
     def receive(self) -> Any:
-        """Wait for a message of another rank and return it. Raises AgentLost, or another error of the thread."""
-        with interrupts.waiting():
-            message = self.connection.recv()
+        """Wait for a message of another rank and return it; None if rank 0 has left. Raises an error of the thread."""
+        try:
+            with interrupts.waiting():
+                message = self.connection.recv()
+        except (EOFError, OSError):
+            raise AgentLost(f"The connection to torchrun's store is closed. {_AGAIN}") from None
         if isinstance(message, AmpTrackError):
             raise message
         return message
@@ -115,6 +119,8 @@ class Exchange(ABC):
                 pass
             except AmpTrackError as error:
                 self._send_last(error)
+            except OSError as error:
+                self._send_last(StoreFailed(f"The checkpoint to resume from cannot be copied: {error}."))
             except RuntimeError as error:  # from the store
                 self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
             finally:

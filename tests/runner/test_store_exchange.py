@@ -182,6 +182,21 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
         assert listen(asked) == [FITS, FITS]
 
 
+def test_after_a_failed_job_there_are_no_more(joined: tuple[OtherRanks, list[Orders]]) -> None:
+    first, (one, _) = joined
+
+    def fail() -> None:
+        with first.working("run", JOB) as (_, asked):
+            one.answer(ordered(one), BadInput("no"))
+            listen(asked)
+
+    with pytest.raises(BadInput, match="rank 1: no"):
+        fail()
+    with pytest.raises(AgentLost, match="is closed"), first.working("run", JOB):
+        pass
+    first.dismiss()
+
+
 @pytest.mark.parametrize("error", [BadInput("no such file", "more"), TargetFailed("it raised", "more")])
 def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError) -> None:
     first, (one, two) = joined
