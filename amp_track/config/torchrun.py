@@ -42,6 +42,7 @@ class Launch:
         return self.rank.index == 0
 
 
+@functools.cache
 def launch() -> Launch | None:
     """Return the launch of this process by torchrun and delete torchrun's variables; None without torchrun.
 
@@ -50,9 +51,11 @@ def launch() -> Launch | None:
     Raises:
         BadInput: as `read`.
     """
-    found = _launch()
-    if isinstance(found, BadInput):
-        raise found
+    found = read(os.environ)
+    if _RUN_ID in os.environ:
+        for name in list(os.environ):
+            if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
+                del os.environ[name]
     return found
 
 
@@ -63,26 +66,11 @@ def program() -> str:
 
 def says_errors() -> bool:
     """Return whether this process prints errors: only the first rank of each machine does."""
-    found = _launch()
-    return not isinstance(found, Launch) or found.rank.local_index == 0
-
-
-@functools.cache
-def _launch() -> Launch | BadInput | None:
     try:
-        found: Launch | BadInput | None = read(os.environ)
-    except BadInput as error:
-        found = error
-    if is_launched(os.environ):
-        for name in list(os.environ):
-            if name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_"):
-                del os.environ[name]
-    return found
-
-
-def is_launched(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun has started the process with this environment."""
-    return _RUN_ID in environment
+        found = launch()
+    except BadInput:
+        return True
+    return found is None or found.rank.local_index == 0
 
 
 def read(environment: Mapping[str, str]) -> Launch | None:
@@ -91,7 +79,7 @@ def read(environment: Mapping[str, str]) -> Launch | None:
     Raises:
         BadInput: torchrun shares no store, or its variables are incomplete or invalid.
     """
-    if not is_launched(environment):
+    if _RUN_ID not in environment:
         return None
     try:
         rank = Rank(

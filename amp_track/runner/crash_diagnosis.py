@@ -18,7 +18,9 @@ from amp_track.records.units import format_bytes
 from amp_track.runner import job_processes
 
 _NEARLY_THE_BUDGET = 0.95
-"""A crash counts as out of memory if the job needs more than this fraction of its budget when nothing limits it."""
+"""A crash counts as out of memory if the job needs more than this fraction of its budget when nothing limits it.
+
+Not the full budget, because without a limit such a library may allocate in larger pieces."""
 _SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT")
 """An unchecked failed allocation ends in one of these: measured for 2 of 75 jobs over a CPU budget."""
 _KERNEL_FAILURES = (
@@ -48,28 +50,23 @@ def job_result_of_death(child: job_processes.Child, oom_kills: int, wall_seconds
         oom_kills: the number of processes of this control group that the kernel killed for memory during the job.
         wall_seconds: the duration of the job.
     """
+    status, killed_by, exit_code = JobStatus.CRASHED, "", child.exit_code
     if child.has_lost_its_server:
         message = "the fork server was killed, which ended this job"
-        return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
-    exit_code = child.exit_code
-    if exit_code is None:
+    elif exit_code is None:
         message = (
             "the job process closed or corrupted its pipe to this command and kept running; close only files that the "
             "workload opened"
         )
-        return JobResult(status=JobStatus.CRASHED, message=message, wall_seconds=wall_seconds)
-    killed_by = _signal_name(-exit_code) if exit_code < 0 else ""
-    if killed_by == "SIGKILL" and oom_kills > 0:
-        status, message = JobStatus.OOM, "killed by the kernel for memory"
+    elif exit_code >= 0:
+        message = f"the job process exited with code {exit_code}"
     else:
-        how = f"was killed by {killed_by}" if killed_by else f"exited with code {exit_code}"
-        status, message = JobStatus.CRASHED, f"the job process {how}"
+        number = -exit_code
+        killed_by = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        message = f"the job process was killed by {killed_by}"
+        if killed_by == "SIGKILL" and oom_kills > 0:
+            status, message = JobStatus.OOM, "killed by the kernel for memory"
     return JobResult(status=status, message=message, signal=killed_by, wall_seconds=wall_seconds)
-
-
-def _signal_name(number: int) -> str:
-    """Return the name of a signal, `SIGKILL` for 9, or its number if Python has no name for it."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def oom_if_its_loader_was_killed(result: job_processes.Result | None, oom_kills: int) -> job_processes.Result | None:
@@ -106,7 +103,15 @@ def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResul
         if unlimited.status is JobStatus.OOM:  # all memory of the device is not enough
             return unlimited
         if unlimited.fits:
-            return _with_and_without_the_budget(crash, unlimited, job.memory_budget_bytes)
+            needed = unlimited.peak_bytes
+            if needed is None or needed <= _NEARLY_THE_BUDGET * job.memory_budget_bytes:
+                return crash
+            message = (
+                f"{crash.message} within the budget; without a budget the job runs and needs {format_bytes(needed)}"
+            )
+            return dataclasses.replace(
+                crash, status=JobStatus.OOM, message=message, train_peak_allocated_bytes=needed, peak_bytes=needed
+            )
         if unlimited.status is not JobStatus.CRASHED:  # it timed out, so the cause stays unknown
             return crash
     if not is_kernel_failure:  # without a budget, a null pointer may as well be a bug
@@ -116,20 +121,6 @@ def second_opinion(job: Job, crash: JobResult, measure: Callable[[Job], JobResul
 
 def _is_kernel_failure(job_result: JobResult) -> bool:
     return job_result.status is JobStatus.CRASHED and any(text in job_result.message for text in _KERNEL_FAILURES)
-
-
-def _with_and_without_the_budget(crash: JobResult, unlimited: JobResult, budget_bytes: int) -> JobResult:
-    """Return out of memory if the same batch needs nearly the budget or more when nothing limits it.
-
-    Nearly, because without a limit such a library may allocate in larger pieces.
-    """
-    needed = unlimited.peak_bytes
-    if needed is None or needed <= _NEARLY_THE_BUDGET * budget_bytes:
-        return crash
-    reason = f"{crash.message} within the budget; without a budget the job runs and needs {format_bytes(needed)}"
-    return dataclasses.replace(
-        crash, status=JobStatus.OOM, message=reason, train_peak_allocated_bytes=needed, peak_bytes=needed
-    )
 
 
 def _with_few_samples(

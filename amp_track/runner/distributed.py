@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,7 +24,7 @@ from amp_track.records.errors import AgentLost, AmpTrackError, BadInput
 from amp_track.records.events import Event
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner import ranks
-from amp_track.runner.job_processes import Result
+from amp_track.runner.job_processes import Result, Source
 from amp_track.runner.runner import JobRunner, failure, ignore, inspection_of
 from amp_track.runner.store_exchange import Exchange, FirstExchange, OtherExchange
 from amp_track.runner.store_messages import Checkpoint, Failure, Order, Report
@@ -53,29 +52,22 @@ _ALIKE: Mapping[str, Callable[[Inspection], str]] = {
 _log = logging.getLogger("amp_track.runner")
 
 
-@dataclass
-class OtherRank:
-    """The command of another rank, which the command of rank 0 reads while its job process runs.
+class OtherRank(Source):
+    """The command of another rank, which the command of rank 0 reads while its job process runs."""
 
-    `has_died` stays False: a lost rank raises AgentLost.
-    """
+    is_over = True
 
-    index: int
-    local_index: int
-    others: OtherRanks
-    result: Result | None = None
-    has_died: bool = False
-    is_waited_for: bool = True
-    is_over: bool = True
+    def __init__(self, index: int, local_index: int, others: OtherRanks) -> None:
+        self.index = index
+        self.local_index = local_index
+        self.others = others
 
     @property
     def ends(self) -> Sequence[Any]:
-        """A handle that becomes ready when any other rank has answered or is lost."""
         return (self.others.exchange.connection,)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Read one answer, from this or another rank, if there is one."""
-        if self.others.exchange.connection.poll():
+        if self.others.exchange.connection.poll():  # shared with the other ranks
             self.others.receive()
 
 
@@ -92,13 +84,13 @@ class OtherRanks:
         self._launch = launch
         self.exchange = exchange
         self._session = session
-        self._ranks: list[OtherRank] = []
+        self._ranks: dict[int, OtherRank] = {}
         self._number = 0
 
     def wait_until_joined(self) -> None:
         """Wait for the commands of all ranks. Raises AgentLost if one does not join."""
         self._receive_until(
-            lambda: None if (missing := len(self._ranks) + 1) == self._launch.rank.count else missing,
+            lambda: next((index for index in range(1, self._launch.rank.count) if index not in self._ranks), None),
             _JOIN_SECONDS,
             f"its command has not joined within {_JOIN_SECONDS} s. Check its machine, and that it can reach torchrun's "
             f"store at {self._launch.address}:{self._launch.port}.",
@@ -106,7 +98,7 @@ class OtherRanks:
 
     @contextlib.contextmanager
     def working(
-        self, task: str, job: Job, folder: JobFolder | None = None, *, once_a_machine: bool = False
+        self, task: str, job: Job, folder: JobFolder | None = None
     ) -> Iterator[tuple[str, Sequence[OtherRank]]]:
         """Run a job on the other ranks within the block, and stop it on them at the end of the block.
 
@@ -114,21 +106,19 @@ class OtherRanks:
         jobs, and the other commands end.
 
         Args:
-            task: what to do with the job.
+            task: what to do with the job; only the first rank of each machine inspects it.
             job: the job.
             folder: the folder for files of the job.
-            once_a_machine: run it only on the first rank of each machine.
 
         Raises:
             AgentLost: a command has ended, or does not end its job process.
         """
-        asked = [rank for rank in self._ranks if not once_a_machine or rank.local_index == 0]
+        asked = [rank for _, rank in sorted(self._ranks.items()) if task != "inspect" or rank.local_index == 0]
         self._number += 1
         order = Order(
             number=self._number,
             task=cast("Literal['run', 'measure', 'inspect']", task),
             job=job,
-            once_a_machine=once_a_machine,
             folder=folder,
             checkpoint=_measured(folder.resume_from) if folder is not None and folder.resume_from is not None else None,
         )
@@ -167,10 +157,10 @@ class OtherRanks:
             interrupts.sleep(_SIGNAL_SECONDS)
             raise
         assert isinstance(report, Report)
-        if index > len(self._ranks):
-            self._ranks.append(OtherRank(index, report.local_index, self))
+        if index not in self._ranks:
+            self._ranks[index] = OtherRank(index, report.local_index, self)
         elif report.number == self._number:
-            rank = self._ranks[index - 1]
+            rank = self._ranks[index]
             rank.is_over = True
             if report.failure is not None:
                 raise report.failure.error(index)
@@ -191,7 +181,7 @@ class Stopped(Exception):
     """The command of rank 0 stopped the job."""
 
 
-class Orders:
+class Orders(Source):
     """The orders of rank 0, which the command of another rank reads while its job process runs.
 
     Args:
@@ -201,8 +191,6 @@ class Orders:
             write to the store and must not choose the file to run.
     """
 
-    result: Result | None = None
-    has_died = False
     is_waited_for = False
     is_over = False
 
@@ -213,7 +201,6 @@ class Orders:
 
     @property
     def ends(self) -> Sequence[Any]:
-        """A handle that becomes ready when rank 0 has sent a message or has ended."""
         return (self._exchange.connection,)
 
     def next(self) -> tuple[Order, str, str | None] | None:
@@ -314,7 +301,7 @@ class DistributedRunner(JobRunner):
             BadInput: as JobRunner.inspect; or the machines differ.
             TargetFailed: loading the data of the workload failed.
         """
-        with self._joined().working("inspect", job, once_a_machine=True) as (address, others):
+        with self._joined().working("inspect", job) as (address, others):
             results = self.in_fresh_processes("inspect", job, [self._rank(address)], self._note, beside=others)
         indices = [0, *(other.index for other in others)]
         for index, result in zip(indices, results, strict=True):

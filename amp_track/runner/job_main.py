@@ -23,13 +23,7 @@ from amp_track.training.devices.base import Device
 
 
 def run(
-    job: Job,
-    sender: Sender,
-    folder: JobFolder | None,
-    rank: Rank,
-    *,
-    enforce_budget: bool,
-    after_a_kill: bool = False,
+    job: Job, sender: Sender, folder: JobFolder | None, rank: Rank, *, enforce_budget: bool, after_a_kill: bool
 ) -> None:
     """Train, sending events and finally the result, whatever exception is raised; or send the BadInput or StoreFailed.
 

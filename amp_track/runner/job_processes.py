@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -35,49 +34,46 @@ _CHECK_SECONDS = 1
 """The longest wait before a check for interrupts: Python may swallow an exception raised in a signal handler."""
 _PEERS_SECONDS = 2
 """How long other ranks may still report after one has failed: one of them may be the cause."""
-
 Result = JobResult | Inspection | DtypesReport | PlanReport | Forecasts
 
 
-class Source(Protocol):
+class Source(ABC):
     """A sender of messages while a job runs: a job process, or the command of another rank."""
 
-    result: Result | None
-    has_died: bool
-    is_waited_for: bool
+    result: Result | None = None
+    has_died = False
+    """True if a job process ended without a result, or can no longer report one."""
+    is_waited_for = True
     """True if the job waits until this source is over."""
 
     @property
+    @abstractmethod
     def ends(self) -> Sequence[Any]:
         """Handles for `multiprocessing.connection.wait` that become ready when there is something to read."""
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
         """True if no more messages come."""
 
+    @abstractmethod
     def read(self, on_event: Callable[[Event], None]) -> None:
         """Receive one message if one of `ends` is ready. Raise an exception that the source sends."""
 
 
-@dataclass
-class Child:
+class Child(Source):
     """A running job process, and its result if it has reported one."""
 
-    process: ForkServerProcess
-    connection: Connection[Any, Any]
-    result: Result | None = None
-    has_died: bool = False
-    """True if it ended without a result, or can no longer report one."""
-    is_waited_for: bool = True
+    def __init__(self, process: ForkServerProcess, connection: Connection[Any, Any]) -> None:
+        self.process = process
+        self.connection = connection
 
     @property
     def ends(self) -> Sequence[Any]:
-        """Handles that become ready when it has sent a message, or has died."""
         return self.connection, self.process.sentinel
 
     @property
     def is_over(self) -> bool:
-        """True if it has reported or died."""
         return self.result is not None or self.has_died
 
     @property
@@ -91,7 +87,6 @@ class Child:
         return self.process.exitcode is not None and _is_running(self.process)
 
     def read(self, on_event: Callable[[Event], None]) -> None:
-        """Receive one message, or record that the process died. Raise an exception that it sends."""
         if not self.connection.poll():
             self.has_died = True
             return
@@ -181,7 +176,7 @@ def _kill(process: ForkServerProcess) -> None:
         time.sleep(_GONE_SECONDS)
 
 
-def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadline: float | None) -> None:
+def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadline: float) -> None:
     """Read messages until the status of the job is known.
 
     That is when all processes have ended, when one failed and the others have had time to report, or at the deadline.
@@ -189,14 +184,14 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
     Args:
         sources: the processes of one job, and other sources to read meanwhile.
         on_event: called with every message that is not a result.
-        deadline: a time of `time.monotonic`, in seconds; None for no deadline.
+        deadline: a time of `time.monotonic`, in seconds.
 
     Raises:
         AmpTrackError: one of the processes sent it: BadInput, or a fault of the fork server.
     """
     while any(not source.is_over for source in sources if source.is_waited_for):
         listening = [source for source in sources if not source.is_over]
-        left = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
+        left = max(deadline - time.monotonic(), 0)
         with interrupts.waiting():
             ends = {end for source in listening for end in source.ends}  # other ranks share one pipe
             ready = wait(list(ends), min(left, _CHECK_SECONDS))
@@ -210,8 +205,7 @@ def listen(sources: Sequence[Source], on_event: Callable[[Event], None], deadlin
         if any(isinstance(source.result, JobResult) and ranks.is_conclusive(source.result) for source in sources):
             return
         if any(each.has_died or (isinstance(each.result, JobResult) and not each.result.fits) for each in sources):
-            soon = time.monotonic() + _PEERS_SECONDS
-            deadline = soon if deadline is None else min(deadline, soon)
+            deadline = min(deadline, time.monotonic() + _PEERS_SECONDS)
 
 
 def _lower_own_priority() -> None:

@@ -56,11 +56,9 @@ def leading_imports(workload: str) -> LeadingImports:
             if not isinstance(node, ast.Import | ast.ImportFrom) or not _is_installed(node, path):
                 contained = all(_imports_only(each, statements) for each in files)
                 return LeadingImports(tuple(statements), f"{file}, line {node.lineno}", contained)
-            if not all(_is_of_python(name) for name in _imported_packages(node)):
+            if not sys.stdlib_module_names.issuperset(_imported_packages(node)):
                 statements.append(ast.unparse(node))
-    return LeadingImports(
-        (*statements, "import torch"), is_self_contained=True
-    )  # no other statement precedes the imports
+    return LeadingImports((*statements, "import torch"), is_self_contained=True)  # no statement precedes the imports
 
 
 def is_of_required_package(statement: str) -> bool:
@@ -88,9 +86,10 @@ def may_share_server(running: Sequence[str], wanted: Sequence[str], *, is_self_c
 
 def _imports_only(file: str, statements: Sequence[str]) -> bool:
     """Return whether all imports of a file, including its functions, are of required packages or in `statements`."""
-    allowed = {*_REQUIRED, *(name for statement in statements for name in _imported_packages(_parsed(statement)))}
-    imported = [node for node in ast.walk(_parsed_file(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    return all(_is_of_python(name) or name in allowed for node in imported for name in _imported_packages(node))
+    nodes = [node for node in ast.walk(_parsed_file(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ahead = map(_parsed, statements)
+    imported, allowed = ({name for node in each for name in _imported_packages(node)} for each in (nodes, ahead))
+    return imported <= sys.stdlib_module_names | {*_REQUIRED} | allowed
 
 
 def _imports_torch(statement: str) -> bool:
@@ -155,24 +154,18 @@ def _imported_packages(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [alias.name.partition(".")[0] for alias in node.names]
 
 
-def _is_of_python(name: str) -> bool:
-    return name in sys.stdlib_module_names
-
-
 def _is_installed(node: ast.Import | ast.ImportFrom, path: Sequence[str]) -> bool:
     """Return whether a statement imports only the standard library and installed packages, not code of the user."""
-    return all(
-        _is_of_python(name) or name in _REQUIRED or bool(name and _is_in_installed_folder(name, path))
-        for name in _imported_packages(node)
-    )
-
-
-def _is_in_installed_folder(name: str, path: Sequence[str]) -> bool:
-    try:
-        spec = PathFinder.find_spec(name, path)
-    except (ImportError, ValueError):
-        return False
-    if spec is None:
-        return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(_INSTALLED_FOLDERS & set(Path(place).parts) for place in places)
+    for name in _imported_packages(node):
+        if name in sys.stdlib_module_names or name in _REQUIRED:
+            continue
+        try:
+            spec = PathFinder.find_spec(name, path) if name else None
+        except (ImportError, ValueError):
+            return False
+        if spec is None:
+            return False
+        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+        if not any(_INSTALLED_FOLDERS & set(Path(place).parts) for place in places):
+            return False
+    return True

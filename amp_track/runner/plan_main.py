@@ -10,24 +10,16 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amp_track.config.job import Job, Rank
 from amp_track.config.precisions import Precision
-from amp_track.memory_plan.predict import Prediction
-from amp_track.memory_plan.predict import forecast as predict
+from amp_track.memory_plan.predict import Prediction, forecast
 from amp_track.memory_plan.replay import TraceFamily, predict_peak, with_workspaces
 from amp_track.records.errors import AmpTrackError, BadInput, InvalidReturnValue, summary
-from amp_track.records.plan import (
-    Forecast,
-    Forecasts,
-    ForecastTask,
-    PlanReport,
-    PlanTask,
-    PrecisionPlan,
-)
+from amp_track.records.plan import Forecast, Forecasts, ForecastTask, PlanReport, PlanTask, PrecisionPlan
 from amp_track.runner import job_main
 from amp_track.runner.process_setup import Sender
 from amp_track.targets.base import load_target, users_traceback
@@ -48,34 +40,26 @@ _NEEDS_VALUES = ("DynamicOutputShapeException", "DataDependentOutputException", 
 """Exceptions and messages of torch for code that needs the values of a fake tensor."""
 
 
-def plan(job: Job, task: PlanTask, rank: Rank, sender: Sender) -> None:
-    """Send a PlanReport of this rank's share of the precisions, a BadInput, or the JobResult of a failure."""
-    _set_up_process()
-    try:
-        sender.send(_report(job, task, rank))
-    except InvalidReturnValue as error:
-        sender.send(job_main.job_result_of_exception(error, "plan", None))
-    except AmpTrackError as error:
-        sender.send(error)
-    except Exception as error:
-        sender.send(_cannot_be_planned(job, error))
-    except BaseException as error:  # includes SystemExit
-        sender.send(job_main.job_result_of_exception(error, "plan", None))
+def predict(job: Job, task: PlanTask | ForecastTask, rank: Rank, sender: Sender) -> None:
+    """Send a PlanReport of this rank's share of the precisions, a BadInput, or a failed JobResult; or send Forecasts.
 
-
-def forecast(job: Job, task: ForecastTask, sender: Sender) -> None:
-    """Send Forecasts, even after an exception: a search does not need them."""
-    _set_up_process()
-    try:
-        sender.send(_forecasts(job, task))
-    except BaseException as error:
-        sender.send(Forecasts(reason=summary(error)))
-
-
-def _set_up_process() -> None:
-    """Hide all GPUs from this process: an optimizer requests a CUDA stream, which would use GPU memory."""
+    All GPUs are hidden from this process: an optimizer requests a CUDA stream, which would use GPU memory.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.freeze()  # garbage is collected before each trace; existing objects need not be scanned
+    try:
+        sender.send(_report(job, task, rank) if isinstance(task, PlanTask) else _forecasts(job, task))
+    except BaseException as error:  # includes SystemExit
+        sender.send(_failure(job, task, error))
+
+
+def _failure(job: Job, task: PlanTask | ForecastTask, error: BaseException) -> Any:
+    """Return the message for an exception. A search does not need forecasts, so they cannot fail."""
+    if isinstance(task, ForecastTask):
+        return Forecasts(reason=summary(error))
+    if isinstance(error, InvalidReturnValue) or not isinstance(error, Exception):
+        return job_main.job_result_of_exception(error, "plan", None)
+    return error if isinstance(error, AmpTrackError) else _cannot_be_planned(job, error)
 
 
 def _alike(precisions: Sequence[str]) -> list[list[str]]:
@@ -155,7 +139,7 @@ def _forecast(step: FakeStep, precision: str, task: ForecastTask) -> Forecast | 
     family = TraceFamily.through(first, second)
     if family is None:
         return f"{precision}: the operations of the step depend on the batch size"
-    return predict(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
+    return forecast(family, task.budget_bytes, most=task.max_batch_size, on_cuda=task.on_cuda)
 
 
 def _cannot_be_planned(job: Job, error: Exception) -> BadInput:

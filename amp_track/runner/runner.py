@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -119,11 +121,7 @@ class JobRunner:
             self._has_logged_notes = True
 
     def run(
-        self,
-        job: Job,
-        on_event: Callable[[Event], None] = ignore,
-        *,
-        folder: JobFolder | None = None,
+        self, job: Job, on_event: Callable[[Event], None] = ignore, *, folder: JobFolder | None = None
     ) -> JobResult:
         """Run a resolved job and return its result.
 
@@ -184,8 +182,7 @@ class JobRunner:
             rendezvous = f"file://{scratch}/rendezvous" if scratch is not None else ""
             all_ranks = ranks_of_one_machine(job.nproc, rendezvous)
             results = self.in_fresh_processes(task, job, all_ranks, on_event, folder)
-        job_results = [result for result in results if isinstance(result, JobResult | None)]
-        return ranks.merge_job_results(job_results)
+        return ranks.merge_job_results([result for result in results if isinstance(result, JobResult | None)])
 
     def in_fresh_processes(
         self,
@@ -203,11 +200,12 @@ class JobRunner:
         If a package initialized CUDA at import, the fork server is useless for jobs on a GPU. If an import does not
         finish, it is useless for all. Both are replaced by a server that leaves those imports to the jobs.
         """
+        run = functools.partial(self._in_processes_of_one_server, task, job, all_ranks, on_event, folder, beside)
         try:
-            return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
+            return run()
         except (CudaTouched, fork_server.ImportsTakeTooLong) as error:
             self._leave_imports_to_jobs(error)
-        return self._in_processes_of_one_server(task, job, all_ranks, on_event, folder, beside)
+        return run()
 
     def _leave_imports_to_jobs(self, error: CudaTouched | fork_server.ImportsTakeTooLong) -> None:
         """Make the next fork server skip modules that only the workload needs. Raise the error if there are none.
@@ -261,7 +259,8 @@ class JobRunner:
             ]
             self._has_killed = True  # in case an exception ends this block
             # The timeout does not start at `started`: the first process waits until torch is imported.
-            job_processes.listen([*running, *beside], on_event, _deadline(time.monotonic(), job.job_timeout_seconds))
+            seconds = math.inf if job.job_timeout_seconds is None else job.job_timeout_seconds
+            job_processes.listen([*running, *beside], on_event, time.monotonic() + seconds)
             kills = cgroup.oom_kills() - oom_kills
             for child in running:
                 if child.has_died:
@@ -292,11 +291,6 @@ def inspection_of(job: Job, result: job_processes.Result | None) -> Inspection:
 def failure(job: Job, job_result: JobResult, where: str = "") -> TargetFailed:
     """Return the error for a failed result. `where` names its process and follows the message."""
     return TargetFailed(f"{job.workload}: {job_result.message}{where}", detail=job_result.traceback)
-
-
-def _deadline(started: float, timeout_seconds: float | None) -> float | None:
-    """Return the deadline of a job on the clock of `time.monotonic`."""
-    return None if timeout_seconds is None else started + timeout_seconds
 
 
 def missing_preload() -> str:
@@ -339,12 +333,7 @@ def _import_before_torch(job: Job, task: Task, sender: Sender) -> str:
 
 
 def _child(
-    task: Task,
-    job: Job,
-    folder: JobFolder | None,
-    rank: Rank,
-    after_a_kill: bool,
-    connection: Connection[Any, Any],
+    task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, connection: Connection[Any, Any]
 ) -> None:
     """Run a task in the fresh process, where torch is already imported, and exit immediately."""
     _do(task, job, folder, rank, after_a_kill, Sender(connection))
@@ -358,14 +347,7 @@ def _child(
         os._exit(0)
 
 
-def _do(
-    task: Task,
-    job: Job,
-    folder: JobFolder | None,
-    rank: Rank,
-    after_a_kill: bool,
-    sender: Sender,
-) -> None:
+def _do(task: Task, job: Job, folder: JobFolder | None, rank: Rank, after_a_kill: bool, sender: Sender) -> None:
     if missing := missing_preload():
         sender.send(AmpTrackError(missing))
         return
@@ -386,21 +368,15 @@ def _do(
         )
         return
     match task:
-        case "run":
-            job_main.run(job, sender, folder, rank, enforce_budget=True, after_a_kill=after_a_kill)
-        case "measure":
-            job_main.run(job, sender, None, rank, enforce_budget=False, after_a_kill=after_a_kill)
+        case "run" | "measure":
+            job_main.run(job, sender, folder, rank, enforce_budget=task == "run", after_a_kill=after_a_kill)
         case "inspect":
             job_main.inspect(job, sender, rank)
         case "dtypes":
             job_main.dtypes(job, sender)
-        case PlanTask():
+        case PlanTask() | ForecastTask():
             from amp_track.runner import plan_main
 
-            plan_main.plan(job, task, rank, sender)
-        case ForecastTask():
-            from amp_track.runner import plan_main
-
-            plan_main.forecast(job, task, sender)
+            plan_main.predict(job, task, rank, sender)
         case _:
             assert_never(task)  # type: ignore[arg-type]

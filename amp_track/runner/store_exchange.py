@@ -67,17 +67,21 @@ class Exchange(ABC):
         atexit.register(self.close)
 
     def publish(self, **changes: Any) -> None:
-        """Change fields of this rank's message. Raises AgentLost as `receive` does."""
+        """Change fields of this rank's message. Raises AgentLost as `receive` does; EOFError if rank 0 has left."""
         try:
             self.connection.send(changes)
         except OSError:
-            while True:  # until it raises the reason
-                self.receive()
+            while self.receive() is not None:  # until it raises the reason
+                pass
+            raise EOFError from None
 
     def receive(self) -> Any:
-        """Wait for a message of another rank and return it. Raises AgentLost, or another error of the thread."""
-        with interrupts.waiting():
-            message = self.connection.recv()
+        """Wait for a message of another rank and return it; None if rank 0 has left. Raises an error of the thread."""
+        try:
+            with interrupts.waiting():
+                message = self.connection.recv()
+        except (EOFError, OSError):
+            raise AgentLost(f"The connection to torchrun's store is closed. {_AGAIN}") from None
         if isinstance(message, AmpTrackError):
             raise message
         return message
@@ -115,6 +119,8 @@ class Exchange(ABC):
                 pass
             except AmpTrackError as error:
                 self._send_last(error)
+            except OSError as error:
+                self._send_last(StoreFailed(f"The checkpoint to resume from cannot be copied: {error}."))
             except RuntimeError as error:  # from the store
                 self._send_last(AgentLost(f"torchrun's store does not answer ({_first_line(error)}). {_AGAIN}"))
             finally:
@@ -175,8 +181,7 @@ class _Peer:
 
 
 class FirstExchange(Exchange):
-    """Exchanges the messages of the command of rank 0. It receives the rank and its Report when one has joined or
-    answered."""
+    """Exchanges the messages of the command of rank 0, which receives the Report of each joined rank and answer."""
 
     _message: Board
     _checkpoint: BinaryIO | None = None
@@ -228,8 +233,7 @@ class FirstExchange(Exchange):
         if self._checkpoint is None or self._message.order is None:
             return
         number = self._message.order.number
-        reports = [peer.report for peer in self._peers]
-        everywhere = min(each.chunks if each is not None and each.download == number else 0 for each in reports)
+        everywhere = min(each.report.chunks_of(number) if each.report else 0 for each in self._peers)
         self._delete_chunks(min(everywhere, self._written))
         while self._written < everywhere + _CHUNKS_AHEAD and (data := self._checkpoint.read(CHUNK_BYTES)):
             self._store.set(self._chunk(number, self._written), data)  # type: ignore[arg-type]  # also accepts bytes
@@ -299,9 +303,7 @@ class OtherExchange(Exchange):
                 self._send(None)
                 raise _CommandEnded
             return
-        is_news = (board.session, board.state, board.order) != (
-            self._board.session, self._board.state, self._board.order
-        )  # fmt: skip
+        is_news = board != self._board.model_copy(update={"beat": board.beat})
         self._board = board
         if not is_known:
             self._write(session=board.session)
@@ -312,7 +314,7 @@ class OtherExchange(Exchange):
         order = board.order
         if board.state == "done":
             self._send((board, None))
-        elif order is None or (order.once_a_machine and self._rank.local_index != 0):
+        elif order is None or (order.task == "inspect" and self._rank.local_index != 0):
             pass
         elif board.state == "run":
             self._begun_number = order.number

@@ -37,9 +37,8 @@ class Order(_Strict):
 
     Args:
         number: counts the orders of a session.
-        task: the task of the job processes.
+        task: the task of the job processes. Only the first rank of each machine inspects the job.
         job: resolved, except for the task `inspect`.
-        once_a_machine: only the first rank of each machine runs a process.
         folder: of the job on the machine of rank 0. Other ranks stay synchronized with its writes.
         checkpoint: the checkpoint to resume from.
     """
@@ -47,7 +46,6 @@ class Order(_Strict):
     number: Annotated[int, Field(ge=1)]
     task: Literal["run", "measure", "inspect"]
     job: Job
-    once_a_machine: bool = False
     folder: JobFolder | None = None
     checkpoint: Checkpoint | None = None
 
@@ -133,6 +131,10 @@ class Report(Message):
     failure: Failure | None = None
     download: Count = 0
     chunks: Count = 0
+
+    def chunks_of(self, number: int) -> int:
+        """Return the number of chunks that it has of the checkpoint of an order."""
+        return self.chunks if self.download == number else 0
 
     @classmethod
     def from_json(cls, data: bytes, rank: int) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def ordered(orders: Orders) -> Order:
 
 def listen(asked: object) -> list[job_processes.Result | None]:
     assert isinstance(asked, list)
-    job_processes.listen(asked, lambda event: None, None)
+    job_processes.listen(asked, lambda event: None, math.inf)
     return [rank.result for rank in asked]
 
 
@@ -181,24 +182,39 @@ def test_what_still_runs_at_the_end_of_a_job_is_stopped(joined: tuple[OtherRanks
         assert listen(asked) == [FITS, FITS]
 
 
+def test_after_a_failed_job_there_are_no_more(joined: tuple[OtherRanks, list[Orders]]) -> None:
+    first, (one, _) = joined
+
+    def fail() -> None:
+        with first.working("run", JOB) as (_, asked):
+            one.answer(ordered(one), BadInput("no"))
+            listen(asked)
+
+    with pytest.raises(BadInput, match="rank 1: no"):
+        fail()
+    with pytest.raises(AgentLost, match="is closed"), first.working("run", JOB):
+        pass
+    first.dismiss()
+
+
 @pytest.mark.parametrize("error", [BadInput("no such file", "more"), TargetFailed("it raised", "more")])
 def test_an_error_elsewhere_is_raised_here(joined: tuple[OtherRanks, list[Orders]], error: AmpTrackError) -> None:
     first, (one, two) = joined
 
-    def inspect() -> None:
-        with first.working("inspect", JOB) as (_, asked):
+    def measure() -> None:
+        with first.working("measure", JOB) as (_, asked):
             one.answer(ordered(one), error)
             two.answer(ordered(two), FITS)
             listen(asked)
 
     with pytest.raises(type(error), match=f"rank 1: {error}") as raised:
-        inspect()
+        measure()
     assert raised.value.detail == "more"  # type: ignore[attr-defined]
 
 
 def test_an_inspection_is_asked_of_one_rank_of_each_machine(joined: tuple[OtherRanks, list[Orders]]) -> None:
     first, (_, two) = joined
-    with first.working("inspect", JOB, once_a_machine=True) as (_, asked):
+    with first.working("inspect", JOB) as (_, asked):
         assert [rank.index for rank in asked] == [2]
         two.answer(ordered(two), FITS)
         listen(asked)
@@ -262,6 +278,20 @@ def test_a_new_start_in_the_same_store_does_not_meet_the_old_one(network: Networ
         assert received[1] == place
         early.answer(received[0], replace(FITS, message="new"))
         assert listen(asked) == [replace(FITS, message="new")]
+
+
+def test_ranks_join_in_any_order(network: Network) -> None:
+    stale = Report(session="a" * 16, local_index=0).model_dump_json()
+    network.forge(1, stale)
+    first, late = network.first(), network.other(2)
+    first.receive()
+    early = network.other(1)
+    first.wait_until_joined()
+    with first.working("run", JOB) as (_, asked):
+        for index, each in ((1, early), (2, late)):
+            each.answer(ordered(each), replace(FITS, message=f"rank {index}"))
+        assert [(rank.index, rank.local_index) for rank in asked] == [(1, 1), (2, 0)]
+        assert listen(asked) == [replace(FITS, message="rank 1"), replace(FITS, message="rank 2")]
 
 
 @pytest.mark.parametrize(
