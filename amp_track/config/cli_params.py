@@ -155,6 +155,12 @@ def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
     ]
 
 
+def flags_named(owner: type, *fields: str) -> list[Flag]:
+    """Return the flags of these fields of a dataclass, in this order."""
+    by_field = {flag.field.name: flag for flag in flags_of(owner)}
+    return [by_field[name] for name in fields]
+
+
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:
     """Return an instance of `owner` from the given values, by `Flag.parameter`; the others have their defaults."""
     values = {flag.field.name: flag.value(given.get(flag.parameter)) for flag in flags if flag.owner is owner}
