@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from amp_track.config import values
 from amp_track.records.errors import BadInput
 
 
@@ -81,6 +82,12 @@ def setting(
             "panel": panel,
         },
     )
+
+
+def count(default: int | None, help: str, **more: Any) -> Any:
+    """Return a `setting` that is a whole number of 1 or more."""
+    expected = "a whole number of 1 or more"
+    return setting(default, help, values.positive_integer, expected=expected, metavar="N", **more)
 
 
 def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
