@@ -234,4 +234,4 @@ def test_a_script_needs_no_guard_around_its_calls() -> None:
     assert done.returncode == 0, done.stderr
     trained, rejected = map(json.loads, done.stdout.splitlines())
     assert trained["steps"] == 3
-    assert rejected.startswith("workload: the class Own, exists only in this notebook or script")
+    assert rejected.startswith("workload: the class Own exists only in this notebook or script")

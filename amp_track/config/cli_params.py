@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from amp_track.config import values
 from amp_track.records.errors import BadInput
 
 
@@ -83,6 +84,12 @@ def setting(
     )
 
 
+def count(default: int | None, help: str, **more: Any) -> Any:
+    """Return a `setting` that is a whole number of 1 or more."""
+    expected = "a whole number of 1 or more"
+    return setting(default, help, values.positive_integer, expected=expected, metavar="N", **more)
+
+
 def switch(help: str, *, affects: Affects | None = None, resumable: bool = False, panel: Panel = Panel.EVERYDAY) -> Any:
     """Return a dataclass field that is a flag without a value, off unless given."""
     metadata = {
@@ -153,6 +160,12 @@ def flags_of(owner: type, *, without: Sequence[str] = ()) -> list[Flag]:
     return [
         Flag(owner, item) for item in dataclasses.fields(owner) if "help" in item.metadata and item.name not in without
     ]
+
+
+def flags_named(owner: type, *fields: str) -> list[Flag]:
+    """Return the flags of these fields of a dataclass, in this order."""
+    by_field = {flag.field.name: flag for flag in flags_of(owner)}
+    return [by_field[name] for name in fields]
 
 
 def build(owner: type, flags: Sequence[Flag], given: Mapping[str, Any], **fixed: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from amp_track.config import torchrun
-from amp_track.config.cli_params import Flag, build, flag_named, flags_of, given_fields
+from amp_track.config.cli_params import Flag, build, flag_named, flags_named, flags_of, given_fields
 from amp_track.config.job import Job
 from amp_track.config.options import (
     CompareOptions,
@@ -49,35 +50,26 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "compare": (
         *flags_of(CompareOptions),
-        *(flag for flag in flags_of(MaxBatchOptions) if flag.name == "--precision"),
-        *flags_of(SearchOptions, without=("trials", "time_limit_seconds", "lr_range")),
+        *flags_named(MaxBatchOptions, "precisions"),
+        *flags_named(SearchOptions, "seeds", "tolerance"),
         *flags_of(Job, without=("precision", "checkpoint_every")),
         *flags_of(Stores),
     ),
     "dtypes": (
-        *(
-            flag_named(flags_of(Job), name)
-            for name in ("--precision", "--device", "--channels-last", "--seed", "--synthetic", "--set")
-        ),
+        *flags_named(Job, "precision", "device", "channels_last", "seed", "synthetic", "options"),
         *flags_of(Example),
     ),
     "plan": (
         *flags_of(PlanOptions),
-        *(
-            flag_named(flags_of(MaxBatchOptions), name)
-            for name in ("--precision", "--max-batch-size", "--effective-batch-size")
-        ),
-        *(
-            flag_named(flags_of(Job), name)
-            for name in ("--batch-size", "--grad-accum", "--max-grad-norm", "--channels-last", "--set")
-        ),
+        *flags_named(MaxBatchOptions, "precisions", "max_batch_size", "effective_batch_size"),
+        *flags_named(Job, "batch_size", "grad_accum", "max_grad_norm", "channels_last", "options"),
         *flags_of(Stores, without=("study", "storage")),
     ),
     "report": (*flags_of(ReportOptions), *flags_of(Stores, without=("study", "experiment"))),
     "ui": (*flags_of(UiOptions), *flags_of(Stores, without=("study", "experiment"))),
     "worker": (
         *flags_of(WorkOptions),
-        flag_named(flags_of(Job), "--device"),
+        *flags_named(Job, "device"),
         *flags_of(Trust),
         *flags_of(Stores, without=("study", "experiment")),
     ),
@@ -119,17 +111,10 @@ def request_of(command: str, workload: str | None, given: Mapping[str, Any], *, 
         job |= {"synthetic": True, "device": "cpu"}  # a plan uses the shapes of example() and needs no device
     if command == "dtypes":
         job["batch_size"] = build(Example, flags, given).batch_size
+    options = [item for item in dataclasses.fields(Request) if dataclasses.is_dataclass(item.default)]
     return Request(
         job=build(Job, flags, given, **job),
-        stores=build(Stores, flags, given),
-        max_batch_options=build(MaxBatchOptions, flags, given),
-        search_options=build(SearchOptions, flags, given),
-        resumption=build(Resumption, flags, given),
-        trust=build(Trust, flags, given),
-        plan_options=build(PlanOptions, flags, given),
-        report_options=build(ReportOptions, flags, given),
-        ui_options=build(UiOptions, flags, given),
-        work_options=build(WorkOptions, flags, given),
+        **{item.name: build(type(item.default), flags, given) for item in options},
         given=given_fields(Job, flags, given) | ({"workload"} if workload is not None else set()),
         owns_process=owns_process,
         **fixed,

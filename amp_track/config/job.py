@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.config import precisions, values
-from amp_track.config.cli_params import Affects, Panel, setting, switch
+from amp_track.config.cli_params import Affects, Panel, count, setting, switch
 
 DEFAULT_WORKLOAD = "experiments/digits.py"
 
@@ -43,22 +43,16 @@ class Job:
         shown_default="the workload's",
         affects=Affects.TRIAL,
     )
-    epochs: int | None = setting(
+    epochs: int | None = count(
         None,
         "Passes over the training data.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         shown_default="the workload's",
         affects=Affects.TRAINING,
         resumable=True,
     )
-    steps: int | None = setting(
+    steps: int | None = count(
         None,
         "Optimizer steps, instead of --epochs.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         shown_default="none",
         affects=Affects.TRAINING,
         resumable=True,
@@ -108,12 +102,9 @@ class Job:
         affects=Affects.MAX_BATCH,
         resumable=True,
     )
-    grad_accum: int = setting(
+    grad_accum: int = count(
         1,
         "Batches per optimizer step: their gradients are accumulated.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         affects=Affects.MAX_BATCH,
         panel=Panel.TRAINING,
     )
@@ -127,12 +118,9 @@ class Job:
         affects=Affects.MAX_BATCH,
         panel=Panel.TRAINING,
     )
-    nproc: int = setting(
+    nproc: int = count(
         1,
         "Processes (ranks) for data-parallel training. Batch size and memory budget are per process.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         affects=Affects.MAX_BATCH,
         panel=Panel.TRAINING,
     )
@@ -162,24 +150,17 @@ class Job:
         affects=Affects.MAX_BATCH,
         panel=Panel.TRAINING,
     )
-    grad_stats_every: int | None = setting(
+    grad_stats_every: int | None = count(
         None,
         "Measure float16 overflow and underflow in the gradients of every layer, every N steps.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        flag="grad-stats-every",
-        metavar="N",
         shown_default="never",
         affects=Affects.MAX_BATCH,
         resumable=True,
         panel=Panel.TRAINING,
     )
-    checkpoint_every: int | None = setting(
+    checkpoint_every: int | None = count(
         None,
         "Save a checkpoint for --resume in the MLflow run every N steps. The best and the last are kept.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         shown_default="never",
         affects=Affects.NOTHING,
         resumable=True,

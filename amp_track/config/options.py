@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_track.config import values
-from amp_track.config.cli_params import Panel, setting, switch
+from amp_track.config.cli_params import Panel, count, setting, switch
 from amp_track.config.job import Job
 from amp_track.records import masking
 from amp_track.records.errors import BadInput
@@ -90,12 +90,9 @@ class MaxBatchOptions:
         metavar="NAMES",
         shown_default="every one the device supports; plan: all",
     )
-    max_batch_size: int | None = setting(
+    max_batch_size: int | None = count(
         None,
         "Upper limit of the batch sizes that are tried.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         shown_default="the number of training samples; plan: no limit",
         panel=Panel.SEARCH,
     )
@@ -108,12 +105,9 @@ class MaxBatchOptions:
         shown_default="none",
         panel=Panel.SEARCH,
     )
-    multiple_of: int = setting(
+    multiple_of: int = count(
         1,
         "Also find the largest multiple of N that fits. Tensor cores are fastest at multiples of 8.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         panel=Panel.SEARCH,
     )
     effective_batch_size: int | None = setting(
@@ -140,12 +134,9 @@ class MaxBatchOptions:
 class SearchOptions:
     """How `search` trains inside the max batches. `compare` uses the seeds and the tolerance too."""
 
-    trials: int = setting(
+    trials: int = count(
         12,
         "Total number of training trials. A resumed study continues up to this total.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
     )
     time_limit_seconds: float | None = setting(
         None,
@@ -166,12 +157,9 @@ class SearchOptions:
         shown_default="not searched",
         panel=Panel.SEARCH,
     )
-    seeds: int = setting(
+    seeds: int = count(
         1,
         "Train every precision with N seeds at one batch size, and test whether the metric equals that of fp32.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
         shown_default="1: no test",
     )
     tolerance: values.Tolerance = setting(
@@ -231,12 +219,9 @@ class Trust:
 class Example:
     """The batch that `dtypes` traces."""
 
-    batch_size: int = setting(
+    batch_size: int = count(
         2,
         "Samples of the traced batch. A few are enough.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
     )
 
 
@@ -328,12 +313,9 @@ class UiOptions:
 class WorkOptions:
     """The search workers that `worker` starts."""
 
-    workers: int = setting(
+    workers: int = count(
         1,
         "Search workers to start, each on its own device. With the local launcher, 1 runs in this command.",
-        values.positive_integer,
-        expected="a whole number of 1 or more",
-        metavar="N",
     )
     launcher: str = setting(
         "local",

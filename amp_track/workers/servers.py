@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amp_track.records.errors import BadInput, ServerFailed
-from amp_track.workers import interrupts
-from amp_track.workers.parent_death import GRACE_SECONDS, SupervisedProcess
+from amp_track.workers import interrupts, processes
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 10
 """Timeout of one HTTP request."""
 _START_SECONDS = 180
 """Timeout for the first answer of a server: its imports alone take 20 s on a busy machine."""
-_STOP_SECONDS = GRACE_SECONDS + 2
 _LAST_LINES, _LAST_BYTES = 20, 20_000
 """How much of the log to show if a server has ended."""
 _WILDCARD = "0.0.0.0"
@@ -53,7 +51,9 @@ class _Server:
     def __init__(self, program: Program, log: Path) -> None:
         self.program, self._log = program, log
         with log.open("wb") as output:
-            self.process = SupervisedProcess(program.command, program.environment, output=output, errors=output)
+            self.process = processes.SupervisedProcess(
+                program.command, program.environment, output=output, errors=output
+            )
 
     def check(self) -> None:
         """Raise ServerFailed if it has ended."""
@@ -123,12 +123,7 @@ def running(programs: Sequence[Program], folder: Path) -> Iterator[Servers]:
             started.append(_Server(program, folder / f"{number}.log"))
         yield Servers(started)
     finally:
-        for server in started:
-            server.process.let_go()
-        deadline = time.monotonic() + _STOP_SECONDS
-        for server in started:
-            server.process.wait(max(deadline - time.monotonic(), 0))
-            server.process.kill()
+        processes.end([server.process for server in started])
 
 
 def choose_ports(

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts
-from amp_track.workers.parent_death import SupervisedProcess
+from amp_track.workers.processes import SupervisedProcess
 
 Say = Callable[[int, str], None]
 """Called with the number of a search worker, from 0, and a line of its output."""

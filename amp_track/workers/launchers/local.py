@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass, field
 
 from amp_track.records.errors import BadInput
+from amp_track.workers import processes
 from amp_track.workers.launchers import base
 from amp_track.workers.launchers.base import Ended, Say, Worker
-from amp_track.workers.parent_death import SupervisedProcess
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _COUNT = "import torch; print(torch.accelerator.device_count())"
@@ -20,7 +20,7 @@ _COUNT = "import torch; print(torch.accelerator.device_count())"
 class Launcher(base.Launcher):
     """Start search workers as processes on this machine."""
 
-    _processes: list[SupervisedProcess] = field(default_factory=list, init=False)
+    _processes: list[processes.SupervisedProcess] = field(default_factory=list, init=False)
 
     @staticmethod
     def environments(workers: int, kind: str, *, each: int) -> list[dict[str, str]]:
@@ -46,10 +46,7 @@ class Launcher(base.Launcher):
             process.interrupt()
 
     def stop(self) -> None:
-        for process in self._processes:
-            process.let_go()
-        for process in self._processes:
-            process.wait()
+        processes.end(self._processes)
 
 
 def _visible_devices(kind: str) -> list[str]:

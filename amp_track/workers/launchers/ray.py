@@ -29,7 +29,6 @@ from amp_track.records.errors import INTERRUPTS, BadInput
 from amp_track.workers import processes
 from amp_track.workers.launchers import base
 from amp_track.workers.launchers.base import Ended, Say, Worker
-from amp_track.workers.parent_death import SupervisedProcess
 
 _WAITS_SECONDS = 10
 """How long a search worker waits for the cluster before a line is printed."""
@@ -187,7 +186,7 @@ class _Remote:
 class RemoteWorker:
     """An actor with the process of a search worker, on the node that Ray has chosen."""
 
-    _process: SupervisedProcess | None = None
+    _process: processes.SupervisedProcess | None = None
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, python: str) -> str:
         """Start the search worker if it was not started yet, and return the host name of this node.
@@ -232,8 +231,7 @@ class RemoteWorker:
     def let_go(self) -> None:
         """End the search worker within the supervisor's grace period, if it still runs."""
         if self._process is not None:
-            self._process.let_go()
-            self._process.wait()
+            processes.end([self._process])
 
 
 def _address() -> str:

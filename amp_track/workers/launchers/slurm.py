@@ -24,7 +24,6 @@ from amp_track.records.errors import BadInput
 from amp_track.workers import interrupts, processes
 from amp_track.workers.launchers import base
 from amp_track.workers.launchers.base import Ended, Say, Worker
-from amp_track.workers.parent_death import SupervisedProcess
 
 if TYPE_CHECKING:
     import submitit
@@ -135,7 +134,7 @@ class SearchWorker:
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
         self._command, self._output = list(command), output
-        self._process: SupervisedProcess | None = None
+        self._process: processes.SupervisedProcess | None = None
         self._is_told_to_end = False
 
     def __call__(self) -> int:
@@ -151,8 +150,7 @@ class SearchWorker:
             if self._is_told_to_end:
                 time.sleep(_TAKEN_SECONDS)  # a result would end the job, which may be requeued
         finally:
-            self._process.let_go()
-            self._process.wait()
+            processes.end([self._process])
         return code
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

@@ -13,6 +13,7 @@ import pytest
 from launched import ENDS_WHEN_TOLD
 
 from amp_track.records.errors import BadInput
+from amp_track.workers import processes
 from amp_track.workers.launchers import local
 from amp_track.workers.launchers.base import Worker, made_for_output, run
 
@@ -176,8 +177,7 @@ def test_a_worker_hears_of_it_when_what_ties_it_is_killed() -> None:
     (program,) = tether.children()
     tether.kill()
     _, alive = psutil.wait_procs([program], timeout=20)
-    process.let_go()
-    process.wait()
+    processes.end([process])
     assert alive == []
     assert process.exit_code() == 128 + signal.SIGKILL, "as a shell has it"
     assert Path("worker-1.err").read_text() == "up\nended its runs\n"
