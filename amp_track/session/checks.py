@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,25 +11,6 @@ from amp_track.config.options import Request
 from amp_track.config.values import PRECISIONS
 from amp_track.records.errors import BadInput, BadOption
 from amp_track.records.units import format_bytes
-
-
-def workload_exists(workload: str) -> None:
-    """Check the workload's name, and that its file exists. Quick: runs before torch is imported."""
-    try:
-        workload.encode()
-    except UnicodeEncodeError:
-        raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
-    module, colon, name = workload.partition(":")
-    if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
-        raise BadInput(
-            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. "
-            "See experiments/digits.py for an example."
-        )
-    if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(
-            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. "
-            "See experiments/digits.py for an example."
-        )
 
 
 def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
-from amp_track.session import checks
 from amp_track.targets import source
 
 
@@ -50,7 +49,7 @@ def checked(stored: StoredWorkload, request: Request) -> str:
             f"{stored.owner} trains {reference}, which does not exist here. Run the command in the folder that has it, "
             f"or name the file: {stored.with_workload}"
         )
-    checks.workload_exists(reference)
+    source.check_reference(reference)
     files = source.workload_files(reference)
     if not (is_given or request.trust.trust_store) and not _are_in_the_working_folder(files):
         raise BadInput(
