@@ -15,7 +15,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from amp_track.config.cli_params import Flag
@@ -23,6 +22,7 @@ from amp_track.config.commands import FLAGS, request_of
 from amp_track.config.job import DEFAULT_WORKLOAD
 from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
+from amp_track.targets import source
 
 if TYPE_CHECKING:
     from amp_track.results.compare import CompareResult
@@ -204,7 +204,7 @@ def _request(command: str, workload: object, settings: Mapping[str, Any]) -> Req
         if value is not None:
             given[flags[name].parameter] = _given(name, flags[name], value)
     is_left_out = workload is None and command == "train"
-    return request_of(command, None if is_left_out else _reference(workload), given)
+    return request_of(command, None if is_left_out else source.reference_of(workload), given)
 
 
 def _given(name: str, flag: Flag, value: Any) -> Any:
@@ -271,30 +271,3 @@ def _shown(value: Any) -> str:
     """Return a value for an error message: one line, shortened."""
     text = " ".join(repr(value).split("\n"))
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-
-
-def _reference(workload: object) -> str:
-    """Return the file, or `package.module:Class`, from which a fresh process loads a workload."""
-    if isinstance(workload, str | os.PathLike) and (reference := os.fspath(workload)):
-        return reference
-    from amp_track.workload import Workload
-
-    if not (inspect.isclass(workload) and issubclass(workload, Workload)):
-        raise BadInput(
-            f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
-            "pass options as set={…}"
-        )
-    if "." in workload.__qualname__:
-        raise BadInput(
-            f"workload: {workload.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
-            "Move it to the top level of a module or file."
-        )
-    if workload.__module__ == "__main__":
-        raise BadInput(
-            f"workload: the class {workload.__qualname__} exists only in this notebook or script, and a fresh process "
-            "cannot import it. Move it into a file and pass the file's path."
-        )
-    source = inspect.getsourcefile(workload)
-    if workload.__module__.startswith("amp_track_workload_") and source is not None:
-        return str(Path(source))  # loaded from a file by `load_workload`
-    return f"{workload.__module__}:{workload.__qualname__}"

@@ -20,6 +20,7 @@ from amp_track.runner.runner import JobRunner
 from amp_track.session import checks, probe_jobs, publish
 from amp_track.session.session import Session, interrupted_safely
 from amp_track.stores import store_checks
+from amp_track.targets import source
 from amp_track.workers import interrupts
 
 _MOST = 2**24
@@ -66,7 +67,7 @@ def _target_of(gpu: gpus.Gpu) -> PlanTarget:
 
 
 def _check(request: Request) -> None:
-    checks.workload_exists(request.job.workload)
+    source.check_reference(request.job.workload)
     if request.stores.experiment is not None and not request.plan_options.track:
         raise BadInput("--experiment requires --track: a plan is not tracked by default.")
     if request.stores.tracking_uri is not None and not request.plan_options.track:

@@ -17,25 +17,6 @@ from amp_track.records.units import format_bytes
 from amp_track.targets import source
 
 
-def workload_exists(workload: str) -> None:
-    """Check the workload's name, and that its file exists. Quick: runs before torch is imported."""
-    try:
-        workload.encode()
-    except UnicodeEncodeError:
-        raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
-    module, colon, name = workload.partition(":")
-    if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
-        raise BadInput(
-            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. "
-            "See experiments/digits.py for an example."
-        )
-    if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
-        raise BadInput(
-            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. "
-            "See experiments/digits.py for an example."
-        )
-
-
 def check_supported(request: Request, inspection: Inspection, precisions: Sequence[str]) -> None:
     """Check that device and data set support the request."""
     data_has_a_batch(request, request.job, inspection)
@@ -166,7 +147,7 @@ def trusted_workload(stored: StoredWorkload, request: Request) -> str:
             f"{stored.owner} trains {reference}, which does not exist here. Run the command in the folder that has it, "
             f"or name the file: {stored.with_workload}"
         )
-    workload_exists(reference)
+    source.check_reference(reference)
     files = source.workload_files(reference)
     here = Path.cwd().resolve()
     is_here = bool(files) and all(file.is_relative_to(here) for file in files)

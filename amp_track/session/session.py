@@ -22,6 +22,7 @@ from amp_track.report import curves, progress
 from amp_track.runner.runner import JobRunner
 from amp_track.session import checks
 from amp_track.stores import errors, store_checks
+from amp_track.targets import source
 from amp_track.workers import interrupts
 
 if TYPE_CHECKING:  # imported late: mlflow takes a second
@@ -118,7 +119,7 @@ class Session:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Session:
         """Inspect device and workload and return the session; `meanwhile` runs while torch is imported."""
-        checks.workload_exists(request.job.workload)
+        source.check_reference(request.job.workload)
         runner = runner or _runner(request)
         with progress.working("importing torch, inspecting device and workload"), interrupts.nothing_to_end():
             runner.start()

@@ -6,15 +6,65 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from amp_track.records.errors import BadInput
+
 _SUFFIXES = importlib.machinery.all_suffixes()
 """The suffixes of importable files: .py, .so, …"""
 _ahead: dict[str, ModuleType | BaseException] = {}
 """What `import_ahead` has imported or caught, until `import_workload` asks for it."""
+
+
+def check_reference(workload: str) -> None:
+    """Check the workload's name, and that its file exists. Quick: runs before torch is imported."""
+    try:
+        workload.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{workload}: expected a file name in UTF-8. Rename the file.") from None
+    module, colon, name = workload.partition(":")
+    if colon and not (all(part.isidentifier() for part in module.split(".")) and name.isidentifier()):
+        raise BadInput(
+            f"WORKLOAD: got {workload}, expected package.module:Class or a Python file with one Workload. "
+            "See experiments/digits.py for an example."
+        )
+    if ":" not in workload and not os.path.isfile(workload):  # Path.is_file() raises OSError where a name is too long
+        raise BadInput(
+            f"{workload}: file not found, expected a Python file with one Workload or package.module:Class. "
+            "See experiments/digits.py for an example."
+        )
+
+
+def reference_of(workload: object) -> str:
+    """Return the file, or `package.module:Class`, from which a fresh process loads a workload."""
+    if isinstance(workload, str | os.PathLike) and (reference := os.fspath(workload)):
+        return reference
+    from amp_track.workload import Workload
+
+    if not (inspect.isclass(workload) and issubclass(workload, Workload)):
+        raise BadInput(
+            f"workload: got {workload!r}, expected a file, package.module:Class, or a class that extends Workload; "
+            "pass options as set={…}"
+        )
+    if "." in workload.__qualname__:
+        raise BadInput(
+            f"workload: {workload.__qualname__} is defined in a function or a class; a fresh process cannot import it. "
+            "Move it to the top level of a module or file."
+        )
+    if workload.__module__ == "__main__":
+        raise BadInput(
+            f"workload: the class {workload.__qualname__} exists only in this notebook or script, and a fresh process "
+            "cannot import it. Move it into a file and pass the file's path."
+        )
+    source = inspect.getsourcefile(workload)
+    if workload.__module__.startswith("amp_track_workload_") and source is not None:
+        return str(Path(source))  # loaded from a file by `load_workload`
+    return f"{workload.__module__}:{workload.__qualname__}"
 
 
 def import_ahead(reference: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from amp_track import BadInput, api
 from amp_track.config.commands import FLAGS
-from amp_track.session import checks
+from amp_track.targets import source
 
 pytestmark = pytest.mark.nightly
 
@@ -111,5 +111,5 @@ def test_any_keyword_argument(argument: tuple[str, Any], value: Any) -> None:
 @given(strategies.VALUES)
 @each_case
 def test_any_workload(workload: Any) -> None:
-    message = rejection(lambda: checks.workload_exists(api._request("max-batch", workload, {}).job.workload))
+    message = rejection(lambda: source.check_reference(api._request("max-batch", workload, {}).job.workload))
     assert not message or "expected" in message

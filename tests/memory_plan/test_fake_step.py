@@ -298,15 +298,6 @@ class Rates(nn.Module):
         return self.layer(x) + self.positions[0]
 
 
-def test_numbers_that_a_model_is_built_with_are_what_they_are() -> None:
-    with torch_internals.fake_tensors(), torch_internals.SmallConstants():
-        model = Rates()
-        assert model.rates == pytest.approx([0, 0.1, 0.2])
-        assert isinstance(model.layer.weight, torch_internals.FakeTensor)
-        assert isinstance(torch.arange(2**12)[None] * torch.ones(2**12)[:, None], torch_internals.FakeTensor)
-        assert isinstance(torch.linspace(0, 1, 2**20), torch_internals.FakeTensor)
-
-
 def test_a_model_with_such_numbers_is_traced() -> None:
     class WithRates(Wide):
         def model(self) -> nn.Module:

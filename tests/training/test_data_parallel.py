@@ -14,12 +14,10 @@ from support import DIGITS, MEBIBYTE, WORKLOADS, Done
 
 from amp_track.config.inspection import resolve
 from amp_track.config.job import Job
-from amp_track.config.options import Request
 from amp_track.records.errors import BadInput
 from amp_track.records.events import EpochEnded, Event, StepsRecorded
 from amp_track.records.result import JobResult, JobStatus
 from amp_track.runner.runner import JobRunner
-from amp_track.session import checks
 
 PARALLEL = str(WORKLOADS / "parallel.py")
 Command = Callable[..., Done]
@@ -177,13 +175,6 @@ def test_gpus_train_together_through_nccl(runner: JobRunner, cuda: Any, precisio
     together, events = run(runner, batch_size=4, nproc=2, precision=precision, device="cuda")
     assert together.steps == alone.steps
     assert losses(events) == pytest.approx(losses(events_alone), rel=1e-5 if precision == "fp32" else 1e-2)
-
-
-def test_more_processes_than_samples_are_bad_input(runner: JobRunner) -> None:
-    job = Job(workload=PARALLEL, nproc=16)
-    inspection = runner.inspect(job)
-    with pytest.raises(BadInput, match="batch size 4 for each of 16 ranks exceeds its 61 "):
-        checks.data_has_a_batch(Request(job=job), resolve(job, inspection), inspection)
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -310,15 +310,6 @@ def test_operations_are_named_without_who_implements_them(aten: str, understood:
     assert readable_name(packet.__name__) == understood
 
 
-@pytest.mark.nightly
-def test_a_fresh_process_finds_the_same(runner: JobRunner) -> None:
-    job = Job(workload=DIGITS, precision="amp", batch_size=2, device="cpu")
-    report = runner.dtypes(resolve(job, runner.inspect(job)))
-    assert isinstance(report, DtypesReport)
-    assert report.workload == DIGITS
-    assert report.operations == watch(load_workload(DIGITS), "amp").operations
-
-
 def test_what_goes_wrong_is_a_job_result(runner: JobRunner) -> None:
     job = Job(workload=FAULTS, precision="amp", batch_size=2, device="cpu", options=(("fault", "raise"),))
     job_result = runner.dtypes(resolve(job, runner.inspect(job)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import amp_track.training.timing
 from amp_track.training.data import Part
 from amp_track.training.timing import FullStepsTiming, make_full_steps
 
@@ -101,7 +99,3 @@ def test_two_batches_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch, pa
     timing, seen = timed(Device(step_seconds=0.01, has_queue=False), monkeypatch, steps=99, parts=parts)
     assert (seen.loaded, seen.most_alive) == (2 * parts, 1)
     assert timing.samples_per_second == pytest.approx(8 / 0.01), "a step of two parts takes twice as long"
-
-
-def test_the_clock_is_the_real_one() -> None:
-    assert amp_track.training.timing.time is time

@@ -25,8 +25,7 @@ from amp_track.training.amp import random_state
 from amp_track.training.amp.diagnosis import GradientDiagnosis
 from amp_track.training.amp.learning_rate import LearningRates, Schedule, check_schedule
 from amp_track.training.amp.momentum import check_dampening, keep_momentum_written
-from amp_track.training.amp.scalar_log import ScalarLog
-from amp_track.training.amp.scale_history import ScaleHistory, skips_on_device
+from amp_track.training.amp.scale_history import ScalarLog, ScaleHistory, skips_on_device
 from amp_track.training.amp.tensors import batch_length, check_loss, move, sum_dtype, sum_of_scores
 
 CAPACITY = 1024

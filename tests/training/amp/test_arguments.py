@@ -34,12 +34,6 @@ def test_a_precision_may_be_a_name_everywhere(name: str) -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_device_may_be_a_name() -> None:
-    step = EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output[:, 0], "fp32", "cpu")
-    step(torch.ones(2, 4), torch.tensor([0, 1]))
-    assert step.read().samples == 2
-
-
 def test_a_name_that_does_not_exist_is_rejected_everywhere() -> None:
     with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
         EvalStep(nn.Linear(4, 3), functional.cross_entropy, lambda output, target: output, "fp8", CPU)
@@ -176,23 +170,12 @@ def test_an_optimizer_whose_step_needs_something_is_rejected(kind: Any, needs: s
         TrainStep(net, optimizer, functional.cross_entropy, "fp32")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "ASGD",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    ],
-)
+OPTIMIZERS = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_other_optimizer_of_torch_is_taken(name: str) -> None:
     net = nn.Linear(4, 3)
     optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1)

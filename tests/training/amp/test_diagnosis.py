@@ -231,17 +231,6 @@ def test_pieces_are_views_that_make_up_the_whole(shape: tuple[int, ...]) -> None
     assert all(piece.data_ptr() - tensor.data_ptr() < tensor.nbytes or not tensor.numel() for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        ((2**20,), [2**20]), ((2**20 + 1,), [2**20, 1]), ((5, 2**19), [2**20, 2**20, 2**19]),
-        ((2, 2**20 + 1), [2**20 + 1, 2**20 + 1]),
-    ],
-)  # fmt: skip
-def test_a_piece_is_as_many_whole_rows_as_make_a_million_values(shape: tuple[int, ...], sizes: list[int]) -> None:
-    assert [piece.numel() for piece in _pieces(torch.empty(shape))] == sizes
-
-
 def test_gradients_that_are_freed_as_they_arrive_are_left_out() -> None:
     torch.manual_seed(0)
     net = Net()

@@ -26,17 +26,6 @@ def test_means_are_over_samples_and_begin_anew() -> None:
     assert math.isnan(step.read().loss)
 
 
-def test_fp16_evaluates_as_amp() -> None:
-    dtypes: list[torch.dtype] = []
-
-    def score(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        dtypes.append(output.dtype)
-        return output[:, 0]
-
-    EvalStep(nn.Linear(2, 1), functional.mse_loss, score, "fp16", "cpu")(torch.ones(3, 2), torch.ones(3, 1))
-    assert dtypes == [torch.float16]
-
-
 def test_a_mean_is_no_score() -> None:
     """Added up over batches, means make a quality that is wrong without a word."""
 

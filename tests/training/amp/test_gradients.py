@@ -61,22 +61,6 @@ class Gan:
         return noise, points, labels, torch.ones(8, 1)
 
 
-def train_with_steps(gan: Gan, precision: str) -> list[TrainStep]:
-    bce = functional.binary_cross_entropy_with_logits
-    g_step = TrainStep(
-        gan.generator,
-        gan.optimizers[0],
-        lambda fake, target: bce(gan.discriminator(fake), target),
-        precision,
-    )
-    d_step = TrainStep(gan.discriminator, gan.optimizers[1], bce, precision)
-    for number in range(UPDATES):
-        noise, points, labels, real_labels = gan.batch(number)
-        d_step(points, labels)
-        g_step(noise, real_labels)
-    return [g_step, d_step]
-
-
 def train_in_a_plain_loop(gan: Gan, precision: str) -> list[float]:
     bce = functional.binary_cross_entropy_with_logits
     scalers = [torch.amp.GradScaler("cpu", enabled=precision == "amp") for _ in gan.optimizers]
@@ -94,20 +78,6 @@ def train_in_a_plain_loop(gan: Gan, precision: str) -> list[float]:
         update(1, lambda points=points, labels=labels: bce(gan.discriminator(points), labels))
         update(0, lambda noise=noise, target=real_labels: bce(gan.discriminator(gan.generator(noise)), target))
     return [scaler.get_scale() for scaler in scalers]
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-def test_a_gan_of_two_steps_is_the_plain_loop_to_the_bit(precision: str) -> None:
-    """The generator's backward pass fills the discriminator's gradients, which are not those of its next step."""
-    ours, plain = Gan(), Gan()
-    steps = train_with_steps(ours, precision)
-    scales = train_in_a_plain_loop(plain, precision)
-    assert_equal(ours.generator, plain.generator)
-    assert_equal(ours.discriminator, plain.discriminator)
-    if precision == "amp":
-        assert [step.history.scale for step in steps if step.history is not None and step.read()] == scales
-    else:
-        assert [step.scaler.get_scale() for step in steps] == scales
 
 
 def test_the_gan_of_the_docs_is_the_plain_loop_to_the_bit() -> None:

@@ -153,14 +153,6 @@ def test_a_factor_that_is_no_factor_is_rejected_before_a_step_uses_it(
     assert all(torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_first_factor_that_is_none_is_rejected_at_once(fused: bool) -> None:
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
-    with pytest.raises(ValueError, match="schedule returned -1 for 0 optimizer steps"):
-        TrainStep(net, optimizer, functional.cross_entropy, "amp", schedule=lambda optimizer_steps: -1.0)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "amp"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_schedule_may_be_negative_after_its_end(precision: str, fused: bool) -> None:

@@ -23,11 +23,6 @@ def test_autocast_gives_matrix_products_their_dtype(name: str, dtype: torch.dtyp
         assert (matrix @ matrix).dtype is dtype
 
 
-def test_an_unknown_name_lists_the_four() -> None:
-    with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
-        Precision.named("fp8")
-
-
 def test_a_cpu_says_why_it_has_no_tf32() -> None:
     found = support("tf32", torch.device("cpu"))
     assert not found.supported

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from amp_track import TrainStep
-from amp_track.training.amp.scale_history import ScaleChanges, ScaleHistory, skips_on_device
+from amp_track.training.amp.scale_history import ScalarLog, ScaleChanges, ScaleHistory
 
 OPTIMIZERS = {
     "fused Adam": lambda groups: torch.optim.Adam(groups, fused=True),
@@ -80,14 +80,6 @@ def test_steps_and_optimizer_steps_are_counted_from_where_a_checkpoint_left_them
     one.attempt(overflows=False)
     one.history.read()
     assert one.history.state_dict() == {"steps": 12, "optimizer_steps": 8}
-
-
-def test_a_history_holds_1024_steps_unless_told_otherwise() -> None:
-    one = Weight(fused=True)
-    for _ in range(1024):
-        one.attempt(overflows=False)
-    one.history.read()
-    assert one.history.optimizer_steps == 1024
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -160,11 +152,6 @@ def test_growth_stops_where_the_scale_would_be_infinite() -> None:
     assert step.history.scale == scaler.get_scale() == 2.0**127
 
 
-def test_which_optimizers_skip_on_the_device() -> None:
-    found = {name: skips_on_device(make([{"params": network().parameters()}])) for name, make in OPTIMIZERS.items()}
-    assert found == {name: name.startswith("fused") for name in OPTIMIZERS}
-
-
 def test_a_scaler_belongs_to_one_history_at_a_time() -> None:
     scaler = torch.amp.GradScaler("cpu")
     nets = [network(), network()]
@@ -224,3 +211,28 @@ def test_a_step_that_could_not_be_made_keeps_no_scaler() -> None:
             scaler=scaler, schedule=lambda optimizer_steps: math.nan,
         )  # fmt: skip
     TrainStep(net, OPTIMIZERS["fused SGD"](net.parameters()), functional.cross_entropy, "amp", scaler=scaler)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), max_size=200))
+def test_what_is_appended_is_fetched_in_order(entries: list[tuple[float, bool]]) -> None:
+    log = ScalarLog(200, torch.device("cpu"))
+    expected: list[float] = []
+    for value, fetch in entries:
+        log.append(torch.tensor(value))
+        expected.append(value)
+        assert len(log) == len(expected)
+        if fetch:
+            assert log.fetch() == expected
+            expected = []
+    assert log.fetch() == expected
+    assert len(log) == 0
+
+
+def test_more_than_it_holds_is_an_error() -> None:
+    log = ScalarLog(3, torch.device("cpu"))
+    for number in range(3):
+        log.append(torch.tensor(float(number)))
+    with pytest.raises(IndexError, match=r"full \(3 scalars\)"):
+        log.append(torch.tensor(3.0))
+    assert log.fetch() == [0.0, 1.0, 2.0]

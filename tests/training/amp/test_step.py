@@ -319,15 +319,6 @@ def test_an_optimizer_without_parameters_is_rejected() -> None:
         TrainStep(net, optimizer, functional.cross_entropy, "fp32")
 
 
-def test_fp16_is_amp() -> None:
-    assert step_of(model(), "fp16").precision.name == "amp"
-
-
-def test_a_precision_that_does_not_exist_is_rejected() -> None:
-    with pytest.raises(ValueError, match="expected one of fp32, tf32, amp, bf16"):
-        step_of(model(), "fp8")
-
-
 @contextmanager
 def sync_debug_mode(mode: str) -> Iterator[None]:
     """Have torch raise, or warn, where the host waits for the GPU. It warns once that this is a prototype."""

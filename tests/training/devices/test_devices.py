@@ -139,38 +139,11 @@ def digits(runner: JobRunner) -> Job:
     return resolve(Job(workload=DIGITS, precision="fp32", memory_budget_bytes=64 * MEBIBYTE), found)
 
 
-@pytest.mark.nightly
-def test_the_peak_of_a_job_is_always_the_same(runner: JobRunner, digits: Job) -> None:
-    job = dataclasses.replace(digits, batch_size=300, probe=True)
-    peaks = [runner.run(job).peak_bytes or 0 for _ in range(4)]
-    assert 0 < max(peaks) <= 1.002 * min(peaks)
-
-
 def test_a_probe_takes_what_the_training_takes(runner: JobRunner, digits: Job) -> None:
     training = dataclasses.replace(digits, batch_size=300, epochs=2)
     probed, trained = (runner.run(dataclasses.replace(training, probe=probe)) for probe in (True, False))
     assert trained.peak_bytes is not None
     assert probed.peak_bytes == pytest.approx(trained.peak_bytes, rel=0.002)
-
-
-@pytest.mark.nightly
-def test_memory_grows_with_the_batch(runner: JobRunner, digits: Job) -> None:
-    peaks = [
-        runner.run(dataclasses.replace(digits, batch_size=size, probe=True)).peak_bytes or 0 for size in (320, 400, 480)
-    ]
-    first, second = peaks[1] - peaks[0], peaks[2] - peaks[1]
-    assert first > 0
-    assert second == pytest.approx(first, rel=0.1)
-
-
-@pytest.mark.nightly
-def test_a_budget_just_below_the_peak_is_out_of_memory(runner: JobRunner, digits: Job) -> None:
-    job = dataclasses.replace(digits, batch_size=300, probe=True)
-    peak = runner.run(job).peak_bytes
-    assert peak is not None
-    assert runner.run(dataclasses.replace(job, memory_budget_bytes=peak + MEBIBYTE // 4)).fits
-    tight = runner.run(dataclasses.replace(job, memory_budget_bytes=peak - MEBIBYTE))
-    assert tight.status is JobStatus.OOM
 
 
 @pytest.mark.gpu
