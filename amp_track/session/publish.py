@@ -122,10 +122,10 @@ def show_max_batches(studies: Studies, study: Study, *, limit_bytes: int, most: 
         limit_bytes: the memory budget of a job.
         most: the largest batch size to probe.
     """
-    from amp_track.study import views
+    from amp_track.study import max_batches
 
     with studies.alone("views"):
-        views.show_by_precision(study, most=most, limit_bytes=limit_bytes)
+        max_batches.show_by_precision(study, most=most, limit_bytes=limit_bytes)
 
 
 def note_proofs(studies: Studies, fitted: MaxBatchResult) -> None:
@@ -148,13 +148,13 @@ def note_answer(studies: Studies, result: Result, *, parts: tuple[str, ...]) -> 
 
 def _note(studies: Studies, texts: Mapping[str, str]) -> None:
     """Add notes to parts of a study, by name. Skip parts that do not exist."""
-    from amp_track.study import notes
+    from amp_track.study import dashboard
 
     with studies.alone("views"):  # the notes of two search workers could interleave
         for part, text in texts.items():
             study = studies.existing(part)
             if study is not None:
-                notes.note_on(study, text)
+                dashboard.note_on(study, text)
 
 
 def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int, str]) -> None:
@@ -167,11 +167,11 @@ def show_plots(studies: Studies, part: str, run_id: str, *, trials: Mapping[int,
         trials: the run ids of the trainings, by trial number. Runs that wait in the outbox are left to the next
             command.
     """
-    from amp_track.study import notes
+    from amp_track.study import dashboard
     from amp_track.tracking.outbox import is_key
 
     study = studies.existing(part)
     if study is not None and not is_key(run_id):
         made = {number: of_trial for number, of_trial in trials.items() if not is_key(of_trial)}
         with studies.alone("views"):
-            notes.show_plots(study, run_id, made)
+            dashboard.show_plots(study, run_id, made)

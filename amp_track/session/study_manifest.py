@@ -103,7 +103,7 @@ def keep(
         either = {*known.precisions, *new.precisions}
         new = dataclasses.replace(known, precisions=tuple(name for name in PRECISIONS if name in either))
     if new != known:
-        storage.remember_command(tracked_study.study, TypeAdapter(Remembered).dump_json(new).decode())
+        tracked_study.study.set_user_attr(storage.COMMAND, TypeAdapter(Remembered).dump_json(new).decode())
 
 
 def is_searched(study: Study) -> bool:
@@ -129,9 +129,9 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
     Raises:
         BadInput: there is no such study, or none of its parts has a manifest.
     """
-    from amp_track.study import catalogue, opening
+    from amp_track.study import opening, storage
 
-    name, part = _named(stores, catalogue.parts_by_study(opening.study_names(shared)))
+    name, part = _named(stores, storage.parts_by_study(opening.study_names(shared)))
     study = opening.load_study(f"{name}/{part}", shared)
     assert study is not None, "its name was just read"
     return name, part, study
@@ -139,18 +139,18 @@ def load(stores: Stores, shared: Storage) -> tuple[str, str, Study]:
 
 def _named(stores: Stores, known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """Return the names of a study and of its part that has the manifest, preferably max-batch."""
-    from amp_track.study import catalogue
+    from amp_track.study import storage
 
     assert stores.study is not None
-    storage = masking.masked(stores.storage)
-    name = catalogue.known_study(stores.study, known, storage=storage)
+    address = masking.masked(stores.storage)
+    name = storage.known_study(stores.study, known, storage=address)
     asked = stores.study.partition("/")[2]
     parts = [part for part in ("max-batch", "compare") if f"{name}/{part}" in known[name]]
     if asked == "compare" or "max-batch" not in parts:
         parts = parts[::-1]
     if not parts:
         raise BadInput(
-            f"Study {name} is incomplete: {storage} has only {', '.join(known[name])}, not {name}/max-batch. "
+            f"Study {name} is incomplete: {address} has only {', '.join(known[name])}, not {name}/max-batch. "
             "Run the command that created it again."
         )
     return name, parts[0]

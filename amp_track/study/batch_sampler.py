@@ -268,16 +268,19 @@ class BatchSampler(optuna.samplers.BaseSampler):
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""
         trial.suggest_categorical("precision", PRECISIONS)
         trial.suggest_int("batch_size", 1, self.goal.limit.batch_size, log=True)
-        return storage.read(_PROPOSAL, optuna_internals.claimed(trial, _CLAIM), f"trial {trial.number}", "a job")
+        # The trial itself has read its attributes before the claim was written.
+        claim = trial.storage.get_trial(optuna_internals.id_of(trial)).system_attrs[_CLAIM]
+        return storage.read(_PROPOSAL, claim, f"trial {trial.number}", "a job")
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        optuna_internals.set_user_attr(study, trial, WORKER, processes.this_process())
+        shared, trial_id = optuna_internals.storage_of(study), optuna_internals.id_of(trial)
+        shared.set_trial_user_attr(trial_id, WORKER, processes.this_process())
         proposal = self._wait_for_turn(study, trial.number)
         if proposal is None:
             return {}
-        optuna_internals.claim(study, trial, _CLAIM, dataclasses.asdict(proposal))
+        shared.set_trial_system_attr(trial_id, _CLAIM, dataclasses.asdict(proposal))
         return {"precision": proposal.precision, "batch_size": proposal.batch_size}
 
     def _wait_for_turn(self, study: optuna.Study, number: int) -> Proposal | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amp_track.records.errors import BadInput
-from amp_track.study.catalogue import known_study, parts_by_study
+from amp_track.study.storage import known_study, parts_by_study
 
 STORAGE = "sqlite:///optuna.db"
 

@@ -1,13 +1,10 @@
 import json
-import socket
 from pathlib import Path
 
 import optuna
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from optuna.trial import TrialState
 from simulated import SimulatedRunner
 from support import DIGITS, request
 
@@ -24,28 +21,6 @@ def open_study(**settings: str) -> optuna.Study:
     return storage.open_study(
         "s", opening.open_storage(URL), URL, objectives=[("value", "maximize")], settings=settings,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("worker", "state"),
-    [
-        ({}, TrialState.RUNNING),
-        ({"pid": 2**22 + 1}, TrialState.FAIL),
-        ({"started": 1.0}, TrialState.FAIL),  # the process id was given to another process since
-        ({"host": "elsewhere", "pid": 2**22 + 1}, TrialState.RUNNING),  # only its heartbeat can tell
-    ],
-)
-def test_trials_of_dead_processes_are_failed(worker: dict[str, object], state: TrialState) -> None:
-    study = open_study()
-    trial = optuna.load_study(study_name="s", storage=optuna.storages.RDBStorage(URL)).ask()  # no heartbeat
-    this = {
-        "host": socket.gethostname(),
-        "pid": psutil.Process().pid,
-        "started": psutil.Process().create_time(),
-    }
-    trial.set_user_attr("worker", this | worker)
-    storage.end_stale_trials(study)
-    assert study.trials[0].state is state
 
 
 def test_other_settings_are_rejected_and_the_first_ones_kept() -> None:
