@@ -258,11 +258,8 @@ class BatchSampler(optuna.samplers.BaseSampler):
         return min(hints, key=lambda hint: hint.batch_size, default=first)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {"precision": CategoricalDistribution(PRECISIONS), "batch_size": self._batch_sizes}
-
-    @property
-    def _batch_sizes(self) -> IntDistribution:
-        return IntDistribution(1, self.goal.limit.batch_size, log=True)
+        batch_sizes = IntDistribution(1, self.goal.limit.batch_size, log=True)
+        return {"precision": CategoricalDistribution(PRECISIONS), "batch_size": batch_sizes}
 
     def suggest(self, trial: optuna.Trial) -> Proposal:
         """Return the job that `sample_relative` has claimed for this trial; prune the trial if no job is left."""

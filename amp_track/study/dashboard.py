@@ -76,10 +76,6 @@ def constraint(violation: float) -> dict[str, list[float]]:
 
 def note_failure(trial: optuna.Trial, job_result: JobResult) -> None:
     """Write a note on a trial that did not fit: the status, the phase and the memory."""
-    note_on(trial.study, _failure(job_result), trial=trial)
-
-
-def _failure(job_result: JobResult) -> str:
     where = f" in {job_result.phase}" if job_result.phase else ""
     lines = [f"**{job_result.status}**{where}"]
     if job_result.peak_allocated_bytes and job_result.requested_bytes:
@@ -87,7 +83,7 @@ def _failure(job_result: JobResult) -> str:
         lines.append(f"{had} were allocated when a request for {asked} more failed.")
     if job_result.message:
         lines.append("\n".join(f"    {line}" for line in job_result.message.splitlines()))
-    return "\n\n".join(lines)
+    note_on(trial.study, "\n\n".join(lines), trial=trial)
 
 
 def show_columns(trial: optuna.Trial, job_result: JobResult) -> None:

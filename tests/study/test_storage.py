@@ -71,3 +71,30 @@ def test_a_job_result_is_parsed_once() -> None:
     storage.remember(study.ask(), JobResult(status=JobStatus.FITS), "run")
     first, second = (storage.job_result_of(study.trials[0]) for _ in range(2))
     assert first is second, "an edge sampler asks ten times a second for those of every trial"
+
+
+def test_the_parts_of_a_study_are_found_in_the_order_in_which_they_are_made() -> None:
+    names = ["a/seeds", "b/compare", "a/train", "a/max-batch", "somebody else's", "c/other", "a/max-batch/bf16"]
+    assert storage.parts_by_study(names) == {
+        "a": ["a/max-batch", "a/max-batch/bf16", "a/train", "a/seeds"],
+        "b": ["b/compare"],
+    }
+
+
+@pytest.mark.parametrize("asked", ["digits", "digits/max-batch"])
+def test_a_study_is_known_by_its_name_and_by_a_part_of_it(asked: str) -> None:
+    assert storage.known_study(asked, ["mlp", "digits"], storage=URL) == "digits"
+
+
+def test_an_unknown_study_names_the_nearest_ones() -> None:
+    known = ["digits-cpu-64MiB-43995c", "zzz", "digits-cpu-1GiB-1b2c3d", "digits", "digit"]
+    with pytest.raises(BadInput) as told:
+        storage.known_study("digitz", known, storage=URL)
+    (line,) = str(told.value).splitlines()
+    assert line.startswith(f"STUDY: got digitz, expected a study in {URL}, such as digit, digits, digits-cpu-")
+    assert "zzz" not in line
+
+
+def test_a_storage_without_studies_says_so() -> None:
+    with pytest.raises(BadInput, match="--study: got a, but here holds no studies"):
+        storage.known_study("a", [], storage="here", flag="--study")
