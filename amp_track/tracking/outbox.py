@@ -81,7 +81,6 @@ class Outbox:
         self._database = sqlite3.connect(url, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
         try:
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._database.execute("PRAGMA trusted_schema = OFF")  # the folder may come from somebody else
             self._database.execute("BEGIN EXCLUSIVE")
             self._database.execute("COMMIT")
         except BaseException:
@@ -116,6 +115,9 @@ class Outbox:
                 outbox = cls(file.parent, "rw")
                 with ExitStack() as stack:
                     stack.callback(outbox._database.close)
+                    schema = outbox._database.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+                    if {sql for (sql,) in schema} != set(_TABLES):  # the folder may come from somebody else
+                        continue
                     if outbox._database.execute("SELECT server FROM outbox").fetchone() == (server,):
                         stack.pop_all()
                         found.append((made.st_ctime, outbox))
@@ -240,9 +242,10 @@ class Outbox:
         """Return the write with the path of its file, which must be in this outbox."""
         if not isinstance(write, LogFile | LogCheckpoint):
             return write
-        if write.file != Path(write.file).name:
-            raise ValueError(f"got the path {write.file!r}, expected a name")
-        return dataclasses.replace(write, file=str(self._files_of(number) / write.file))
+        file = self._files_of(number) / write.file
+        if file.resolve() != self.folder.resolve() / file.relative_to(self.folder):
+            raise ValueError(f"got the path {write.file!r}, expected a file of this outbox")
+        return dataclasses.replace(write, file=str(file))
 
     def _files_of(self, number: int) -> Path:
         return self.folder / _FILES / f"{number:09}"
